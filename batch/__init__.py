@@ -1,0 +1,1 @@
+"""Jobs that end: snapshot, bootstrap, migrate and the like."""

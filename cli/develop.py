@@ -1,0 +1,168 @@
+"""The verbs of those who develop: test, lint, lock.
+
+Rule: a check that fails does not hide the next one; what failed is named at the end, and the exit code says so.
+"""
+
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from cli.environment import EnvironmentFault, find_uv
+from fleetpulse.core.errors import FleetError, Misuse
+
+ROOT: Final = Path(__file__).parents[1]
+LAYERS: Final = ("unit", "property", "spark", "e2e")  # quick ones first
+LOCKS: Final = {  # in this order: dev is held to the versions of runtime
+    "runtime": ["pyproject.toml"],
+    "dev": ["pyproject.toml", "--extra", "dev", "--constraint", "requirements/runtime.txt"],
+    "uv": ["-"],
+}
+_NO_TESTS: Final = 5  # pytest's exit code
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.command("test", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(test)
+    app.command("lint")(lint)
+    app.command("lock")(lock)
+
+
+def _call(command: list[str], stdin: str | None = None) -> int:
+    return subprocess.run(command, cwd=ROOT, input=stdin, text=True, check=False).returncode
+
+
+def test(context: typer.Context) -> None:
+    """Run the tests by layer: unit property spark e2e, or those named first; what follows goes to pytest."""
+    layers, rest = split_layers(context.args)
+    failed: list[str] = []
+    for layer in layers:
+        folder = ROOT / "tests" / layer
+        if not any(folder.glob("**/test_*.py")):
+            typer.echo(f"== {layer}: no tests, skipped")
+            continue
+        typer.echo(f"== {layer}")
+        began = time.monotonic()
+        # A process each: a layer that brings up a JVM, or the environment of one, leaves nothing to the next.
+        code = _call([sys.executable, "-P", "-m", "pytest", str(folder), *rest])
+        passed = code in (0, _NO_TESTS)  # -k may leave a layer nothing
+        typer.echo(f"== {layer}: {'passed' if passed else 'FAILED'} in {time.monotonic() - began:.1f} s")
+        if not passed:
+            failed.append(layer)
+    if failed:
+        raise FleetError(f"tests failed: {', '.join(failed)}")
+
+
+def split_layers(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split into layers, in their order, all if none is named, and pytest's arguments, which begin at the first option.
+
+    Raises:
+        Misuse: a word before the first option is no layer.
+    """
+    first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+    named, rest = words[:first], words[first:]
+    if unknown := [word for word in named if word not in LAYERS]:
+        raise Misuse(
+            f'"{unknown[0]}" is no layer of tests; the layers are {", ".join(LAYERS)}; a test is chosen by -k NAME'
+        )
+    return [layer for layer in LAYERS if layer in named] or list(LAYERS), rest
+
+
+def lint() -> None:
+    """Check style, types, the doors between the rooms, and that what is generated is fresh."""
+    tools = Path(sys.executable).parent
+    checks = {
+        "ruff": [str(tools / "ruff"), "check", "."],
+        "format": [str(tools / "ruff"), "format", "--check", "."],
+        "types": [str(tools / "pyright")],
+        "doors": [str(tools / "lint-imports"), "--no-cache"],
+        "docs": [sys.executable, "-P", "-m", "cli.generated", "--check"],
+    }
+    failed = [name for name, command in checks.items() if not _passes(name, command)]
+    typer.echo("== locks")
+    if faults := lock_faults():
+        typer.echo("\n".join(faults))
+        failed.append("locks")
+    if failed:
+        raise FleetError(f"checks failed: {', '.join(failed)}")
+
+
+def _passes(name: str, command: list[str]) -> bool:
+    typer.echo(f"== {name}")
+    began = time.monotonic()
+    code = _call(command)
+    typer.echo(f"== {name}: {'passed' if code == 0 else 'FAILED'} in {time.monotonic() - began:.1f} s")
+    return code == 0
+
+
+def lock_faults() -> list[str]:
+    """Say in which way the locks do not follow from pyproject.toml, one sentence each; without a network."""
+    from packaging.requirements import Requirement  # of the dev environment only
+    from packaging.utils import canonicalize_name
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    runtime = [Requirement(text) for text in project["dependencies"]]
+    dev = [Requirement(text) for text in project["optional-dependencies"]["dev"]]
+    locked = {kind: read_lock(ROOT / "requirements" / f"{kind}.txt") for kind in ("runtime", "dev")}
+    faults: list[str] = []
+    for kind, wanted in (("runtime", runtime), ("dev", [*runtime, *dev])):
+        names = {canonicalize_name(one.name) for one in wanted}
+        for one in wanted:
+            version, _ = locked[kind].get(canonicalize_name(one.name), ("nothing", False))
+            if version == "nothing" or not one.specifier.contains(version, prereleases=True):
+                faults.append(f'requirements/{kind}.txt must hold "{one}"; got {version}; run: ./fleet lock')
+        for name, (_, asked_for) in locked[kind].items():
+            if asked_for and name not in names:
+                faults.append(
+                    f"requirements/{kind}.txt holds {name}, which nobody asks for any more; run: ./fleet lock"
+                )
+    for name, (version, _) in locked["runtime"].items():
+        other, _ = locked["dev"].get(name, ("nothing", False))
+        if other != version:
+            faults.append(
+                f"requirements/dev.txt must hold {name}=={version} as runtime.txt does; got {other}; run: ./fleet lock"
+            )
+    return faults
+
+
+def read_lock(path: Path) -> dict[str, tuple[str, bool]]:
+    """Return, by name, the version that a lock pins, and whether it is there because pyproject.toml asks for it."""
+    found: dict[str, tuple[str, bool]] = {}
+    name = ""
+    for line in path.read_text().splitlines():
+        if "==" in line and not line.startswith((" ", "#")):
+            name, _, rest = line.partition("==")
+            found[name] = (rest.split()[0], False)
+        elif "(pyproject.toml)" in line and name:
+            found[name] = (found[name][0], True)
+    return found
+
+
+def lock(
+    check: Annotated[bool, typer.Option("--check", help="Only say whether the locks are stale.")] = False,
+    upgrade: Annotated[bool, typer.Option("--upgrade", help="Take the newest versions that fit.")] = False,
+) -> None:
+    """Compile the locks: versions and hashes, no addresses."""
+    if check:
+        if faults := lock_faults():
+            raise FleetError("\n".join(faults))
+        return
+    cache = Path(os.environ.get("FLEET_CACHE") or ROOT / ".cache")
+    try:
+        uv = find_uv(ROOT, cache, pinned=True)
+    except EnvironmentFault as fault:
+        raise FleetError(str(fault)) from None
+    for kind, sources in LOCKS.items():
+        command = [str(uv), "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes"]
+        # Whatever mirror this machine uses stays its own affair.
+        command += ["--no-emit-index-url", "--no-emit-find-links", "--custom-compile-command", "./fleet lock"]
+        command += ["--upgrade"] if upgrade else []
+        if _call(
+            [*command, *sources, "--output-file", f"requirements/{kind}.txt"], stdin="uv\n" if kind == "uv" else None
+        ):
+            raise FleetError(f"uv cannot compile requirements/{kind}.txt; its own words are above")

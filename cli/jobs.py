@@ -1,0 +1,92 @@
+"""The jobs as processes: what ``fleet up`` and ``fleet replay`` start. They are not for people."""
+
+import tomllib
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.mapping import TopicMapping, decode_mapped, parse_mappings
+from fleetpulse.io.broker import load_address
+from fleetpulse.io.home import Home
+from fleetpulse.io.process import Stop
+
+jobs = typer.Typer(hidden=True, help="The processes of a run.")
+HomeOption = Annotated[Path, typer.Option("--home")]
+ParentOption = Annotated[int | None, typer.Option("--parent")]
+
+
+def load_mappings(home: Home) -> tuple[TopicMapping, ...]:
+    """Return the mappings of a home; none without a mapping file.
+
+    Raises:
+        FleetError: the file has faults.
+    """
+    if not home.mapping.exists():
+        return ()
+    try:
+        return parse_mappings(tomllib.loads(home.mapping.read_text()))
+    except tomllib.TOMLDecodeError as error:
+        raise FleetError(f'"{home.mapping}" is not TOML ({error})') from None
+
+
+def _begin(parent: int | None) -> Stop:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(), cache_logger_on_first_use=True)
+    return Stop(parent).on_signals()
+
+
+@jobs.command("bridge")
+def bridge(
+    home: HomeOption,
+    parent: ParentOption = None,
+    replay: Annotated[bool, typer.Option("--replay")] = False,
+    not_live: Annotated[bool, typer.Option("--not-live")] = False,
+    grace: Annotated[float, typer.Option("--grace-s")] = 120.0,
+) -> None:
+    """From the broker to segments."""
+    from streaming.bridge import BridgeSettings, run_bridge
+
+    at = Home(home)
+    foreign = tuple(mapping.subscription for mapping in load_mappings(at))
+    settings = BridgeSettings(
+        at.segments,
+        at.commands,
+        at.run("bridge"),
+        load_address(at.run("broker")),
+        replay=replay,
+        live_after_replay=not not_live,
+        subscriptions=("fleet/#", *foreign),
+        reconnect_grace_s=grace,
+    )
+    run_bridge(settings, _begin(parent))
+
+
+@jobs.command("landing")
+def landing(home: HomeOption, parent: ParentOption = None) -> None:
+    """From segments to bronze."""
+    from streaming.landing import run_landing
+
+    at = Home(home)
+    run_landing(at, partial(decode_mapped, load_mappings(at)), _begin(parent))
+
+
+@jobs.command("lifecycle")
+def lifecycle(home: HomeOption, parent: ParentOption = None) -> None:
+    """From bronze to judgements."""
+    from streaming.lifecycle import run_lifecycle
+
+    run_lifecycle(Home(home), _begin(parent))
+
+
+@jobs.command("simulator")
+def simulator(home: HomeOption, parent: ParentOption = None, history: Annotated[bool, typer.Option("--history")] = False) -> None:
+    """A simulated fleet."""
+    from streaming.simulator import run_simulator
+
+    at = Home(home)
+    run_simulator(at, load_address(at.run("broker")), _begin(parent), play_history=history)
+
+

@@ -1,0 +1,192 @@
+"""The verbs that look: what came of the messages."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from cli.output import as_json, as_table, cell, instant_ms, plain_row, show
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.times import format_duration, format_instant
+from fleetpulse.io.home import Home
+from fleetpulse.io.process import read_status
+from fleetpulse.ops import reports
+
+HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line, all rows.")]
+LastOption = Annotated[int, typer.Option("--last", min=1, help="So many rows, the newest.")]
+DEFAULT_HOME = Path(".fleet")
+
+TRANSITION_COLUMNS = ("event_time", "device_id", "life", "transition_no", "from_mode", "to_mode", "trigger", "site", "runtime_ms")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.command("status")(status)
+    app.command("devices")(devices)
+    app.command("transitions")(transitions)
+    app.command("late")(late)
+    app.command("quarantine")(quarantine)
+    app.command("listen")(listen)
+
+
+def _opened(home: Path) -> Home:
+    opened = Home(home)
+    opened.record()  # says so where there is no fleet
+    return opened
+
+
+def judged_ms(home: Home) -> int | None:
+    """Return the ``received_at`` up to which the job has judged."""
+    from streaming.lifecycle import judged_up_to
+
+    reached = judged_up_to(home.checkpoint)
+    return reached[1] if reached and reached[1] > 1 else None
+
+
+def status(home: HomeOption = DEFAULT_HOME, json_lines: JsonOption = False) -> None:
+    """Show devices by mode, counts, and how far everything is."""
+    show_status(_opened(home), json_lines=json_lines)
+
+
+def status_facts(home: Home) -> dict[str, Any]:
+    """Return what `fleet status` shows."""
+    facts = reports.counts(home)
+    judged = judged_ms(home)
+    facts["judged_received_at_ms"] = judged
+    facts["frontier_ms"] = reports.frontier_ms(home, judged)
+    facts["processes"] = {
+        name: running.get("state", "running")
+        for name in ("bridge", "landing", "lifecycle", "simulator")
+        if (running := read_status(home.run(name)))
+    }
+    return facts
+
+
+def show_status(home: Home, *, json_lines: bool) -> None:
+    """Print the status of a home."""
+    facts = status_facts(home)
+    if json_lines:
+        as_json([facts])
+        return
+    console = Console()
+    modes = [{"mode": mode, "devices": count} for mode, count in facts["devices"].items()]
+    console.print(as_table(modes, ("mode", "devices"), "devices by mode") if modes else "devices by mode: none yet")
+    became = ", ".join(f"{count:,} times {mode}" for mode, count in facts["transitions"].items()) or "none"
+    console.print(f"transitions: {became}")
+    others = {kind: count for kind, count in facts["judgements"].items() if kind != "transition"}
+    console.print("not judged: " + (", ".join(f"{count:,} {kind}" for kind, count in others.items()) or "none"))
+    refused = ", ".join(f"{count:,} {reason}" for reason, count in facts["quarantine"].items()) or "none"
+    console.print(f"messages: {facts['messages']:,} landed; quarantined: {refused}")
+    for label, name in (("newest received", "newest_received_at_ms"), ("judged up to (frontier)", "frontier_ms")):
+        console.print(f"{label}: {format_instant(facts[name]) if facts[name] is not None else 'nothing yet'}")
+    running = ", ".join(f"{name} ({state})" for name, state in facts["processes"].items())
+    console.print(f"running: {running or 'nothing'}")
+
+
+def devices(
+    home: HomeOption = DEFAULT_HOME,
+    mode: Annotated[str | None, typer.Option("--mode", help="Only devices in this mode.")] = None,
+    json_lines: JsonOption = False,
+    last: LastOption = 200,
+) -> None:
+    """List devices with their mode, since when, and when they were last heard."""
+    rows = reports.devices(_opened(home), mode)
+    columns = ("device_id", "mode", "since", "last_seen", "site", "device_class", "transitions", "messages", "reason")
+    show(rows if json_lines else rows[:last], columns, "devices", json_lines=json_lines, total=len(rows))
+
+
+def transitions(
+    home: HomeOption = DEFAULT_HOME,
+    json_lines: JsonOption = False,
+    last: LastOption = 50,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")] = False,
+    device: Annotated[str | None, typer.Option("--device", help="Of this device only.")] = None,
+) -> None:
+    """List mode changes, in order of event time."""
+    opened = _opened(home)
+    rows = reports.transitions(opened, device, None if json_lines else last)
+    show(rows, TRANSITION_COLUMNS, "transitions", json_lines=json_lines)
+    if follow:
+        _follow(opened, rows, device, json_lines)
+
+
+def _follow(home: Home, rows: list[dict[str, Any]], device: str | None, json_lines: bool) -> None:
+    console = Console()
+    newest = max((row["judged_at"] for row in rows), default=None)
+    try:
+        while True:
+            time.sleep(1)
+            since = None if newest is None else round(newest.timestamp() * 1_000_000)
+            fresh = reports.transitions_since(home, since)
+            for row in fresh:
+                newest = row["judged_at"]
+                if device is not None and row["device_id"] != device:
+                    continue
+                if json_lines:
+                    as_json([row])
+                else:
+                    words = (cell(name, row[name]) for name in ("event_time", "device_id", "from_mode", "to_mode", "trigger"))
+                    console.print("  ".join(words))
+    except KeyboardInterrupt:
+        return
+
+
+def late(home: HomeOption = DEFAULT_HOME, json_lines: JsonOption = False, last: LastOption = 50) -> None:
+    """List messages that came when their time had been judged."""
+    rows = reports.late(_opened(home), None if json_lines else last)
+    columns = ("received_at", "device_id", "message_kind", "seq", "event_time", "late_by_ms", "reason")
+    show(rows, columns, "late messages", json_lines=json_lines)
+
+
+def quarantine(home: HomeOption = DEFAULT_HOME, json_lines: JsonOption = False, last: LastOption = 50) -> None:
+    """List messages that could not be decoded, with the reason and the raw payload."""
+    rows = reports.quarantine(_opened(home), None if json_lines else last)
+    shown = rows if json_lines else [{**row, "payload": row["payload"][:60]} for row in rows]
+    show(shown, ("received_at", "topic", "reason", "detail", "payload"), "quarantine", json_lines=json_lines)
+
+
+def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
+    """Print how a device stands, and its life.
+
+    Raises:
+        FleetError: nobody has heard of it.
+    """
+    standing = reports.standing(home, device_id, judged_ms(home))
+    if standing is None:
+        raise FleetError(f'no device "{device_id}" was registered or heard in "{home.path}"; list them with: ./fleet devices')
+    if json_lines:
+        as_json([{**standing.summary, "timeline": [plain_row(row) for row in standing.transitions]}])
+        return
+    console = Console()
+    for name, value in standing.summary.items():
+        if value is None or name == "device_id":
+            continue
+        if name.endswith("_ms") and name != "runtime_ms":
+            name, value = name.removesuffix("_ms"), f"{format_instant(value)}  {_from_now(value)}"
+        else:
+            if hasattr(value, "timestamp"):
+                value = f"{cell(name, value)}  {_from_now(instant_ms(value))}"
+            value = cell(name, value)
+        console.print(f"{name.replace('_', ' '):>18}  {value}", highlight=False)
+    console.print(as_table(standing.transitions[-50:], TRANSITION_COLUMNS, f"life of {device_id}"))
+
+
+def _from_now(instant: int) -> str:
+    away = instant - int(time.time() * 1000)
+    words = format_duration(abs(away) // 1000 * 1000)
+    return f"(in {words})" if away > 0 else f"({words} ago)"
+
+
+def listen(
+    home: HomeOption = DEFAULT_HOME,
+    topic: Annotated[str, typer.Option("--topic", help="An MQTT topic filter.")] = "#",
+    for_s: Annotated[float, typer.Option("--for", min=1, help="So many seconds.")] = 3600.0,
+    json_lines: JsonOption = False,
+) -> None:
+    """Show messages as they come, on any topic, and what becomes of each."""
+    from cli.listening import listen as run
+
+    run(_opened(home), topic, for_s, json_lines=json_lines)

@@ -1,0 +1,149 @@
+"""The command ``fleet``: reads arguments, calls a job or a report, shows it to people or as JSON.
+
+Rule: exit 0 done, 1 refused, 2 misuse; what went wrong is one sentence on standard error.
+"""
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli import develop, devices, looking, policies
+from cli.jobs import jobs
+from fleetpulse import __version__
+from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.policy import Policy, parse_policy
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.times import parse_duration_ms
+from fleetpulse.io.broker import parse_broker_url
+from fleetpulse.io.home import Home
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Verdicts about devices that can be trusted.")
+app.add_typer(jobs, name="job")
+looking.register(app)
+devices.register(app)
+policies.register(app)
+develop.register(app)
+
+HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
+BrokerOption = Annotated[str | None, typer.Option("--broker", help="Another broker, as mqtt://HOST:PORT.")]
+LatenessOption = Annotated[str | None, typer.Option("--lateness", help="How late a message may come and be judged, such as 5m.")]
+TimeoutOption = Annotated[str | None, typer.Option("--timeout", help="Silence after which a device is offline, such as 60m.")]
+PolicyOption = Annotated[Path | None, typer.Option("--policy", help="A policy file (TOML).")]
+DEFAULT_HOME = Path(".fleet")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def deployment_of(lateness: str | None) -> Deployment | None:
+    """Return the deployment that was asked for; None where none was.
+
+    Raises:
+        Misuse: the lateness is below a second.
+    """
+    if lateness is None:
+        return None
+    lateness_ms = parse_duration_ms(lateness)
+    if lateness_ms < 1_000:
+        raise Misuse(f'--lateness must be at least 1s; got "{lateness}"')
+    return Deployment(allowed_lateness_ms=lateness_ms)
+
+
+def policy_of(path: Path | None, timeout: str | None, otherwise: dict[str, object] | None = None) -> Policy:
+    """Return the policy of a file, with the timeout that was asked for.
+
+    Raises:
+        FleetError: the file or the policy has faults.
+    """
+    content: dict[str, object] = dict(otherwise or {})
+    if path is not None:
+        content = read_toml(path)
+    if timeout is not None:
+        rules = content.get("rules")
+        content["rules"] = {**(rules if isinstance(rules, dict) else {}), "timeout": timeout}
+    return parse_policy(content)
+
+
+def read_toml(path: Path) -> dict[str, object]:
+    """Read a TOML file.
+
+    Raises:
+        FleetError: it cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise FleetError(f'"{path}" cannot be read ({error.strerror})') from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FleetError(f'"{path}" is not TOML ({error})') from None
+
+
+@app.command()
+def replay(
+    recording: Annotated[Path, typer.Argument(help="gzip or plain NDJSON.")],
+    home: HomeOption = DEFAULT_HOME,
+    timeout: TimeoutOption = None,
+    lateness: LatenessOption = None,
+    policy: PolicyOption = None,
+    broker: BrokerOption = None,
+) -> None:
+    """Play a recording through the whole pipeline and judge it to the end."""
+    from cli.replaying import replay as run
+
+    address = parse_broker_url(broker) if broker else None
+    run(Home(home), recording, policy_of(policy, timeout), deployment_of(lateness), address)
+    looking.show_status(Home(home), json_lines=False)
+
+
+@app.command()
+def up(
+    home: HomeOption = DEFAULT_HOME,
+    devices: Annotated[int, typer.Option("--devices", min=1, max=1_000_000, help="Size of the simulated fleet.")] = 100,
+    for_s: Annotated[float | None, typer.Option("--for", min=1, help="Stop by itself after so many seconds.")] = None,
+    no_sim: Annotated[bool, typer.Option("--no-sim", help="Without simulated devices.")] = False,
+    broker: BrokerOption = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the embedded broker; 0 takes a free one.")] = 1883,
+    seed: Annotated[int, typer.Option("--seed", help="Of the simulated fleet.")] = 1,
+    timeout: TimeoutOption = None,
+    lateness: LatenessOption = None,
+    policy: PolicyOption = None,
+) -> None:
+    """Start everything and show it live; Ctrl-C stops everything in order."""
+    from cli.running import Wanted
+    from cli.running import up as run
+
+    address = parse_broker_url(broker) if broker else None
+    chosen = None
+    if policy is not None or timeout is not None:
+        chosen = policy_of(policy, timeout)
+    wanted = Wanted(devices, seed, for_s, simulate=not no_sim, broker=address, port=port, policy=chosen)
+    run(Home(home), wanted, deployment_of(lateness))
+
+
+@app.command()
+def down(home: HomeOption = DEFAULT_HOME) -> None:
+    """Stop the run that uses a home."""
+    from cli.running import down as stop
+
+    stop(Home(home))
+
+
+def run() -> None:
+    """The entry: errors are sentences, and their exit code says what kind they are."""
+    try:
+        app(prog_name="fleet")
+    except FleetError as error:
+        typer.echo(f"fleet: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        typer.echo("fleet: stopped", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output went away: that is its right
+        sys.exit(0)

@@ -1,0 +1,94 @@
+"""How rows are shown: tables to people, NDJSON to programs."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from fleetpulse.core.times import format_duration, format_instant
+
+MODE_COLOURS: Final = {
+    "online": "green",
+    "degraded": "yellow",
+    "offline": "red",
+    "flagged": "magenta",
+    "updating": "cyan",
+    "maintenance": "cyan",
+    "provisioned": "blue",
+    "unjudged": "bright_black",
+    "decommissioned": "bright_black",
+    "forgotten": "bright_black",
+}
+
+
+def instant_ms(moment: datetime) -> int:
+    """Return epoch milliseconds of an aware moment."""
+    return round(moment.timestamp() * 1000)
+
+
+def plain(value: Any, name: str = "") -> Any:
+    """Return a value as JSON has it: instants as ISO 8601 in UTC."""
+    if isinstance(value, datetime):
+        return format_instant(instant_ms(value))
+    if name == "last_errors" and isinstance(value, str):
+        return json.loads(value)
+    return value
+
+
+def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as JSON has it; ``<name>_ms`` instants become ``<name>``."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if name.endswith("_ms") and name not in ("runtime_ms", "late_by_ms"):
+            found[name.removesuffix("_ms")] = None if value is None else format_instant(value)
+        else:
+            found[name] = plain(value, name)
+    return found
+
+
+def as_json(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print one JSON object a line."""
+    for row in rows:
+        sys.stdout.write(json.dumps(plain_row(row), ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def cell(name: str, value: Any) -> str:
+    """Return what a person sees of a value."""
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return format_instant(instant_ms(value)).replace("T", " ").removesuffix("Z")
+    if name in ("runtime_ms", "late_by_ms"):
+        return format_duration(int(value))
+    if name in ("mode", "from_mode", "to_mode"):
+        return f"[{MODE_COLOURS.get(str(value), 'white')}]{value}[/]"
+    return str(value).replace("[", "\\[")
+
+
+def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str, console: Console | None = None) -> Table:
+    """Return rows as a table for people."""
+    table = Table(title=title, title_justify="left", header_style="bold", expand=False)
+    for name in columns:
+        table.add_column(name.removesuffix("_ms").replace("_", " "), overflow="fold")
+    for row in rows:
+        table.add_row(*(cell(name, row.get(name)) for name in columns))
+    return table
+
+
+def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str, *, json_lines: bool, total: int | None = None) -> None:
+    """Print rows for whoever asked."""
+    if json_lines:
+        as_json(rows)
+        return
+    console = Console()
+    if not rows:
+        console.print(f"{title}: none")
+        return
+    console.print(as_table(rows, columns, title))
+    if total is not None and total > len(rows):
+        console.print(f"the newest {len(rows)}; more with --last N, all with --json")

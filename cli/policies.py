@@ -1,0 +1,98 @@
+"""``fleet policy`` and ``fleet map``: the files that say how the fleet is judged, and how foreign devices are read."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.mapping import parse_mappings, translate
+from fleetpulse.core.messages import EVERYONE, Origin, Rejection, decode
+from fleetpulse.core.policy import RULES, Policy, parse_policy
+from fleetpulse.core.times import format_duration, format_instant, parse_instant_ms
+from fleetpulse.io.commands import spool
+from fleetpulse.io.home import Home
+
+HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
+FileArgument = Annotated[Path, typer.Argument(help="A TOML file.")]
+DEFAULT_HOME = Path(".fleet")
+policy = typer.Typer(no_args_is_help=True, help="The policy: how much silence and how many errors are tolerated.")
+mapping = typer.Typer(no_args_is_help=True, help="The mapping: devices that cannot speak our format.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.add_typer(policy, name="policy")
+    app.add_typer(mapping, name="map")
+
+
+def _load(file: Path) -> Policy:
+    from cli.main import read_toml
+
+    return parse_policy(read_toml(file))
+
+
+@policy.command("check")
+def check(file: FileArgument) -> None:
+    """Check a policy, and show what it comes to."""
+    checked = _load(file)
+    table = Table(title=f"policy {checked.version}", title_justify="left")
+    classes = {"every other class": checked.rules, **checked.classes}
+    table.add_column("rule")
+    for name in classes:
+        table.add_column(name)
+    for name, rule in RULES.items():
+        values = (getattr(rules, name) for rules in classes.values())
+        table.add_row(rule.key, *(format_duration(value) if name.endswith("_ms") else str(value) for value in values))
+    console = Console()
+    console.print(table)
+    console.print(f"unknown devices: {checked.unknown_devices}")
+
+
+@policy.command("apply")
+def apply(
+    file: FileArgument,
+    from_: Annotated[str | None, typer.Option("--from", help="In effect from this instant; from now where left out.")] = None,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Apply a policy, from now or from a later instant."""
+    checked, opened = _load(file), Home(home)
+    opened.record()
+    content: dict[str, object] = {"policy": checked.normalised()}
+    when = "from now"
+    if from_ is not None:
+        from_ms = parse_instant_ms(from_)
+        if from_ms <= int(time.time() * 1000):
+            raise FleetError(f"a policy takes effect now or later; got {format_instant(from_ms)}; leave --from out for now")
+        content["effective_from"], when = from_ms, f"from {format_instant(from_ms)}"
+    spool(opened, [(f"fleet/{EVERYONE}/{EVERYONE}/policy", content)])
+    running = opened.owner() is not None
+    typer.echo(f"policy {checked.version} is in effect {when}" + ("" if running else ", once the fleet runs (./fleet up)"))
+
+
+@mapping.command("test")
+def test(
+    file: FileArgument,
+    topic: Annotated[str, typer.Argument(help="A topic as the device publishes it.")],
+    payload: Annotated[str, typer.Argument(help="A payload as the device publishes it.")],
+) -> None:
+    """Show what a mapping file makes of a message."""
+    from cli.main import read_toml
+
+    for one in parse_mappings(read_toml(file)):
+        ours = translate(one, topic, payload.encode())
+        if ours is None:
+            continue
+        typer.echo(f"topic    {ours[0]}\npayload  {json.dumps(json.loads(ours[1]))}")
+        row = decode(*ours, int(time.time() * 1000), Origin.MQTT)
+        if isinstance(row, Rejection):
+            raise FleetError(f"it would be quarantined: {row.reason}: {row.detail}")
+        if row.event_time_ms is None:
+            raise FleetError(f"it would be listed, not judged: {row.note}")
+        typer.echo(f"event    {format_instant(row.event_time_ms)} ({row.clock.value} clock)")
+        return
+    raise FleetError(f'no mapping in "{file}" fits the topic "{topic}"')

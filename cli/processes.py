@@ -1,0 +1,206 @@
+"""The processes of a run: started in order, watched, stopped in order, and none is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.broker import Broker, BrokerAddress, save_address
+from fleetpulse.io.home import Home
+from fleetpulse.io.process import read_status
+
+ROOT: Final = Path(__file__).parents[1]
+_STOP_S: Final = 20
+_RESTARTS: Final = 5
+
+
+class Job:
+    """One process of a run: ``fleet job NAME``.
+
+    Args:
+        home: the home.
+        name: the job's name.
+        arguments: further arguments.
+        restarts: how often it is started again when it dies by itself.
+    """
+
+    def __init__(self, home: Home, name: str, arguments: Sequence[str] = (), restarts: int = 0) -> None:
+        self.home = home
+        self.name = name
+        self.arguments = list(arguments)
+        self.restarts = restarts
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> Path:
+        """Its log file."""
+        return self.home.logs / f"{self.name}.log"
+
+    def start(self) -> None:
+        """Start it."""
+        command = [sys.executable, "-P", "-m", "cli", "job", self.name, "--home", str(self.home.path.absolute())]
+        command += ["--parent", str(os.getpid()), *self.arguments]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *_inherited_path()])}
+        self.home.run(self.name).unlink(missing_ok=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for us: jobs are stopped in order
+            )
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id."""
+        return self._process.pid if self._process else None
+
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def watch(self) -> None:
+        """Start it again if it died.
+
+        Raises:
+            FleetError: it has died too often, or is not to be started again.
+        """
+        if self._process is None or self.alive():
+            return
+        self._kill_group()
+        if self.restarts <= 0:
+            raise FleetError(
+                f'the {self.name} ended by itself (exit {self._process.returncode}): {last_words(self.log)}; its log is "{self.log}"; '
+                f"give the same command again: it goes on where it stopped"
+            )
+        self.restarts -= 1
+        self.start()
+
+    def stop(self, patience_s: float = _STOP_S) -> None:
+        """Ask it to stop, wait, and stop it and its children by force where it does not come to an end."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                pass
+        self._kill_group()
+        self._process.wait()
+        self.home.run(self.name).unlink(missing_ok=True)
+
+    def _kill_group(self) -> None:
+        """The JVM and its Python workers are in the job's own group: none outlives it."""
+        assert self._process is not None
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+def _inherited_path() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(ROOT)]
+
+
+def last_words(log: Path) -> str:
+    """Return the line of a log that says most about an end."""
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()[-200:] if line.strip()]
+    except OSError:
+        return "it has no log"
+    telling = [line for line in lines if "Error" in line or "fleet:" in line]
+    return (telling or lines or ["it said nothing"])[-1][:300]
+
+
+class Run:
+    """The processes of one run; a context that leaves nothing running.
+
+    Args:
+        home: the home, locked by the caller.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.jobs: list[Job] = []
+        self.broker: Broker | None = None
+        self.address: BrokerAddress | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Run":
+        for stale in (self.home.path / "run").glob("*.json"):
+            stale.unlink(missing_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A second Ctrl-C must not leave half of it running.
+        previous = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
+        try:
+            for job in reversed(self.jobs):
+                job.stop()
+            if self.broker:
+                self.broker.stop()
+            self.home.run("broker").unlink(missing_ok=True)
+        finally:
+            for number, handler in previous:
+                signal.signal(number, handler)
+
+    def use_broker(self, address: BrokerAddress | None, port: int = 0) -> BrokerAddress:
+        """Start the embedded broker, or use another one; say so where the jobs look for it."""
+        if address is None:
+            self.broker = Broker(self.home.broker, self.home.logs / "broker.log", port=port)
+            address = self.broker.start()
+        self.address = address
+        save_address(self.home.run("broker"), address)
+        return address
+
+    def start(self, name: str, arguments: Sequence[str] = (), restarts: int = 0) -> Job:
+        """Start a job; jobs are stopped in the reverse order."""
+        job = Job(self.home, name, arguments, restarts)
+        self.jobs.append(job)
+        job.start()
+        return job
+
+    def watch(self) -> None:
+        """See that everything runs.
+
+        Raises:
+            FleetError: something ended by itself.
+        """
+        if self.broker and not self.broker.alive():
+            raise FleetError(
+                f'the embedded broker ended by itself: {last_words(self.broker.log)}; its log is "{self.broker.log}"; '
+                f"give the same command again: it goes on where it stopped"
+            )
+        for job in self.jobs:
+            job.watch()
+
+    def await_that(self, what: str, reached: Callable[[], bool], patience_s: float) -> None:
+        """Wait until something is reached, seeing that everything runs.
+
+        Args:
+            what: for the error.
+            reached: asked ten times a second.
+            patience_s: after so long without it, that is an error.
+
+        Raises:
+            FleetError: it took too long, or something ended by itself.
+        """
+        limit = time.monotonic() + patience_s
+        while not reached():
+            self.watch()
+            if time.monotonic() > limit:
+                raise FleetError(f'{what} took longer than {patience_s:.0f} s; see the logs in "{self.home.logs}", and try again')
+            time.sleep(0.1)
+
+    def status(self, name: str) -> dict[str, object]:
+        """Return what a job last said of itself."""
+        return read_status(self.home.run(name))

@@ -1,0 +1,154 @@
+"""``fleet up`` and ``fleet down``: everything started, shown live, and stopped in order."""
+
+import os
+import shutil
+import signal
+import time
+from dataclasses import dataclass
+
+
+import psutil
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from cli.processes import Run
+from cli.screen import Screen
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages import EVERYONE
+from fleetpulse.core.policy import Policy
+from fleetpulse.core.replay import Deployment
+from fleetpulse.io.broker import BrokerAddress
+from fleetpulse.io.commands import spool
+from fleetpulse.io.home import Home
+from fleetpulse.io.process import Stop
+from fleetpulse.io.segments import position
+from streaming.simulator import Simulated, remembered
+
+_LEAST_FREE_BYTES = 500_000_000
+_RESTARTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was asked of ``up``.
+
+    Attributes:
+        devices: size of the simulated fleet.
+        seed: of the simulated fleet.
+        for_s: stop by itself after so many seconds.
+        simulate: whether there is a simulated fleet.
+        broker: another broker; None starts the embedded one.
+        port: of the embedded broker.
+        policy: the policy that was asked for; None takes the simulated fleet's, or the built-in one.
+    """
+
+    devices: int
+    seed: int
+    for_s: float | None
+    simulate: bool
+    broker: BrokerAddress | None
+    port: int
+    policy: Policy | None
+
+
+def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
+    """Run a home until Ctrl-C, SIGTERM or the end of its time.
+
+    Raises:
+        FleetError: a port or the home is in use, the disk is full, a process ended too often.
+    """
+    home.prepare(deployment)
+    free = shutil.disk_usage(home.path).free
+    if free < _LEAST_FREE_BYTES:
+        raise FleetError(f'the disk of "{home.path}" has {free // 1_000_000} MB left; 500 MB are needed: free some, or name another --home')
+    with home.locked("fleet up"):
+        stop = Stop().on_signals()
+        with Run(home) as run:
+            history = _prepare(home, wanted)
+            address = run.use_broker(wanted.broker, wanted.port)
+            run.start("lifecycle", restarts=_RESTARTS)
+            run.start("landing", restarts=_RESTARTS)
+            run.start("bridge", ["--replay"] if history else [], restarts=_RESTARTS)
+            if wanted.simulate:
+                run.start("simulator", ["--history"] if history else [], restarts=_RESTARTS)
+            _watch(run, wanted, address, stop)
+        Console(stderr=True).print(f'stopped; the next "./fleet up --home {home.path}" goes on from here')
+
+
+def _prepare(home: Home, wanted: Wanted) -> bool:
+    """Write down what is to be simulated; return whether its history is still to be played."""
+    stands = position(home.segments)
+    known = remembered(home)
+    if wanted.simulate and known is None:
+        known = Simulated.begin(wanted.seed, wanted.devices, int(time.time() * 1000), wanted.policy)
+        known.remember(home)
+    elif wanted.policy is not None:
+        content = {"policy": wanted.policy.normalised()}
+        spool(home, [(f"fleet/{EVERYONE}/{EVERYONE}/policy", content)])
+    if not wanted.simulate or known is None:
+        return False
+    unfinished = stands is not None and stands.recording == known.recording and not stands.ended
+    return stands is None or unfinished
+
+
+def _watch(run: Run, wanted: Wanted, address: BrokerAddress, stop: Stop) -> None:
+    console = Console()
+    screen = Screen(run, address)
+    limit = time.monotonic() + wanted.for_s if wanted.for_s else None
+    if not wanted.simulate:
+        for line in _invitation(run.home, address):
+            typer.echo(line)
+    if not console.is_terminal:
+        _watch_quietly(run, screen, stop, limit, console)
+        return
+    with Live(screen.render(), console=console, refresh_per_second=2) as live:
+        while not stop.wait(0.5) and (limit is None or time.monotonic() < limit):
+            run.watch()
+            live.update(screen.render())
+
+
+def _watch_quietly(run: Run, screen: Screen, stop: Stop, limit: float | None, console: Console) -> None:
+    """Where nobody looks at a screen: a line when something changes, at most one in five seconds."""
+    said, next_at = "", 0.0
+    while not stop.wait(0.5) and (limit is None or time.monotonic() < limit):
+        run.watch()
+        line = screen.line()
+        if line != said and time.monotonic() >= next_at:
+            console.print(line, highlight=False, soft_wrap=True)
+            said, next_at = line, time.monotonic() + 5
+
+
+def _invitation(home: Home, address: BrokerAddress) -> list[str]:
+    """Return how a device gets in: address, credentials, and a line that works."""
+    who = f" -u {address.username} -P {address.password}" if address.username else ""
+    return [
+        f"broker: {address.host}:{address.port}  user: {address.username or '-'}  password: {address.password or '-'}",
+        "try:    mosquitto_pub -h "
+        f"{address.host} -p {address.port}{who} -q 1 -t fleet/main/my-device/heartbeat -m '{{\"ts\": '$(date +%s)000'}}'",
+        f"then:   ./fleet listen --home {home.path}    and    ./fleet device my-device --home {home.path}",
+    ]
+
+
+def down(home: Home) -> None:
+    """Stop the run that uses a home, and wait for it.
+
+    Raises:
+        FleetError: it does not come to an end.
+    """
+    home.record()
+    owner = home.owner()
+    if owner is None:
+        typer.echo(f'nothing runs in "{home.path}"')
+        return
+    try:
+        process = psutil.Process(owner)
+        os.kill(owner, signal.SIGTERM)
+        process.wait(60)
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.TimeoutExpired:
+        raise FleetError(f"process {owner} does not come to an end; see the logs in {home.logs}, then: kill -9 {owner}") from None
+    typer.echo(f'stopped what ran in "{home.path}"')
+
+

@@ -1,0 +1,87 @@
+"""The live screen of ``fleet up``: devices by mode, messages a second, the frontier, the last verdicts."""
+
+import time
+from typing import Any
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from cli.looking import TRANSITION_COLUMNS, judged_ms
+from cli.output import MODE_COLOURS, as_table
+from cli.processes import Run
+from fleetpulse.core.times import format_duration, format_instant
+from fleetpulse.io.broker import BrokerAddress
+from fleetpulse.ops import reports
+
+_REFRESH_S = 2.0
+_LAST = 12
+
+
+class Screen:
+    """What is shown of a run; tables are read at most every two seconds."""
+
+    def __init__(self, run: Run, address: BrokerAddress) -> None:
+        self.run = run
+        self.address = address
+        self.began = time.monotonic()
+        self._read_at = float("-inf")
+        self._counts: dict[str, Any] = {"devices": {}, "messages": 0, "judgements": {}, "quarantine": {}}
+        self._last: list[dict[str, Any]] = []
+        self._frontier_ms: int | None = None
+        self.first_verdict_s: float | None = None
+
+    def _refresh(self) -> None:
+        if time.monotonic() - self._read_at < _REFRESH_S:
+            return
+        home = self.run.home
+        self._counts = reports.counts(home)
+        self._last = reports.transitions(home, last=_LAST)
+        self._frontier_ms = reports.frontier_ms(home, judged_ms(home))
+        if self._last and self.first_verdict_s is None:
+            self.first_verdict_s = time.monotonic() - self.began
+        self._read_at = time.monotonic()
+
+    def _behind(self) -> str:
+        if self._frontier_ms is None:
+            return "nothing judged yet"
+        behind_ms = int(time.time() * 1000) - self._frontier_ms
+        return f"{format_duration(behind_ms // 1000 * 1000)} behind (judged up to {format_instant(self._frontier_ms)[11:19]})"
+
+    def _state(self) -> str:
+        bridge, lifecycle = self.run.status("bridge"), self.run.status("lifecycle")
+        words = [f"bridge {bridge.get('state', 'starting')}", f"lifecycle {lifecycle.get('state', 'starting')}"]
+        words += [str(status["problem"]) for status in (bridge, self.run.status("landing")) if status.get("problem")]
+        if bridge.get("gap_open"):
+            words.append("a gap is open: silence does not count")
+        return ", ".join(words)
+
+    def line(self) -> str:
+        """Return the state in one line, for logs."""
+        self._refresh()
+        modes = ", ".join(f"{count} {mode}" for mode, count in self._counts["devices"].items()) or "no device yet"
+        rate = self.run.status("bridge").get("rate_per_s", 0)
+        return f"{modes}; {rate} messages/s, {self._counts['messages']} landed; frontier {self._behind()}; {self._state()}"
+
+    def render(self) -> Group:
+        """Return the screen."""
+        self._refresh()
+        modes = Text("  ")
+        for mode, count in self._counts["devices"].items():
+            modes.append(f"{mode} {count:,}   ", style=MODE_COLOURS.get(mode, "white"))
+        if not self._counts["devices"]:
+            modes.append("no verdict yet: the first come when the lifecycle job is up", style="bright_black")
+        facts = Table.grid(padding=(0, 2))
+        rate = self.run.status("bridge").get("rate_per_s", 0)
+        refused = sum(self._counts["quarantine"].values())
+        others = {kind: count for kind, count in self._counts["judgements"].items() if kind != "transition"}
+        facts.add_row("messages", f"{rate} a second, {self._counts['messages']:,} landed, {refused:,} quarantined")
+        facts.add_row("not judged", ", ".join(f"{count:,} {kind}" for kind, count in others.items()) or "none")
+        facts.add_row("frontier", self._behind())
+        facts.add_row("state", self._state())
+        facts.add_row("broker", f"mqtt://{self.address.host}:{self.address.port}")
+        columns = tuple(name for name in TRANSITION_COLUMNS if name != "life")
+        verdicts = as_table(self._last[::-1], columns, "the last verdicts")
+        title = f"fleetpulse  {self.run.home.path}"
+        return Group(Panel(Group(modes, facts), title=title, title_align="left"), verdicts, Text("Ctrl-C stops everything", style="bright_black"))

@@ -1,0 +1,139 @@
+"""Covered time: the time in which we were listening, and the frontier that follows from it.
+
+Rule 1: ``c(t)`` is ``t`` minus the gaps before it; before the first row nothing is covered.
+Rule 2: the frontier never runs backwards, and a gap never reaches behind it: what is judged stays judged.
+Rule 3: a gap row counts for the rows received after it, never for those of the same millisecond; so the order
+of rows that share a ``received_at`` changes nothing.
+"""
+
+from dataclasses import dataclass, replace
+
+Gap = tuple[int, int | None]  # from when, until when (None: still open), in epoch milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """When we listened.
+
+    Attributes:
+        start_ms: the instant before which nothing is covered (or has been forgotten).
+        base_ms: covered time at ``start_ms``.
+        gaps: spans in which we did not listen, in order and disjoint; only the last may be open.
+    """
+
+    start_ms: int
+    base_ms: int = 0
+    gaps: tuple[Gap, ...] = ()
+
+    def covered(self, instant_ms: int) -> int:
+        """Return c(t) in milliseconds: how long we had been listening at ``instant_ms``."""
+        if instant_ms <= self.start_ms:
+            return self.base_ms
+        missed = 0
+        for opened, closed in self.gaps:
+            if opened >= instant_ms:
+                break
+            missed += (instant_ms if closed is None else min(closed, instant_ms)) - opened
+        return self.base_ms + instant_ms - self.start_ms - missed
+
+    def earliest(self, covered_ms: int) -> int | None:
+        """Return the earliest t with ``c(t) >= covered_ms``; None while an open gap keeps it from coming."""
+        at_ms, reached = self.start_ms, self.base_ms
+        for opened, closed in self.gaps:
+            span = opened - at_ms
+            if covered_ms - reached <= span:
+                break
+            if closed is None:
+                return None
+            at_ms, reached = closed, reached + span
+        return at_ms + max(0, covered_ms - reached)
+
+    def greatest(self, covered_ms: int) -> int | None:
+        """Return the greatest t with ``c(t) <= covered_ms``, which a still open gap does not reach.
+
+        None where there is none: less had been covered when we began.
+        """
+        at_ms, reached = self.start_ms, self.base_ms
+        if covered_ms < reached:
+            return None
+        for opened, closed in self.gaps:
+            span = opened - at_ms
+            if covered_ms - reached < span or closed is None:
+                break
+            at_ms, reached = closed, reached + span
+        return at_ms + covered_ms - reached
+
+    def open_gap(self, since_ms: int) -> "Coverage":
+        """Stand still from ``since_ms`` on; no effect while a gap is open."""
+        if self.gaps:
+            opened, closed = self.gaps[-1]
+            if closed is None:
+                return self
+            if since_ms <= closed:
+                return replace(self, gaps=(*self.gaps[:-1], (opened, None)))
+        return replace(self, gaps=(*self.gaps, (max(since_ms, self.start_ms), None)))
+
+    def close_gap(self, until_ms: int) -> "Coverage":
+        """Listen again from ``until_ms`` on; no effect without an open gap."""
+        if not self.gaps or self.gaps[-1][1] is not None:
+            return self
+        opened = self.gaps[-1][0]
+        return replace(self, gaps=(*self.gaps[:-1], (opened, max(opened, until_ms))))
+
+    def forget_before(self, instant_ms: int) -> "Coverage":
+        """Drop what lies before ``instant_ms``: the same c(t) from there on, in bounded space."""
+        if instant_ms <= self.start_ms:
+            return self
+        kept = tuple(
+            (max(opened, instant_ms), closed) for opened, closed in self.gaps if closed is None or closed > instant_ms
+        )
+        return Coverage(instant_ms, self.covered(instant_ms), kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Coverage, and how far it lets us judge.
+
+    Attributes:
+        coverage: when we listened, as known from the gap rows read.
+        newest_ms: the newest ``received_at`` read.
+        frontier_ms: messages and deadlines at or before it are judged; None before the first is.
+    """
+
+    coverage: Coverage
+    newest_ms: int
+    frontier_ms: int | None = None
+
+    @classmethod
+    def begin(cls, received_at_ms: int) -> "Listening":
+        """Begin with the first row ever received."""
+        return cls(Coverage(received_at_ms), received_at_ms)
+
+    def read(self, received_at_ms: int, allowed_lateness_ms: int) -> "Listening":
+        """Move to a row received at ``received_at_ms``."""
+        newest = max(self.newest_ms, received_at_ms)
+        reach = self.coverage.greatest(self.coverage.covered(newest) - allowed_lateness_ms)
+        if newest == self.newest_ms and (reach is None or reach == self.frontier_ms):
+            return self
+        if reach is None or (self.frontier_ms is not None and reach < self.frontier_ms):
+            reach = self.frontier_ms
+        return Listening(self.coverage, newest, reach)
+
+    def open_gap(self, row_ms: int, since_ms: int) -> "Listening":
+        """Take in a gap row received at ``row_ms`` that says we stopped listening at ``since_ms``."""
+        since = min(since_ms, row_ms)
+        if self.frontier_ms is not None:
+            since = max(since, self.frontier_ms)
+        return replace(self, coverage=self.coverage.open_gap(since))
+
+    def close_gap(self, row_ms: int, until_ms: int) -> "Listening":
+        """Take in a gap row received at ``row_ms`` that says we listen again from ``until_ms`` on."""
+        return replace(self, coverage=self.coverage.close_gap(max(until_ms, row_ms)))
+
+    def due_at(self, instant_ms: int, allowed_lateness_ms: int) -> int | None:
+        """Return the earliest ``received_at`` that moves the frontier to ``instant_ms``; None while a gap is open."""
+        return self.coverage.earliest(self.coverage.covered(instant_ms) + allowed_lateness_ms)
+
+    def pruned(self) -> "Listening":
+        """Drop the coverage behind the frontier."""
+        return self if self.frontier_ms is None else replace(self, coverage=self.coverage.forget_before(self.frontier_ms))

@@ -1,0 +1,381 @@
+"""One device: what is remembered of it, and how rows and silence act on it, in event-time order.
+
+Rule 1: ``expire`` and ``apply`` are called in event-time order; what they answer depends on nothing else.
+Rule 2: silence, death and forgetting count covered time; windows and holds count event time.
+Rule 3: every field has a bound, so that a device has one.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from fleetpulse.core.coverage import Coverage
+from fleetpulse.core.judgements import Judgement, Verdict, about
+from fleetpulse.core.machine import HELD, PRESENT, Mode, Trigger, next_mode
+from fleetpulse.core.messages import SIGNALS, Kind, Row
+from fleetpulse.core.policy import DEFAULT_CLASS, MAX_ERRORS, Policies, Rules
+
+NO_CODE: Final = "unknown"  # what an error without a code is remembered as
+
+
+@dataclass(slots=True)
+class Device:
+    """What is remembered of one device. Instants are epoch milliseconds (event time).
+
+    Attributes:
+        device_id: its identity; the other attributes may change.
+        life_ms: event time of the life's first row.
+        quiet_since_ms: since when silence counts: the last signal, or the registration.
+        quiet_covered_ms: covered time at that instant.
+        class_since_ms: since when it is of its class.
+        progress: for each step of the flagged sequence but the last, the latest start of a match so far.
+        progress_of: the sequence that ``progress`` is about.
+        held_until_ms: announced end of maintenance or update.
+        death_ms: when the newest will was delivered that no later signal has revoked.
+    """
+
+    device_id: str
+    site: str
+    device_class: str
+    gateway: str | None
+    life_ms: int
+    quiet_since_ms: int
+    quiet_covered_ms: int
+    mode: Mode = Mode.PROVISIONED
+    transition_no: int = 0
+    mode_since_ms: int = 0
+    class_since_ms: int = 0
+    last_seen_ms: int | None = None
+    boot: str | None = None
+    seq: int | None = None
+    reboots: int = 0
+    runtime_ms: int = 0
+    error_times_ms: tuple[int, ...] = ()
+    codes: tuple[str, ...] = ()
+    progress: tuple[int | None, ...] = ()
+    progress_of: tuple[str, ...] = ()
+    degraded_until_ms: int | None = None
+    flagged_until_ms: int | None = None
+    held_until_ms: int | None = None
+    death_ms: int | None = None
+    death_covered_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a device is judged by: when we listened, and the policies in force."""
+
+    coverage: Coverage
+    policies: Policies
+
+
+@dataclass(slots=True)
+class Fold:
+    """Folds the rows of devices, one device at a time.
+
+    Attributes:
+        world: coverage and policies, known at least up to the instants that are judged.
+        judgements: what came of it, in order.
+    """
+
+    world: World
+    judgements: list[Judgement] = field(default_factory=list[Judgement])
+
+    def run(self, device: Device | None, rows: list[Row], through_ms: int | None) -> Device | None:
+        """Apply rows (in `messages.order`), silence acting between them, then let it act up to ``through_ms``.
+
+        Returns:
+            The device afterwards; None where it is unknown or forgotten.
+        """
+        for row in rows:
+            assert row.event_time_ms is not None
+            device = self.expire(device, row.event_time_ms)
+            device = self.apply(device, row)
+        return device if through_ms is None else self.expire(device, through_ms + 1)
+
+    def expire(self, device: Device | None, before_ms: int) -> Device | None:
+        """Let deadlines act, earliest first, until none lies before ``before_ms``."""
+        while device is not None:
+            due = next_due(device, self.world)
+            if due is None or due[0] >= before_ms:
+                return device
+            device = self._act(device, *due)
+        return None
+
+    def apply(self, device: Device | None, row: Row) -> Device | None:
+        """Let one row act."""
+        if row.kind is Kind.REGISTRY:
+            return self._registry(device, row)
+        if row.kind is Kind.CONTROL:
+            self._control(device, row)
+        elif row.kind is Kind.DEATH:
+            self._death(device, row)
+        elif row.kind in SIGNALS:
+            return self._signal(device, row)
+        return device
+
+    def _rules(self, device: Device, instant_ms: int) -> Rules:
+        return self.world.policies.at(instant_ms).policy.of(device.device_class)
+
+    def _change(self, device: Device, trigger: Trigger, at_ms: int, row: Row | None = None, why: str = "") -> None:
+        """Take the way that the table gives, and write it down; nothing where it leads nowhere."""
+        mode = next_mode(
+            device.mode,
+            trigger,
+            heard=device.last_seen_ms is not None,
+            degraded=device.degraded_until_ms is not None,
+            flagged=device.flagged_until_ms is not None,
+        )
+        if mode is device.mode:
+            return
+        dated = self.world.policies.at(at_ms)
+        shown = dated.policy.of(device.device_class).last_errors
+        device.transition_no += 1
+        self.judgements.append(
+            Judgement(
+                Verdict.TRANSITION,
+                device.device_id,
+                site=device.site,
+                event_time_ms=at_ms,
+                device_class=device.device_class,
+                life_ms=device.life_ms,
+                transition_no=device.transition_no,
+                from_mode=device.mode,
+                to_mode=mode,
+                trigger=trigger,
+                last_seen_ms=device.last_seen_ms,
+                runtime_ms=device.runtime_ms,
+                last_errors=device.codes[-shown:] if shown else (),
+                gateway=device.gateway,
+                policy_version=dated.policy.version,
+                received_at_ms=row.received_at_ms if row else None,
+                message_kind=row.kind.value if row else None,
+                boot=row.boot if row else None,
+                seq=row.seq if row else None,
+                reason=why or None,
+            )
+        )
+        device.mode, device.mode_since_ms = mode, at_ms
+        if mode not in HELD:
+            device.held_until_ms = None
+
+    def _act(self, device: Device, at_ms: int, trigger: Trigger) -> Device | None:
+        """Let one deadline act."""
+        if trigger is Trigger.RECOVERED:
+            device.degraded_until_ms = None
+        elif trigger is Trigger.HOLD_OVER:
+            device.flagged_until_ms = None
+        elif trigger is Trigger.UNTIL:
+            device.held_until_ms = None
+        self._change(device, trigger, at_ms)
+        return None if device.mode is Mode.FORGOTTEN else device
+
+    def _born(self, row: Row, device_class: str) -> Device:
+        assert row.event_time_ms is not None
+        at_ms = row.event_time_ms
+        return Device(
+            row.device_id,
+            row.site,
+            device_class,
+            row.gateway,
+            life_ms=at_ms,
+            quiet_since_ms=at_ms,
+            quiet_covered_ms=self.world.coverage.covered(at_ms),
+            mode_since_ms=at_ms,
+            class_since_ms=at_ms,
+        )
+
+    def _registry(self, device: Device | None, row: Row) -> Device | None:
+        assert row.event_time_ms is not None
+        content, at_ms = row.contents(), row.event_time_ms
+        operation = content.get("op")
+        if operation == "decommission":
+            if device is None:
+                self._refuse(row, "there is no such device to decommission")
+            else:
+                self._change(device, Trigger.DECOMMISSION, at_ms, row)
+            return device
+        if operation != "add":
+            self._refuse(row, f'a registry row adds or decommissions; got "{operation}"')
+            return device
+        device_class = str(content.get("class") or DEFAULT_CLASS)
+        if device is None:
+            device = self._born(row, device_class)
+        elif device.mode is Mode.DECOMMISSIONED:
+            self._recommission(device, row)
+        if device.device_class != device_class:
+            device.device_class, device.class_since_ms = device_class, at_ms
+        device.site, device.gateway = row.site, content.get("gateway") or device.gateway
+        return device
+
+    def _recommission(self, device: Device, row: Row) -> None:
+        assert row.event_time_ms is not None
+        device.last_seen_ms = device.boot = device.seq = None
+        device.degraded_until_ms = device.flagged_until_ms = device.death_ms = device.death_covered_ms = None
+        device.error_times_ms, device.progress = (), ()
+        device.quiet_since_ms = row.event_time_ms
+        device.quiet_covered_ms = self.world.coverage.covered(row.event_time_ms)
+        self._change(device, Trigger.REGISTERED, row.event_time_ms, row)
+
+    def _control(self, device: Device | None, row: Row) -> None:
+        assert row.event_time_ms is not None
+        content, at_ms = row.contents(), row.event_time_ms
+        operation = content.get("op")
+        if device is None or device.mode is Mode.DECOMMISSIONED:
+            self._refuse(row, "there is no such device in service")
+        elif operation == "release":
+            device.flagged_until_ms = None
+            device.progress = ()
+            self._change(device, Trigger.RELEASED, at_ms, row)
+        elif operation in ("maintain", "update"):
+            until, longest = content.get("until"), self._rules(device, at_ms).longest_hold_ms
+            if type(until) is not int or not at_ms < until <= at_ms + longest:
+                self._refuse(row, f"until lies after the command, by {longest} ms at most; got {until}")
+                return
+            trigger = Trigger.MAINTAIN if operation == "maintain" else Trigger.UPDATE
+            self._change(device, trigger, at_ms, row)
+            device.held_until_ms = until
+        else:
+            self._refuse(row, f'a control row maintains, updates or releases; got "{operation}"')
+
+    def _refuse(self, row: Row, why: str) -> None:
+        self.judgements.append(about(row, Verdict.REFUSED, why))
+
+    def _death(self, device: Device | None, row: Row) -> None:
+        """Note a will: silence has its grace left. One of an earlier boot says nothing about this one."""
+        if device is None or device.mode is Mode.DECOMMISSIONED:
+            return
+        if row.boot is not None and device.boot is not None and row.boot != device.boot:
+            return
+        assert row.event_time_ms is not None
+        device.death_ms = row.event_time_ms
+        device.death_covered_ms = self.world.coverage.covered(row.event_time_ms)
+
+    def _signal(self, device: Device | None, row: Row) -> Device | None:
+        assert row.event_time_ms is not None
+        at_ms = row.event_time_ms
+        if device is None:
+            if self.world.policies.at(at_ms).policy.unknown_devices == "quarantine":
+                self.judgements.append(about(row, Verdict.UNKNOWN_DEVICE, "nobody registered this device"))
+                return None
+            device = self._born(row, DEFAULT_CLASS)
+        if device.mode is Mode.DECOMMISSIONED:
+            self.judgements.append(about(row, Verdict.AFTER_DECOMMISSION, "the device is out of service"))
+            return device
+        self._heard(device, row)
+        if device.death_ms is None or row.received_at_ms > device.death_ms:
+            device.death_ms = device.death_covered_ms = None
+            self._change(device, Trigger.SIGNAL, at_ms, row)
+        if row.kind is Kind.ERROR:
+            self._error(device, row)
+        return device
+
+    def _heard(self, device: Device, row: Row) -> None:
+        """Note a signal: last seen, runtime, reboots, gateway."""
+        assert row.event_time_ms is not None
+        at_ms, covered = row.event_time_ms, self.world.coverage.covered(row.event_time_ms)
+        gap = covered - device.quiet_covered_ms
+        present = device.mode in PRESENT or device.mode in HELD
+        if device.last_seen_ms is not None and present and gap <= self._rules(device, at_ms).timeout_ms:
+            device.runtime_ms += gap
+        backwards = row.seq is not None and device.seq is not None and row.seq < device.seq
+        if backwards or (row.boot is not None and device.boot is not None and row.boot != device.boot):
+            device.reboots += 1
+        device.last_seen_ms = device.quiet_since_ms = at_ms
+        device.quiet_covered_ms = covered
+        device.boot = row.boot if row.boot is not None else device.boot
+        device.seq = row.seq if row.seq is not None else device.seq
+        device.gateway = row.gateway if row.gateway is not None else device.gateway
+
+    def _error(self, device: Device, row: Row) -> None:
+        """Count an error into the facts: degraded by number, flagged by order."""
+        assert row.event_time_ms is not None
+        at_ms, rules = row.event_time_ms, self._rules(device, row.event_time_ms)
+        device.error_times_ms = (*device.error_times_ms, at_ms)[-MAX_ERRORS:]
+        device.codes = (*device.codes, row.code or NO_CODE)[-MAX_ERRORS:]
+        newest = device.error_times_ms[-rules.degraded_errors :]
+        if len(newest) == rules.degraded_errors and at_ms - newest[0] <= rules.degraded_window_ms:
+            device.degraded_until_ms = newest[0] + rules.degraded_window_ms
+            self._change(device, Trigger.ERRORS, at_ms, row)
+        if _advance(device, rules, row.code or NO_CODE, at_ms):
+            device.flagged_until_ms = at_ms + rules.flagged_hold_ms
+            self._change(device, Trigger.SEQUENCE, at_ms, row)
+
+
+def _advance(device: Device, rules: Rules, code: str, at_ms: int) -> bool:
+    """Advance the sequence by one code; True where that completes it. The latest start of each prefix is kept."""
+    steps = rules.flagged_codes
+    progress: list[int | None] = [None] * (len(steps) - 1)
+    if device.progress_of == steps and device.progress:
+        progress = list(device.progress)
+    complete = False
+    for step in reversed(range(len(steps))):
+        if steps[step] != code:
+            continue
+        start = at_ms if step == 0 else progress[step - 1]
+        if start is None or at_ms - start > rules.flagged_window_ms:
+            continue
+        if step == len(steps) - 1:
+            complete = True
+        else:
+            progress[step] = start
+    started = any(start is not None for start in progress)
+    device.progress, device.progress_of = (tuple(progress), steps) if started else ((), ())
+    return complete
+
+
+def next_due(device: Device, world: World) -> tuple[int, Trigger] | None:
+    """Return the earliest deadline of a device and what acts then; silence before facts at the same instant."""
+    due = [item for item in _deadlines(device, world) if item is not None]
+    return min(due, key=lambda item: item[0]) if due else None
+
+
+def _deadlines(device: Device, world: World) -> Iterator[tuple[int, Trigger] | None]:
+    """Yield deadlines in the order in which they act at the same instant."""
+    held = device.held_until_ms if device.mode in HELD else None
+    if device.mode in PRESENT or device.mode in HELD or device.mode is Mode.PROVISIONED:
+        yield _not_before(_silent(device, world, lambda rules: rules.timeout_ms), held, Trigger.SILENCE)
+        if device.mode is not Mode.PROVISIONED:
+            yield _not_before(_dead(device, world), held, Trigger.DEATH)
+    if held is not None:
+        yield held, Trigger.UNTIL
+    if device.degraded_until_ms is not None:
+        yield device.degraded_until_ms, Trigger.RECOVERED
+    if device.flagged_until_ms is not None:
+        yield device.flagged_until_ms, Trigger.HOLD_OVER
+    if device.mode is Mode.OFFLINE:
+        yield _not_before(_silent(device, world, lambda rules: rules.forget_after_ms), device.mode_since_ms, Trigger.FORGET)
+    if device.mode is Mode.DECOMMISSIONED:
+        yield _out_of_service(device, world), Trigger.FORGET
+
+
+def _not_before(due_ms: int | None, least_ms: int | None, trigger: Trigger) -> tuple[int, Trigger] | None:
+    if due_ms is None:
+        return None
+    return (due_ms if least_ms is None else max(due_ms, least_ms)), trigger
+
+
+def _silent(device: Device, world: World, limit: Callable[[Rules], int]) -> int | None:
+    """Return when silence reaches a limit, each instant by the policy then in force."""
+    for dated, since_ms, end_ms in world.policies.spans(device.quiet_since_ms):
+        limit_ms = limit(dated.policy.of(device.device_class))
+        due_ms = world.coverage.earliest(device.quiet_covered_ms + limit_ms)
+        if due_ms is not None:
+            due_ms = max(due_ms, since_ms, device.class_since_ms)
+            if end_ms is None or due_ms < end_ms:
+                return due_ms
+    return None
+
+
+def _dead(device: Device, world: World) -> int | None:
+    """Return when the grace after the will is over."""
+    if device.death_ms is None or device.death_covered_ms is None:
+        return None
+    grace_ms = world.policies.at(device.death_ms).policy.of(device.device_class).death_grace_ms
+    due_ms = world.coverage.earliest(device.death_covered_ms + grace_ms)
+    return None if due_ms is None else max(due_ms, device.death_ms)
+
+
+def _out_of_service(device: Device, world: World) -> int:
+    rules = world.policies.at(device.mode_since_ms).policy.of(device.device_class)
+    return device.mode_since_ms + rules.forget_after_ms

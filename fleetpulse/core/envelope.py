@@ -1,0 +1,65 @@
+"""History travels in an envelope: who recorded it, which line it was, when it was received; then the raw payload.
+
+One JSON header, one line feed, the payload's own bytes: they are never decoded on the way, so they cannot change.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+TOPIC_PREFIX: Final = "replay/"
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """One line of a recording.
+
+    Attributes:
+        recording: the recording's id.
+        line: its number, from 0, without holes.
+        received_at_ms: when it was received in its own time; None on the last line.
+        topic: the topic it was published on; None on the last line.
+        payload: its raw bytes.
+        end: True on the line after the last.
+    """
+
+    recording: str
+    line: int
+    received_at_ms: int | None
+    topic: str | None
+    payload: bytes
+    end: bool = False
+
+
+def wrap(envelope: Envelope) -> bytes:
+    """Write an envelope as the payload of a message on ``replay/<recording>``."""
+    header: dict[str, Any] = {"recording": envelope.recording, "line": envelope.line}
+    if envelope.end:
+        header["end"] = True
+    else:
+        header |= {"received_at_ms": envelope.received_at_ms, "topic": envelope.topic}
+    return json.dumps(header, separators=(",", ":")).encode() + b"\n" + envelope.payload
+
+
+def unwrap(payload: bytes) -> Envelope:
+    """Read an envelope.
+
+    Raises:
+        ValueError: it is not one; the message says why.
+    """
+    head, separator, body = payload.partition(b"\n")
+    if not separator:
+        raise ValueError("no line feed after the header")
+    header = json.loads(head)
+    if not isinstance(header, dict):
+        raise ValueError("the header is not a JSON object")
+    recording, line = header.get("recording"), header.get("line")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    received_at_ms, topic = header.get("received_at_ms"), header.get("topic")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    end = header.get("end") is True  # pyright: ignore[reportUnknownMemberType]
+    if not isinstance(recording, str) or type(line) is not int or line < 0:  # pyright: ignore[reportUnknownArgumentType]
+        raise ValueError("recording must be a text and line a whole number from 0")
+    if end:
+        return Envelope(recording, line, None, None, body, end=True)
+    if type(received_at_ms) is not int or not isinstance(topic, str):  # pyright: ignore[reportUnknownArgumentType]
+        raise ValueError("received_at_ms must be a whole number and topic a text")
+    return Envelope(recording, line, received_at_ms, topic, body)

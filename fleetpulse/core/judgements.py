@@ -1,0 +1,66 @@
+"""Judgements: what the fold says, one row each."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fleetpulse.core.machine import Mode, Trigger
+from fleetpulse.core.messages import Row
+
+
+class Verdict(StrEnum):
+    """The kinds of judgement; `judgements` is partitioned by them."""
+
+    TRANSITION = "transition"  # a device changed its mode
+    LATE = "late"  # a message came when its time had been judged
+    CLOCK = "clock"  # a message whose event time cannot be believed
+    DUPLICATE = "duplicate"  # a copy of a message that was waiting
+    AFTER_DECOMMISSION = "after_decommission"  # a signal of a device out of service
+    UNKNOWN_DEVICE = "unknown_device"  # a signal of a device that nobody registered, where the policy forbids it
+    REFUSED = "refused"  # a command, registry or policy row that cannot take effect
+    SUMMARY = "summary"  # how many devices of a key group are in which mode
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One judgement; times in epoch milliseconds, what does not apply is None. Columns: core/tables.py."""
+
+    kind: Verdict
+    device_id: str
+    site: str | None = None
+    event_time_ms: int | None = None
+    device_class: str | None = None
+    life_ms: int | None = None
+    transition_no: int | None = None
+    from_mode: Mode | None = None
+    to_mode: Mode | None = None
+    trigger: Trigger | None = None
+    last_seen_ms: int | None = None
+    runtime_ms: int | None = None
+    last_errors: tuple[str, ...] = ()
+    gateway: str | None = None
+    policy_version: str | None = None
+    received_at_ms: int | None = None
+    message_kind: str | None = None
+    boot: str | None = None
+    seq: int | None = None
+    reason: str | None = None
+    late_by_ms: int | None = None
+    key_group: int | None = None
+    counts: str | None = None
+
+
+def about(row: Row, kind: Verdict, reason: str, late_by_ms: int | None = None) -> Judgement:
+    """Say of a message why it was not judged."""
+    return Judgement(
+        kind,
+        row.device_id,
+        site=row.site,
+        event_time_ms=row.event_time_ms,
+        gateway=row.gateway,
+        received_at_ms=row.received_at_ms,
+        message_kind=row.kind.value,
+        boot=row.boot,
+        seq=row.seq,
+        reason=reason,
+        late_by_ms=late_by_ms,
+    )

@@ -1,0 +1,174 @@
+"""The definition: a verdict is a pure function of the rows received.
+
+``replay`` reads all rows at once. The stream must say the same, however its rows were cut into batches and
+however often it was killed; the laws in ``tests/property`` compare the two.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fleetpulse.core.coverage import Listening
+from fleetpulse.core.device import Device, Fold, World
+from fleetpulse.core.judgements import Judgement, Verdict, about
+from fleetpulse.core.messages import FOR_EVERYONE, RANK, Clock, Identity, Kind, Row, identity, order
+from fleetpulse.core.policy import Dated, Policies, PolicyFault, from_normalised
+from fleetpulse.core.times import format_duration
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What belongs to an installation, not to its policy. Durations in milliseconds.
+
+    Attributes:
+        allowed_lateness_ms: how late a message may come and still be judged; at least a second.
+        max_clock_lead_ms: how far ahead of us a device's clock may be.
+    """
+
+    allowed_lateness_ms: int = 60_000
+    max_clock_lead_ms: int = 300_000
+
+
+@dataclass(slots=True)
+class Intake:
+    """Reads rows in the order of their ``received_at``: what they say about us, and which of them wait to be judged.
+
+    Attributes:
+        deployment: lateness and clock lead.
+        listening: coverage and frontier; None before the first row.
+        policies: those known so far.
+        judgements: what is said of messages that are not judged.
+    """
+
+    deployment: Deployment
+    listening: Listening | None
+    policies: Policies
+    judgements: list[Judgement]
+
+    def read(self, row: Row) -> bool:
+        """Take in one row; True where it is a device's and waits for its time."""
+        listening = self.listening or Listening.begin(row.received_at_ms)
+        listening = listening.read(row.received_at_ms, self.deployment.allowed_lateness_ms)
+        if row.kind is Kind.GAP:
+            listening = self._gap(listening, row)
+        self.listening = listening
+        if row.kind is Kind.POLICY:
+            self._policy(listening, row)
+        return row.kind not in FOR_EVERYONE and self._in_time(listening, row)
+
+    def _gap(self, listening: Listening, row: Row) -> Listening:
+        content = row.contents()
+        operation, since_ms, until_ms = content.get("op"), content.get("from"), content.get("until")
+        if operation == "open" and type(since_ms) is int:
+            return listening.open_gap(row.received_at_ms, since_ms)
+        if operation == "close" and type(until_ms) is int:
+            return listening.close_gap(row.received_at_ms, until_ms)
+        self.judgements.append(about(row, Verdict.REFUSED, "a gap row opens from an instant or closes until one"))
+        return listening
+
+    def _policy(self, listening: Listening, row: Row) -> None:
+        assert row.event_time_ms is not None
+        if not self._in_time(listening, row):
+            return
+        try:
+            policy = from_normalised(row.contents().get("policy", {}))
+        except PolicyFault as fault:
+            self.judgements.append(about(row, Verdict.REFUSED, str(fault)))
+            return
+        dated = Dated(row.event_time_ms, row.received_at_ms, policy.version, policy)
+        self.policies = self.policies.including(dated)
+
+    def _in_time(self, listening: Listening, row: Row) -> bool:
+        """Whether a row may still act; if not, say why."""
+        if row.event_time_ms is None or row.clock is Clock.INVALID:
+            self.judgements.append(about(row, Verdict.CLOCK, row.note or "ts is not a time"))
+            return False
+        lead_ms = row.event_time_ms - row.received_at_ms
+        if row.clock is Clock.DEVICE and lead_ms > self.deployment.max_clock_lead_ms:
+            self.judgements.append(about(row, Verdict.CLOCK, f"clock ahead by {format_duration(lead_ms)}"))
+            return False
+        frontier_ms = listening.frontier_ms
+        if frontier_ms is None or row.event_time_ms > frontier_ms:
+            return True
+        if row.kind in (Kind.REGISTRY, Kind.CONTROL, Kind.POLICY):
+            self.judgements.append(about(row, Verdict.REFUSED, "effective_from lies in what has been judged"))
+        else:
+            why = f"clock behind by {format_duration(-lead_ms)}, or held up on the way"
+            self.judgements.append(about(row, Verdict.LATE, why, late_by_ms=frontier_ms - row.event_time_ms))
+        return False
+
+
+def arrival(row: Row) -> tuple[int, int, int]:
+    """Return the key by which rows are read: ``received_at``, with a fixed order among equals."""
+    return (row.received_at_ms, -RANK[row.kind], row.digest)
+
+
+Waiting = dict[Identity, Row]
+
+
+def wait(waiting: Waiting, row: Row) -> Judgement | None:
+    """Put a row among the waiting; of copies the one received first counts, and the other is said to be a duplicate."""
+    key = identity(row)
+    other = waiting.get(key)
+    if other is None:
+        waiting[key] = row
+        return None
+    first, copy = sorted((other, row), key=lambda each: (each.received_at_ms, each.digest, each.site, each.gateway or ""))
+    waiting[key] = first
+    return about(copy, Verdict.DUPLICATE, "the copy received first counts")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a history comes to.
+
+    Attributes:
+        judgements: every judgement.
+        devices: the devices with a state at the frontier, by id.
+        waiting: the rows whose time has not come.
+        listening: coverage and frontier; None without rows.
+        policies: the policies known.
+    """
+
+    judgements: list[Judgement]
+    devices: dict[str, Device]
+    waiting: list[Row]
+    listening: Listening | None
+    policies: Policies
+
+
+def outcome(rows: Iterable[Row], deployment: Deployment) -> Outcome:
+    """Judge a history up to its frontier.
+
+    Args:
+        rows: in any order; ``received_at`` says in which they count.
+        deployment: lateness and clock lead.
+    """
+    intake = Intake(deployment, None, Policies(), [])
+    by_device: dict[str, Waiting] = {}
+    for row in sorted(rows, key=arrival):
+        if intake.read(row):
+            copy = wait(by_device.setdefault(row.device_id, {}), row)
+            if copy:
+                intake.judgements.append(copy)
+    if intake.listening is None:
+        return Outcome([], {}, [], None, intake.policies)
+    frontier_ms = intake.listening.frontier_ms
+    fold = Fold(World(intake.listening.coverage, intake.policies), intake.judgements)
+    devices: dict[str, Device] = {}
+    waiting: list[Row] = []
+    for device_id, messages in by_device.items():
+        ordered = sorted(messages.values(), key=order)
+        due = [row for row in ordered if frontier_ms is not None and order(row)[0] <= frontier_ms]
+        waiting += ordered[len(due) :]
+        device = fold.run(None, due, frontier_ms)
+        if device is not None:
+            devices[device_id] = device
+    return Outcome(fold.judgements, devices, waiting, intake.listening, intake.policies)
+
+
+def replay(rows: Iterable[Row], deployment: Deployment) -> list[Judgement]:
+    """Return every judgement that follows from ``rows``, in no particular order."""
+    return outcome(rows, deployment).judgements
+
+
+__all__ = ["Deployment", "Intake", "Outcome", "Waiting", "arrival", "outcome", "replay", "wait"]

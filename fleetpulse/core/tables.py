@@ -1,0 +1,164 @@
+"""The tables as data: columns, units, meaning, key and partitioning. The data dictionary is generated from here.
+
+Types are those that every reader has: string, long, int, timestamp (UTC, microseconds), binary.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column.
+
+    Attributes:
+        name: as stored.
+        type: string, long, int, timestamp or binary.
+        meaning: what it says, with its unit.
+        required: whether every row has it.
+    """
+
+    name: str
+    type: str
+    meaning: str
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One Delta table.
+
+    Attributes:
+        name: folder below the home's ``tables``.
+        meaning: what a row is.
+        key: the columns that identify a row.
+        columns: in stored order.
+        partitioned_by: partition columns.
+    """
+
+    name: str
+    meaning: str
+    key: tuple[str, ...]
+    columns: tuple[Column, ...]
+    partitioned_by: tuple[str, ...] = ()
+
+
+_ARRIVAL: Final = (
+    Column("origin", "string", "the door: mqtt, replay, command or bridge", required=True),
+    Column("recording", "string", "id of the recording a row was played from"),
+    Column("line", "long", "its line there, from 0"),
+    Column("bridge", "string", "the bridge that had it", required=True),
+    Column("segment", "long", "number of the bridge's segment that carried it", required=True),
+)
+
+MESSAGES: Final = Table(
+    "messages",
+    "Bronze: every message that could be decoded, and our own rows, in order of received_at.",
+    ("bridge", "segment", "device_id", "kind", "event_time", "digest"),
+    (
+        Column("received_at", "timestamp", "when the bridge had it in its hands", required=True),
+        Column("event_time", "timestamp", "when it happened, on the device's clock; null where that is no time"),
+        Column("kind", "string", "heartbeat, telemetry, error, birth, death; control, registry, policy, gap, tick", True),
+        Column("device_id", "string", "the device; _ for everybody", required=True),
+        Column("site", "string", "the topic's site", required=True),
+        Column("clock", "string", "where event_time comes from: device, received, invalid", required=True),
+        Column("boot", "string", "names the device's run since its last start"),
+        Column("seq", "long", "the device's message counter"),
+        Column("uptime_s", "long", "seconds since the device's last start"),
+        Column("code", "string", "error code"),
+        Column("firmware", "string", "firmware version"),
+        Column("gateway", "string", "through whom it came"),
+        Column("metrics", "string", "JSON object of measured values"),
+        Column("body", "string", "JSON object of our own rows"),
+        Column("note", "string", "what is odd about it, with a hint"),
+        Column("digest", "long", "64 bits of BLAKE2b over the payload's bytes", required=True),
+        Column("device_hash", "long", "64 bits of BLAKE2b over the device id: its place among the key groups", required=True),
+        *_ARRIVAL,
+    ),
+)
+
+QUARANTINE: Final = Table(
+    "quarantine",
+    "Messages that could not be decoded, with their raw bytes.",
+    ("bridge", "segment", "topic", "received_at"),
+    (
+        Column("received_at", "timestamp", "when the bridge had it in its hands", required=True),
+        Column("topic", "string", "as published", required=True),
+        Column("payload", "binary", "its raw bytes"),
+        Column("reason", "string", "one word to count by: topic, json, field, size, depth, reserved", required=True),
+        Column("detail", "string", "the rule, what was got, what to do", required=True),
+        *_ARRIVAL,
+    ),
+)
+
+COVERAGE: Final = Table(
+    "coverage",
+    "Spans in which we were not listening; a span is two rows, open and close.",
+    ("bridge", "received_at"),
+    (
+        Column("received_at", "timestamp", "when the row was written", required=True),
+        Column("op", "string", "open or close", required=True),
+        Column("at", "timestamp", "the span's first instant, or the one from which we listen again", required=True),
+        Column("why", "string", "start, broker, bridge, network or disk"),
+        *_ARRIVAL,
+    ),
+)
+
+DEVICES: Final = Table(
+    "devices",
+    "The registry: every change of it; the newest of a device is what it is.",
+    ("device_id", "effective_from"),
+    (
+        Column("received_at", "timestamp", "when the change was received", required=True),
+        Column("effective_from", "timestamp", "from when it is in effect", required=True),
+        Column("device_id", "string", "the device", required=True),
+        Column("site", "string", "its site", required=True),
+        Column("op", "string", "add or decommission", required=True),
+        Column("device_class", "string", "its class, which chooses its rules"),
+        Column("gateway", "string", "through whom it comes"),
+        *_ARRIVAL,
+    ),
+)
+
+JUDGEMENTS: Final = Table(
+    "judgements",
+    "What the lifecycle job says, one row each; transitions, late_events and the like are readings of it.",
+    ("kind", "device_id", "life", "transition_no"),
+    (
+        Column("kind", "string", "transition, late, clock, duplicate, after_decommission, unknown_device, refused, summary"),
+        Column("device_id", "string", "the device"),
+        Column("site", "string", "its site"),
+        Column("event_time", "timestamp", "when it happened: of the message, or of the deadline"),
+        Column("device_class", "string", "its class then"),
+        Column("life", "timestamp", "event time of the first row of the device's life"),
+        Column("transition_no", "long", "number of the transition in that life, from 1"),
+        Column("from_mode", "string", "mode before"),
+        Column("to_mode", "string", "mode after"),
+        Column("trigger", "string", "what moved it"),
+        Column("last_seen", "timestamp", "event time of the last signal judged"),
+        Column("runtime_ms", "long", "cumulative runtime, in milliseconds of covered time"),
+        Column("last_errors", "string", "JSON array of the last error codes, oldest first"),
+        Column("gateway", "string", "through whom it came last"),
+        Column("policy_version", "string", "digest of the policy in force"),
+        Column("received_at", "timestamp", "when the message was received that it is about; null for a deadline"),
+        Column("message_kind", "string", "kind of that message"),
+        Column("boot", "string", "boot of that message"),
+        Column("seq", "long", "seq of that message"),
+        Column("reason", "string", "why, in words"),
+        Column("late_by_ms", "long", "how far behind the frontier the message lay, in milliseconds"),
+        Column("key_group", "int", "the key group of a summary"),
+        Column("counts", "string", "JSON object: devices by mode in that key group, and the messages that wait"),
+        Column("judged_at", "timestamp", "when the batch ran; not part of a comparison"),
+        Column("generation", "int", "generation of the job; not part of a comparison"),
+    ),
+    ("kind",),
+)
+
+TABLES: Final = (MESSAGES, QUARANTINE, COVERAGE, DEVICES, JUDGEMENTS)
+READINGS: Final = {
+    "transitions": "transition",
+    "late_events": "late",
+    "clock_faults": "clock",
+    "duplicates": "duplicate",
+    "refusals": "refused",
+}

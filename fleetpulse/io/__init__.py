@@ -1,0 +1,1 @@
+"""Adapters: one thin file for each third party, and nothing that decides."""

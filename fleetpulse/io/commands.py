@@ -1,0 +1,40 @@
+"""The spool of operators' commands: written whole, taken by the bridge, which stamps them."""
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages import Origin, Rejection, decode
+from fleetpulse.io.home import Home
+
+Command = tuple[str, Mapping[str, Any]]  # topic and payload
+
+
+def spool(home: Home, commands: Sequence[Command]) -> None:
+    """Hand commands to the bridge, all of them or none; it takes them when it runs.
+
+    Raises:
+        FleetError: one of them is not a command; nothing was written.
+    """
+    faults: list[str] = []
+    for topic, payload in commands:
+        row = decode(topic, json.dumps(payload).encode(), int(time.time() * 1000), Origin.COMMAND)
+        if isinstance(row, Rejection):
+            faults.append(row.detail)
+    if faults:
+        raise FleetError("; ".join(faults[:20]))
+    name = f"{int(time.time() * 1000)}-{secrets.token_hex(4)}.json"
+    fresh = home.commands / f".{name}.new"
+    try:
+        home.commands.mkdir(parents=True, exist_ok=True)
+        with fresh.open("w") as file:
+            json.dump([{"topic": topic, "payload": payload} for topic, payload in commands], file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(home.commands / name)
+    except OSError as error:
+        raise FleetError(f'cannot write to "{home.commands}" ({error.strerror}); free some space and try again') from None

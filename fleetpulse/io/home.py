@@ -1,0 +1,184 @@
+"""A home: the folder in which one installation keeps everything, and the lock that lets one run use it."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.times import format_duration
+
+HOME_VERSION: Final = 1
+KEY_GROUPS: Final = 8  # fixed for a generation: 8 groups carry about 100,000 devices
+BRIDGE: Final = "bridge-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The paths of one installation.
+
+    Attributes:
+        path: its folder.
+    """
+
+    path: Path
+
+    @property
+    def broker(self) -> Path:
+        """The embedded broker's store, configuration and credentials."""
+        return self.path / "broker"
+
+    @property
+    def segments(self) -> Path:
+        """Segments of the bridge that have not been landed, and its newest."""
+        return self.path / "segments" / BRIDGE
+
+    @property
+    def commands(self) -> Path:
+        """The spool of operators' commands."""
+        return self.path / "commands"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint of the lifecycle job."""
+        return self.path / "checkpoints" / "lifecycle" / "gen-0001"
+
+    @property
+    def logs(self) -> Path:
+        """One log a process."""
+        return self.path / "logs"
+
+    @property
+    def mapping(self) -> Path:
+        """The mapping file for devices that cannot speak our format; it may be absent."""
+        return self.path / "mapping.toml"
+
+    def table(self, name: str) -> Path:
+        """The folder of a Delta table."""
+        return self.path / "tables" / name
+
+    def run(self, name: str) -> Path:
+        """The status file of a process."""
+        return self.path / "run" / f"{name}.json"
+
+    def exists(self) -> bool:
+        """Whether somebody has begun to use it."""
+        return (self.path / "home.json").exists()
+
+    def record(self) -> dict[str, Any]:
+        """Return what was written down when the home was made.
+
+        Raises:
+            FleetError: there is no home, or of a form that this version does not know.
+        """
+        try:
+            record = json.loads((self.path / "home.json").read_text())
+        except FileNotFoundError:
+            raise FleetError(
+                f'there is no fleet in "{self.path}"; begin one with: ./fleet up --home {self.path}, or name another with --home'
+            ) from None
+        except ValueError as error:
+            raise FleetError(f'"{self.path}/home.json" is damaged ({error}); restore it, or begin another home') from None
+        if record.get("version") != HOME_VERSION:
+            raise FleetError(
+                f'the home "{self.path}" has form {record.get("version")}; this version knows {HOME_VERSION}; '
+                f"use the fleetpulse that made it, or another home"
+            )
+        return record
+
+    def deployment(self) -> Deployment:
+        """Return lateness and clock lead, as they were fixed when the home was made."""
+        return Deployment(**self.record()["deployment"])
+
+    def key_groups(self) -> int:
+        """Return the number of key groups, as it was fixed when the home was made."""
+        return int(self.record()["key_groups"])
+
+    def prepare(self, deployment: Deployment | None) -> None:
+        """Make the home, or check that it was made for the same deployment.
+
+        Args:
+            deployment: lateness and clock lead that were asked for; None takes what is there, or the defaults.
+
+        Raises:
+            FleetError: it is another deployment's, or cannot be written.
+        """
+        if self.exists():
+            made_for = self.deployment()
+            if deployment is not None and deployment != made_for:
+                raise FleetError(
+                    f'the home "{self.path}" judges with a lateness of {format_duration(made_for.allowed_lateness_ms)} '
+                    f"and a clock lead of {format_duration(made_for.max_clock_lead_ms)}; got "
+                    f"{format_duration(deployment.allowed_lateness_ms)} and {format_duration(deployment.max_clock_lead_ms)}; "
+                    f"leave them out, or name another --home"
+                )
+        else:
+            record = {
+                "version": HOME_VERSION,
+                "deployment": asdict(deployment or Deployment()),
+                "key_groups": KEY_GROUPS,
+                "recordings": {},
+            }
+            self._write_record(record)
+        for folder in (self.broker, self.segments, self.commands, self.logs, self.path / "run", self.path / "tables"):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def remember(self, recording: str, facts: dict[str, Any]) -> None:
+        """Write down what a recording is played with, so that the same command can go on with it."""
+        record = self.record()
+        record["recordings"][recording] = facts
+        self._write_record(record)
+
+    def _write_record(self, record: dict[str, Any]) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            fresh = self.path / "home.json.new"
+            fresh.write_text(json.dumps(record, indent=1))
+            fresh.replace(self.path / "home.json")
+        except OSError as error:
+            raise FleetError(
+                f'the home "{self.path}" cannot be written ({error.strerror}); free some space, or name another with --home'
+            ) from None
+
+    @contextmanager
+    def locked(self, by: str) -> Iterator[None]:
+        """Hold the home for one run; the operating system lets go of it whatever way the process dies.
+
+        Raises:
+            FleetError: another run holds it.
+        """
+        with (self.path / "lock").open("a+") as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held.seek(0)
+                other = held.read().strip() or "another run"
+                raise FleetError(
+                    f'the home "{self.path}" is in use by {other}; stop it with: ./fleet down --home {self.path}, '
+                    f"or name another with --home"
+                ) from None
+            held.truncate(0)
+            held.write(f"{by} (process {os.getpid()})")
+            held.flush()
+            try:
+                yield
+            finally:
+                held.truncate(0)
+
+    def owner(self) -> int | None:
+        """Return the process that holds the home; None where nobody does."""
+        try:
+            with (self.path / "lock").open("r+") as held:
+                try:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    text = held.read()
+                    return int(text.rsplit(" ", 1)[-1].rstrip(")\n")) if "process" in text else None
+        except FileNotFoundError:
+            pass
+        return None

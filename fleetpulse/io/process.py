@@ -1,0 +1,132 @@
+"""Processes of a home: they end when they are asked to, or when whoever started them is gone, and say how they are.
+
+Rule 1: nothing here kills; a process is asked by SIGTERM or SIGINT, and `Stop` is where it hears of it.
+Rule 2: a status file is whole or absent, and failing to write one never stops the work whose status it is.
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, Self, cast
+
+import psutil
+
+PR_SET_PDEATHSIG: Final = 1
+_PARENT_CHECK_S: Final = 1.0
+
+
+def die_with_parent(parent_pid: int | None) -> None:
+    """Ask the kernel for a SIGTERM when the thread that started this process ends; Linux alone can, elsewhere no effect.
+
+    Args:
+        parent_pid: who started us; where that process is gone already, SIGTERM comes at once. None: no effect.
+    """
+    if parent_pid is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if not psutil.pid_exists(parent_pid):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Stop:
+    """Whether to end: set by SIGTERM, by SIGINT, by `set`, or by the end of the parent, looked for each second.
+
+    Signals are heard where it is made in the main thread. Their former handlers come back with `close`.
+
+    Args:
+        parent_pid: whose end is ours as well; None where nobody's is.
+    """
+
+    def __init__(self, parent_pid: int | None = None) -> None:
+        self._set = False
+        self._reader, self._writer = os.pipe()  # an Event's lock could be held by the very code the signal interrupts
+        os.set_blocking(self._writer, False)
+        self._checked_s = time.monotonic()
+        self._parent: psutil.Process | None = None
+        if parent_pid is not None:
+            try:
+                self._parent = psutil.Process(parent_pid)
+            except psutil.NoSuchProcess:
+                self.set()
+        self._former: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._former[number] = signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.set()
+
+    def on_signals(self) -> Self:
+        """Return itself: signals are heard since it was made."""
+        return self
+
+    def set(self) -> None:
+        """Stop; waiters wake at once."""
+        if not self._set:
+            self._set = True
+            os.write(self._writer, b"!")
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+        if not self._set and self._parent is not None and time.monotonic() - self._checked_s >= _PARENT_CHECK_S:
+            self._checked_s = time.monotonic()
+            if not _runs(self._parent):
+                self.set()
+        return self._set
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until to stop, at most ``seconds``; return `is_set`."""
+        deadline_s = time.monotonic() + seconds
+        while not self.is_set() and (rest_s := deadline_s - time.monotonic()) > 0:
+            select.select([self._reader], [], [], min(rest_s, _PARENT_CHECK_S))
+        return self.is_set()
+
+    def close(self) -> None:
+        """Give back the signals and the two file descriptors; the object is of no use afterwards."""
+        for number, former in self._former.items():
+            signal.signal(number, former)
+        self._former.clear()
+        self._set = True
+        if self._reader >= 0:
+            os.close(self._reader)
+            os.close(self._writer)
+            self._reader = self._writer = -1
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def write_status(path: Path, mapping: Mapping[str, Any]) -> bool:
+    """Write a JSON file so that a reader finds the former one or the new one, whole.
+
+    Returns:
+        False where the system refused, as a full disk does; the former file stays.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_text(json.dumps(dict(mapping)))
+        fresh.replace(path)
+    except OSError:
+        return False
+    return True
+
+
+def read_status(path: Path) -> dict[str, Any]:
+    """Read what `write_status` wrote; empty where there is nothing to read."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return cast(dict[str, Any], content) if isinstance(content, dict) else {}

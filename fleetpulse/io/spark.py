@@ -1,0 +1,79 @@
+"""The Spark session: local, bound to the loopback, everything that it writes in one folder."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from fleetpulse.io.jars import resolve_jars
+from fleetpulse.io.java import find_java
+
+_ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_LOG4J: Final = Path(__file__).parents[2] / "infra" / "spark" / "log4j2.properties"
+
+
+def settings(local_dir: Path, cores: int, memory: str) -> dict[str, str]:
+    """Return the settings of a session, each with its reason."""
+    state = "spark.sql.streaming.stateStore"
+    return {
+        "spark.master": f"local[{cores}]",
+        "spark.driver.memory": memory,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",  # a port that nobody asked for
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.warehouse.dir": (local_dir / "warehouse").as_uri(),
+        "spark.sql.catalogImplementation": "in-memory",  # Hive's would leave a Derby database where the person stands
+        # spark.jars would copy them, and serve them over a socket to executors that do not exist.
+        "spark.driver.extraClassPath": os.pathsep.join(str(jar) for jar in resolve_jars()),
+        # As URI: the project's folder may have a space in its name, and these options are split at spaces.
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} -Duser.timezone=UTC",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "2",  # small tables: 50 tasks to read a log are 48 too many
+        "spark.sql.shuffle.partitions": str(cores),  # fixed with a checkpoint's first batch
+        "spark.sql.adaptive.enabled": "false",  # a stateful query cannot use it, and planning it costs
+        f"{state}.providerClass": _ROCKSDB,  # transformWithState needs it
+        f"{state}.rocksdb.changelogCheckpointing.enabled": "true",  # a commit writes what changed, not the store
+        f"{state}.encodingFormat": "avro",  # unsaferow cannot evolve, and cannot be switched later
+        f"{state}.rowChecksum.enabled": "true",  # damaged state is an error, not a verdict
+        "spark.sql.streaming.minBatchesToRetain": "20",  # enough to look back, and not the default's hundred
+        "spark.sql.streaming.metricsEnabled": "false",
+        "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "true",  # spares Python a conversion to rows
+        "spark.python.authenticate.socketTimeout": "180s",  # busy machines start Python workers slowly
+    }
+
+
+def spark_session(
+    app_name: str, *, local_dir: Path, cores: int = 2, memory: str = "1g", extra: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Start a session, or return the one that this process has.
+
+    Args:
+        app_name: shown in logs.
+        local_dir: where Spark may write what it can lose.
+        cores: threads, and shuffle partitions.
+        memory: heap of the JVM.
+        extra: further settings, which win.
+
+    Raises:
+        FleetError: Java or the JARs cannot be had.
+    """
+    os.environ["JAVA_HOME"] = str(find_java())
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # PATH's python3 is another one
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)  # another Spark of this machine is not the pinned one
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["TZ"] = "UTC"
+    local_dir = local_dir.resolve()
+    local_dir.mkdir(parents=True, exist_ok=True)
+    # Wins over spark.local.dir, which would print a warning that it may be overridden by just this.
+    os.environ["SPARK_LOCAL_DIRS"] = str(local_dir / "local")
+    builder = SparkSession.builder.appName(app_name)
+    for name, value in {**settings(local_dir, cores, memory), **(extra or {})}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()

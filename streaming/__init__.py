@@ -1,0 +1,1 @@
+"""The long-running jobs, each a thin shell: simulator, bridge, landing, lifecycle."""

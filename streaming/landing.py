@@ -1,0 +1,193 @@
+"""Landing: segments become bronze, once each.
+
+Rule 1: every table's commit says up to which segment it has come, so a crash between two commits repeats nothing.
+Rule 2: a row lands in ``messages`` or in ``quarantine``; our own rows in their table as well. Nothing is dropped.
+Rule 3: a segment is removed when every table has it; the newest stays, for it is the bridge's memory.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from fleetpulse.core.envelope import TOPIC_PREFIX
+from fleetpulse.core.messages import Kind, Origin, Rejection, Row, decode, hash64
+from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE, TABLES, Table
+from fleetpulse.io import delta
+from fleetpulse.io.home import BRIDGE, Home
+from fleetpulse.io.process import Stop, write_status
+from fleetpulse.io.segments import list_segments, read_segment
+
+_LOG: Final = structlog.get_logger("landing")
+WRITER: Final = f"landing:{BRIDGE}"
+MAX_ROWS: Final = 50_000  # a commit: it bounds memory, and the rows of one version of bronze
+Decoder = Callable[[str, bytes, int, Origin], Row | Rejection]
+
+
+@dataclass(slots=True)
+class Landed:
+    """The rows of some segments, by the table that they go to."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    quarantine: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    coverage: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    devices: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    def by_table(self) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
+        """Yield tables with their rows; messages last: what the stream reads is complete by then."""
+        yield QUARANTINE, self.quarantine
+        yield COVERAGE, self.coverage
+        yield DEVICES, self.devices
+        yield MESSAGES, self.messages
+
+
+def decode_segments(segments: list[tuple[int, Path]], decoder: Decoder) -> Landed:
+    """Decode segments, row by row.
+
+    Args:
+        segments: number and path, in order.
+        decoder: makes a row of a message, or says why not.
+    """
+    landed = Landed()
+    for number, path in segments:
+        for raw in read_segment(path).to_pylist():
+            if raw["origin"] == Origin.REPLAY and raw["topic"].startswith(TOPIC_PREFIX):
+                continue  # the line after a recording's last: it tells the bridge, not the tables
+            _sort_in(landed, raw, number, decoder)
+    return landed
+
+
+def _sort_in(landed: Landed, raw: Mapping[str, Any], number: int, decoder: Decoder) -> None:
+    received_at_ms = raw["received_at_ms"]
+    arrival = {
+        "origin": raw["origin"],
+        "recording": raw["recording"],
+        "line": raw["line"],
+        "bridge": BRIDGE,
+        "segment": number,
+    }
+    row = decoder(raw["topic"], raw["payload"], received_at_ms, Origin(raw["origin"]))
+    if isinstance(row, Rejection):
+        refused = {"topic": raw["topic"], "payload": raw["payload"], "reason": row.reason, "detail": row.detail}
+        landed.quarantine.append({"received_at_ms": received_at_ms, **refused, **arrival})
+        return
+    landed.messages.append({**asdict(row), "device_hash": hash64(row.device_id), **arrival})
+    if row.kind is Kind.GAP:
+        landed.coverage.append({"received_at_ms": received_at_ms, **_gap(row), **arrival})
+    elif row.kind is Kind.REGISTRY:
+        landed.devices.append({"received_at_ms": received_at_ms, **_change(row), **arrival})
+
+
+def _gap(row: Row) -> dict[str, Any]:
+    content = row.contents()
+    opened = content.get("op") == "open"
+    at_ms = content.get("from" if opened else "until")
+    return {"op": str(content.get("op")), "at_ms": at_ms if type(at_ms) is int else None, "why": content.get("why")}
+
+
+def _change(row: Row) -> dict[str, Any]:
+    content = row.contents()
+    return {
+        "effective_from_ms": row.event_time_ms,
+        "device_id": row.device_id,
+        "site": row.site,
+        "op": str(content.get("op")),
+        "device_class": content.get("class"),
+        "gateway": content.get("gateway"),
+    }
+
+
+class Landing:
+    """Lands the segments of a home.
+
+    Args:
+        home: the home.
+        decoder: makes a row of a message, or says why not.
+    """
+
+    def __init__(self, home: Home, decoder: Decoder = decode) -> None:
+        self.home = home
+        self.decoder = decoder
+        for table in TABLES:
+            delta.create(home, table)
+        self.landed = {table.name: delta.landed(home, table, WRITER) for table in (QUARANTINE, COVERAGE, DEVICES, MESSAGES)}
+        self.rows = 0
+        self.last_line: tuple[str, int] | None = None
+        self.newest_ms: int | None = None
+
+    def step(self) -> int:
+        """Land what there is, at most one commit a table; return how many segments."""
+        least = min(self.landed.values())
+        waiting = [(number, path) for number, path in list_segments(self.home.segments) if number > least]
+        taken = waiting[: self._how_many(waiting)]
+        if not taken:
+            return 0
+        newest = taken[-1][0]
+        for table, rows in decode_segments(taken, self.decoder).by_table():
+            rows = [row for row in rows if row["segment"] > self.landed[table.name]]
+            if rows or table is MESSAGES:
+                delta.append(self.home, table, delta.to_table(table, rows), WRITER, newest)
+            self.landed[table.name] = newest
+            self.rows += len(rows) if table is MESSAGES else 0
+        self._note(taken[-1][1])
+        self._tidy()
+        return len(taken)
+
+    def _how_many(self, waiting: list[tuple[int, Path]]) -> int:
+        rows = 0
+        for count, (_, path) in enumerate(waiting, 1):
+            rows += read_segment(path).num_rows
+            if rows >= MAX_ROWS:
+                return count
+        return len(waiting)
+
+    def _note(self, newest: Path) -> None:
+        last = read_segment(newest).slice(max(0, read_segment(newest).num_rows - 1)).to_pylist()
+        if last:
+            self.newest_ms = last[0]["received_at_ms"]
+            if last[0]["recording"] is not None:
+                self.last_line = (last[0]["recording"], last[0]["line"])
+
+    def _tidy(self) -> None:
+        everywhere = min(self.landed.values())
+        for number, path in list_segments(self.home.segments)[:-1]:
+            if number <= everywhere:
+                path.unlink(missing_ok=True)
+
+    def status(self) -> dict[str, Any]:
+        """Return how far landing is."""
+        recording, line = self.last_line or (None, None)
+        return {
+            "pid": os.getpid(),
+            "segment": self.landed[MESSAGES.name],
+            "rows": self.rows,
+            "recording": recording,
+            "line": line,
+            "received_at_ms": self.newest_ms,
+        }
+
+
+def run_landing(home: Home, decoder: Decoder, stop: Stop, pause_s: float = 0.2) -> None:
+    """Land until stopped; a full disk is waited out."""
+    landing = Landing(home, decoder)
+    problem = None
+    written = 0.0
+    while not stop.is_set():
+        try:
+            idle = landing.step() == 0
+            problem = None
+        except OSError as error:  # deltalake says OSError for a full disk as well
+            problem, idle = f"cannot write: {error}", True
+            _LOG.error("landing cannot write; it goes on when it can", error=str(error))
+            stop.wait(1.0)
+            landing = Landing(home, decoder)
+        if time.monotonic() - written > 0.5:
+            write_status(home.run("landing"), {**landing.status(), "problem": problem})
+            written = time.monotonic()
+        if idle:
+            stop.wait(pause_s)
+    write_status(home.run("landing"), {**landing.status(), "problem": problem})
