@@ -24,6 +24,7 @@ LOCKS: Final = {  # in this order: dev is held to the versions of runtime
     "uv": ["-"],
 }
 _NO_TESTS: Final = 5  # pytest's exit code
+_ABSENT: Final[tuple[tuple[str, ...], bool]] = ((), False)
 
 
 def register(app: typer.Typer) -> None:
@@ -67,9 +68,7 @@ def split_layers(words: list[str]) -> tuple[list[str], list[str]]:
     first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
     named, rest = words[:first], words[first:]
     if unknown := [word for word in named if word not in LAYERS]:
-        raise Misuse(
-            f'"{unknown[0]}" is no layer of tests; the layers are {", ".join(LAYERS)}; a test is chosen by -k NAME'
-        )
+        raise Misuse(f'"{unknown[0]}" is no layer of tests; the layers are {", ".join(LAYERS)}; a test is chosen by -k NAME')
     return [layer for layer in LAYERS if layer in named] or list(LAYERS), rest
 
 
@@ -113,31 +112,36 @@ def lock_faults() -> list[str]:
     for kind, wanted in (("runtime", runtime), ("dev", [*runtime, *dev])):
         names = {canonicalize_name(one.name) for one in wanted}
         for one in wanted:
-            version, _ = locked[kind].get(canonicalize_name(one.name), ("nothing", False))
-            if version == "nothing" or not one.specifier.contains(version, prereleases=True):
-                faults.append(f'requirements/{kind}.txt must hold "{one}"; got {version}; run: ./fleet lock')
+            versions, _ = locked[kind].get(canonicalize_name(one.name), _ABSENT)
+            if not versions or not all(one.specifier.contains(version, prereleases=True) for version in versions):
+                faults.append(f'requirements/{kind}.txt must hold "{one}"; got {_words(versions)}; run: ./fleet lock')
         for name, (_, asked_for) in locked[kind].items():
             if asked_for and name not in names:
-                faults.append(
-                    f"requirements/{kind}.txt holds {name}, which nobody asks for any more; run: ./fleet lock"
-                )
-    for name, (version, _) in locked["runtime"].items():
-        other, _ = locked["dev"].get(name, ("nothing", False))
-        if other != version:
-            faults.append(
-                f"requirements/dev.txt must hold {name}=={version} as runtime.txt does; got {other}; run: ./fleet lock"
-            )
+                faults.append(f"requirements/{kind}.txt holds {name}, which nobody asks for any more; run: ./fleet lock")
+    for name, (versions, _) in locked["runtime"].items():
+        others, _ = locked["dev"].get(name, _ABSENT)
+        if others != versions:
+            got = f"{_words(versions)} in runtime.txt, {_words(others)} in dev.txt"
+            faults.append(f"the locks must hold the same {name}; got {got}; run: ./fleet lock")
     return faults
 
 
-def read_lock(path: Path) -> dict[str, tuple[str, bool]]:
-    """Return, by name, the version that a lock pins, and whether it is there because pyproject.toml asks for it."""
-    found: dict[str, tuple[str, bool]] = {}
+def _words(versions: tuple[str, ...]) -> str:
+    return " and ".join(versions) or "none"
+
+
+def read_lock(path: Path) -> dict[str, tuple[tuple[str, ...], bool]]:
+    """Return, by name, the versions that a lock pins, and whether they are there because pyproject.toml asks for them.
+
+    A universal lock may pin two versions of one package, for different versions of Python.
+    """
+    found: dict[str, tuple[tuple[str, ...], bool]] = {}
     name = ""
     for line in path.read_text().splitlines():
         if "==" in line and not line.startswith((" ", "#")):
             name, _, rest = line.partition("==")
-            found[name] = (rest.split()[0], False)
+            versions, asked_for = found.get(name, _ABSENT)
+            found[name] = ((*versions, rest.split()[0]), asked_for)
         elif "(pyproject.toml)" in line and name:
             found[name] = (found[name][0], True)
     return found
@@ -162,7 +166,5 @@ def lock(
         # Whatever mirror this machine uses stays its own affair.
         command += ["--no-emit-index-url", "--no-emit-find-links", "--custom-compile-command", "./fleet lock"]
         command += ["--upgrade"] if upgrade else []
-        if _call(
-            [*command, *sources, "--output-file", f"requirements/{kind}.txt"], stdin="uv\n" if kind == "uv" else None
-        ):
+        if _call([*command, *sources, "--output-file", f"requirements/{kind}.txt"], stdin="uv\n" if kind == "uv" else None):
             raise FleetError(f"uv cannot compile requirements/{kind}.txt; its own words are above")

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -24,7 +23,8 @@ DEFAULT_HOME = Path(".fleet")
 class _DeviceOrVerb(TyperGroup):
     """``fleet device ID`` shows a device; the other words are verbs."""
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Read an unknown word as a device id."""
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             args = ["show", *args]
         return super().resolve_command(ctx, args)
@@ -90,7 +90,11 @@ def import_(
             if "device_id" not in (reader.fieldnames or ()):
                 raise FleetError(f'"{file}" needs a header with device_id; got {", ".join(reader.fieldnames or ()) or "nothing"}')
             for row in reader:
-                content = {"op": "add", "class": row.get("class") or DEFAULT_CLASS, "gateway": row.get("gateway") or None}
+                content = {
+                    "op": "add",
+                    "class": row.get("class") or DEFAULT_CLASS,
+                    "gateway": row.get("gateway") or None,
+                }
                 commands.append(_registry(row["device_id"] or "", row.get("site") or "main", content))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FleetError(f'"{file}" cannot be read ({error})') from None

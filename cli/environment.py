@@ -120,12 +120,8 @@ def find_uv(root: Path, cache: Path, *, pinned: bool = False) -> Path:
     return uv
 
 
-VENV_CURE = (
-    "install Python's venv module (on Debian and Ubuntu: apt install python3-venv), or install uv, and try again."
-)
-NETWORK_CURE = (
-    "check the network, the proxy (HTTPS_PROXY) and the free disk space, and try again; it goes on where it stopped."
-)
+VENV_CURE = "install Python's venv module (on Debian and Ubuntu: apt install python3-venv), or install uv, and try again."
+NETWORK_CURE = "check the network, the proxy (HTTPS_PROXY) and the free disk space, and try again; it goes on where it stopped."
 
 
 def create_venv(uv: Path, venv: Path) -> None:

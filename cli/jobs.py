@@ -88,5 +88,3 @@ def simulator(home: HomeOption, parent: ParentOption = None, history: Annotated[
 
     at = Home(home)
     run_simulator(at, load_address(at.run("broker")), _begin(parent), play_history=history)
-
-

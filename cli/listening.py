@@ -93,7 +93,9 @@ def _print(console: Console, message: Arrived, words: str, json_lines: bool) -> 
     if json_lines:
         as_json([row])
     else:
-        console.print(f"{format_instant(row['received_at_ms'])[11:23]}  {message.topic}  {payload}", markup=False, highlight=False)
+        console.print(
+            f"{format_instant(row['received_at_ms'])[11:23]}  {message.topic}  {payload}", markup=False, highlight=False
+        )
         console.print(f"              -> {words}", markup=False, style="cyan", highlight=False)
 
 

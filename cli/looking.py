@@ -19,7 +19,17 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line
 LastOption = Annotated[int, typer.Option("--last", min=1, help="So many rows, the newest.")]
 DEFAULT_HOME = Path(".fleet")
 
-TRANSITION_COLUMNS = ("event_time", "device_id", "life", "transition_no", "from_mode", "to_mode", "trigger", "site", "runtime_ms")
+TRANSITION_COLUMNS = (
+    "event_time",
+    "device_id",
+    "life",
+    "transition_no",
+    "from_mode",
+    "to_mode",
+    "trigger",
+    "site",
+    "runtime_ms",
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -20,7 +20,12 @@ from fleetpulse.core.times import parse_duration_ms
 from fleetpulse.io.broker import parse_broker_url
 from fleetpulse.io.home import Home
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Verdicts about devices that can be trusted.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Verdicts about devices that can be trusted.",
+)
 app.add_typer(jobs, name="job")
 looking.register(app)
 devices.register(app)
@@ -108,7 +113,9 @@ def up(
     for_s: Annotated[float | None, typer.Option("--for", min=1, help="Stop by itself after so many seconds.")] = None,
     no_sim: Annotated[bool, typer.Option("--no-sim", help="Without simulated devices.")] = False,
     broker: BrokerOption = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the embedded broker; 0 takes a free one.")] = 1883,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port of the embedded broker; 0 takes a free one.")
+    ] = 1883,
     seed: Annotated[int, typer.Option("--seed", help="Of the simulated fleet.")] = 1,
     timeout: TimeoutOption = None,
     lateness: LatenessOption = None,

@@ -70,7 +70,7 @@ def cell(name: str, value: Any) -> str:
     return str(value).replace("[", "\\[")
 
 
-def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str, console: Console | None = None) -> Table:
+def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str) -> Table:
     """Return rows as a table for people."""
     table = Table(title=title, title_justify="left", header_style="bold", expand=False)
     for name in columns:
@@ -80,7 +80,9 @@ def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: s
     return table
 
 
-def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str, *, json_lines: bool, total: int | None = None) -> None:
+def show(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str, *, json_lines: bool, total: int | None = None
+) -> None:
     """Print rows for whoever asked."""
     if json_lines:
         as_json(rows)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.broker import Broker, BrokerAddress, save_address
@@ -135,7 +135,7 @@ class Run:
         self.address: BrokerAddress | None = None
         self._stack = ExitStack()
 
-    def __enter__(self) -> "Run":
+    def __enter__(self) -> Self:
         for stale in (self.home.path / "run").glob("*.json"):
             stale.unlink(missing_ok=True)
         return self

@@ -62,10 +62,12 @@ def _check(home: Home, played: Recording, policy: Policy, stands: Position | Non
             f'this recording is being judged in "{home.path}" by policy {known["policy_version"]}; got policy {policy.version}; '
             f"give the same --timeout and --policy as before, or name another --home"
         )
-    if stands is None or stands.recording == played.id:
+    if stands is None or played.id in (stands.recording, stands.played):
         return
     if stands.recording is not None and not stands.ended:
-        raise FleetError(f'another recording ({stands.recording}) is half played in "{home.path}"; finish it, or name another --home')
+        raise FleetError(
+            f'another recording ({stands.recording}) is half played in "{home.path}"; finish it, or name another --home'
+        )
     if stands.received_at_ms >= played.first_ms:
         raise FleetError(
             f'the home "{home.path}" has rows received up to {format_instant(stands.received_at_ms)}, and the recording begins '
@@ -76,7 +78,7 @@ def _check(home: Home, played: Recording, policy: Policy, stands: Position | Non
 def _is_judged(home: Home, played: Recording) -> bool:
     """Whether the recording has been played, landed and judged to its last row."""
     stands = position(home.segments)
-    if stands is None or not stands.ended or stands.recording != played.id:
+    if stands is None or stands.played != played.id:
         return False
     if not (home.table(MESSAGES.name) / "_delta_log").exists() or delta.landed(home, MESSAGES, WRITER) < stands.number:
         return False
@@ -85,7 +87,12 @@ def _is_judged(home: Home, played: Recording) -> bool:
 
 
 def _run(
-    home: Home, played: Recording, policy: Policy, stands: Position | None, broker: BrokerAddress | None, console: Console
+    home: Home,
+    played: Recording,
+    policy: Policy,
+    stands: Position | None,
+    broker: BrokerAddress | None,
+    console: Console,
 ) -> None:
     total = played.lines + 1
     first = stands.line + 1 if stands and stands.recording == played.id and stands.line is not None else 0

@@ -6,7 +6,6 @@ import signal
 import time
 from dataclasses import dataclass
 
-
 import psutil
 import typer
 from rich.console import Console
@@ -61,7 +60,9 @@ def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
     home.prepare(deployment)
     free = shutil.disk_usage(home.path).free
     if free < _LEAST_FREE_BYTES:
-        raise FleetError(f'the disk of "{home.path}" has {free // 1_000_000} MB left; 500 MB are needed: free some, or name another --home')
+        raise FleetError(
+            f'the disk of "{home.path}" has {free // 1_000_000} MB left; 500 MB are needed: free some, or name another --home'
+        )
     with home.locked("fleet up"):
         stop = Stop().on_signals()
         with Run(home) as run:
@@ -150,5 +151,3 @@ def down(home: Home) -> None:
     except psutil.TimeoutExpired:
         raise FleetError(f"process {owner} does not come to an end; see the logs in {home.logs}, then: kill -9 {owner}") from None
     typer.echo(f'stopped what ran in "{home.path}"')
-
-

@@ -84,4 +84,8 @@ class Screen:
         columns = tuple(name for name in TRANSITION_COLUMNS if name != "life")
         verdicts = as_table(self._last[::-1], columns, "the last verdicts")
         title = f"fleetpulse  {self.run.home.path}"
-        return Group(Panel(Group(modes, facts), title=title, title_align="left"), verdicts, Text("Ctrl-C stops everything", style="bright_black"))
+        return Group(
+            Panel(Group(modes, facts), title=title, title_align="left"),
+            verdicts,
+            Text("Ctrl-C stops everything", style="bright_black"),
+        )

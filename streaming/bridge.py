@@ -1,22 +1,32 @@
-"""The bridge: from the broker to segments, with an acknowledgement for what is on the disk."""
+"""The bridge: from the broker to segments, with an acknowledgement for what is on the disk. The rules are `Intake`'s.
 
-import json
+Rule 1: one thread; every wait is bounded, so that it stops within a second.
+Rule 2: when memory or the disk is full it takes nothing in, and the broker keeps what comes.
+"""
+
+import errno
 import os
-import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from fleetpulse.io.broker import BrokerAddress
-from fleetpulse.io.mqtt import Arrived, Receiver
+from fleetpulse.io.mqtt import Receiver
 from fleetpulse.io.process import Stop, write_status
-from fleetpulse.io.segments import position, write_segment
+from fleetpulse.io.segments import position, remove_leftovers, rows_table, write_segment
 from streaming.intake import Intake
+from streaming.spool import Spool
 
 _LOG: Final = structlog.get_logger("bridge")
+HISTORY: Final = "replay/#"
+POLL_S: Final = 0.05
+RETRY_S: Final = 1.0
+STATUS_S: Final = 0.5
+DEAF_S: Final = 30.0  # connected, our canaries sent, and nothing at all heard: the connection is dead
+ROWS_IN_MEMORY: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +38,15 @@ class BridgeSettings:
         commands_dir: the spool of operators' commands.
         status_path: its status file.
         address: the broker.
-        bridge: its name; also the name of its session at the broker.
-        replay: started for history: takes ``replay/#`` first.
-        live_after_replay: goes live after the last line of history.
+        bridge: its name; names its sessions at the broker as well.
+        replay: started for history: takes ``replay/#`` and nothing else until the line after its last is durable.
+        live_after_replay: then goes live.
         subscriptions: topics that it takes when live.
         canary_interval_s: a canary each so many seconds.
         reconnect_grace_s: how long after a return devices may still be on their way back.
         flush_interval_s: the longest that a message waits for its segment.
         max_rows: rows at which a segment is written at once.
-        max_bytes: bytes at which a segment is written at once; it bounds memory.
+        max_buffer_bytes: bytes at which it is written at once, and above which nothing more is taken in.
     """
 
     segments_dir: Path
@@ -51,209 +61,182 @@ class BridgeSettings:
     reconnect_grace_s: float = 120.0
     flush_interval_s: float = 0.25
     max_rows: int = 5_000
-    max_bytes: int = 16_000_000
-
-
-@dataclass(slots=True)
-class _Canary:
-    """The canary that is on its way.
-
-    Attributes:
-        nonce: tells ours from others.
-        sent_at: monotonic seconds; None where none is on its way.
-        connection: number of the connection by which it was sent.
-    """
-
-    nonce: str = ""
-    sent_at: float | None = None
-    next_at: float = 0.0
-    connection: int = 0
-
-
-@dataclass(slots=True)
-class _Reported:
-    at: float = 0.0
-    rows: int = 0
+    max_buffer_bytes: int = 64 * 1024 * 1024
 
 
 class Bridge:
-    """One bridge; call `step` until it is to stop, then `close`."""
+    """One bridge: call `step` until it is to stop, then `close`."""
 
     def __init__(self, settings: BridgeSettings) -> None:
         self.settings = settings
         settings.segments_dir.mkdir(parents=True, exist_ok=True)
-        settings.commands_dir.mkdir(parents=True, exist_ok=True)
+        settings.status_path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(settings.segments_dir)
         stands = position(settings.segments_dir)
         self.number = stands.number if stands else 0
-        grace_ms = int(settings.reconnect_grace_s * 1000)
-        self.intake = Intake(settings.bridge, stands, replay=settings.replay, grace_ms=grace_ms)
-        self.receiver = Receiver(settings.address, f"fleetpulse-{settings.bridge}")
-        self.canary = _Canary()
-        self.problem: str | None = None
+        self.spool = Spool(settings.commands_dir, self.number)
+        self.intake = Intake(
+            settings.bridge,
+            stands,
+            grace_ms=int(settings.reconnect_grace_s * 1000),
+            interval_ms=int(settings.canary_interval_s * 1000),
+            secret=(settings.address.password or "").encode(),
+        )
         self.rows = 0
-        self._connection = 0
-        self._flush_at = 0.0
-        self._live = False
-        self._taken: list[Path] = []
-        self._reported = _Reported()
-        self._rate = 0.0
-        self._recover_spool()
-        if self.intake.replaying:
-            self.receiver.subscribe({"replay/#"})
-        elif settings.live_after_replay or not settings.replay:
-            self._go_live(played=False)
+        self.problem: str | None = None
+        self._was_up = False
+        self._connections = 0
+        self._flush_at_s = 0.0
+        self._canary_at_s = 0.0
+        self._heard_s = time.monotonic()
+        self._report_at_s, self._reported_rows, self._rate = 0.0, 0, 0.0
+        if not settings.replay or (self.intake.history.done and settings.live_after_replay):
+            self.receiver = self._listen()
+        else:
+            self.receiver = Receiver(settings.address, f"fleetpulse-{settings.bridge}-replay", (HISTORY,))
+
+    def _listen(self) -> Receiver:
+        """Go live, in a session that remembers what came while no bridge ran."""
+        self.intake.go_live(_now_ms())
+        self._was_up, self._connections = False, 0
+        return Receiver(self.settings.address, f"fleetpulse-{self.settings.bridge}", self.settings.subscriptions)
 
     @property
-    def topic(self) -> str:
-        """The topic of its canary."""
-        return f"fleet/_/{self.settings.bridge}/tick"
+    def state(self) -> str:
+        """``starting``, ``replaying``, ``played`` or ``live``."""
+        if self.intake.live:
+            return "live"
+        if self.intake.history.done:
+            return "played"
+        return "replaying" if self._was_up else "starting"
 
     def step(self) -> None:
-        """Receive, write, acknowledge: at most about a tenth of a second."""
-        arrived = self.receiver.poll(0.05)
-        self._notice_connection()
-        for message in arrived:
-            if not self._is_our_canary(message):
-                self.intake.arrived(message, _now_ms())
-        if self._live:
-            self._spool()
-            self._send_canary()
+        """Receive, write, acknowledge: a moment, unless the disk is slow."""
+        if self._is_full():
+            self.receiver.idle(POLL_S)
+        else:
+            arrived = self.receiver.poll(POLL_S)
+            self._notice_loss()
+            now_ms = _now_ms()
+            for message in arrived:
+                self.intake.arrived(message, now_ms)
+            if arrived:
+                self._heard_s = time.monotonic()
+        if self.intake.live:
+            self._fly_canary()
         self._flush_if_due()
-        if self.settings.live_after_replay and self.intake.ended and not self._live and not self.intake.waiting_rows:
-            self._go_live(played=True)
-        self._report()
+        self._maybe_listen()
+        if time.monotonic() - self._report_at_s > STATUS_S:
+            self.report()
+
+    def _is_full(self) -> bool:
+        waiting = self.intake.waiting
+        return waiting.size_bytes > self.settings.max_buffer_bytes or len(waiting.rows) > ROWS_IN_MEMORY
+
+    def _notice_loss(self) -> None:
+        up, connections = self.receiver.connected, self.receiver.connections
+        if (self._was_up and not up) or (self._connections and connections > self._connections):
+            if self._was_up:
+                _LOG.warning("connection to the broker lost", why=self.receiver.problem)
+            self.intake.lost(_now_ms())
+        if up and not self._was_up:
+            _LOG.info("connected", broker=str(self.settings.address), connection=connections)
+            self._canary_at_s, self._heard_s = 0.0, time.monotonic()
+        self._was_up, self._connections = up, connections
+        if self.intake.history.missing and up:
+            self.receiver.reconnect("a line of history is missing; the broker must send it again")
+
+    def _fly_canary(self) -> None:
+        now_s = time.monotonic()
+        if self.intake.overdue(_now_ms()) and not self.intake.gap_open:
+            self.intake.open_gap(_now_ms(), "disk" if self.problem else "broker")
+            _LOG.warning("no canary came back: a gap is open")
+        if not self.receiver.connected:
+            return
+        if now_s >= self._canary_at_s:
+            self._canary_at_s = now_s + self.settings.canary_interval_s
+            self.receiver.publish(self.intake.canary_topic, self.intake.canary(_now_ms()))
+        if now_s - self._heard_s > max(DEAF_S, 3 * self.settings.canary_interval_s) and not self._is_full():
+            self._heard_s = now_s
+            self.receiver.reconnect("nothing was heard for long")
+
+    def _flush_if_due(self) -> None:
+        waiting, now_s = self.intake.waiting, time.monotonic()
+        large = len(waiting.rows) >= self.settings.max_rows or waiting.size_bytes > self.settings.max_buffer_bytes
+        if now_s >= self._flush_at_s or (large and self.problem is None):
+            self._flush_at_s = now_s + (self.settings.flush_interval_s if self.flush() else RETRY_S)
+
+    def flush(self) -> bool:
+        """Write what waits as a segment and acknowledge it; return False where the disk refuses."""
+        try:
+            if self.intake.live:
+                for name, topic, payload in self.spool.take(self.number + 1):
+                    self.intake.command(name, topic, payload, _now_ms())
+            if self.intake.waiting.rows:
+                self._write()
+        except OSError as error:
+            words = "disk full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot write: {error.strerror}"
+            if words != self.problem:
+                _LOG.error("a segment cannot be written; nothing is acknowledged until it can", problem=words)
+            self.problem = words
+            return False
+        self.problem = None
+        self.receiver.ack(self.intake.written())
+        return True
+
+    def _write(self) -> None:
+        rows = [row for row, _ in self.intake.waiting.rows]
+        write_segment(
+            self.settings.segments_dir,
+            self.number + 1,
+            rows_table(rows),
+            bridge=self.settings.bridge,
+            last_canary_ms=self.intake.last_canary_ms,
+            gap_open=self.intake.gap_open,
+            played=self.intake.history.played,
+        )
+        self.number += 1
+        self.rows += len(rows)
+        self.spool.written()
+
+    def _maybe_listen(self) -> None:
+        done = not self.intake.live and self.intake.history.done and not self.intake.waiting.rows
+        if done and self.settings.live_after_replay:
+            self.receiver.close(forget=True)
+            self.receiver = self._listen()
+            _LOG.info("history was played; listening")
+
+    def report(self) -> None:
+        """Write the status file."""
+        now_s, intake = time.monotonic(), self.intake
+        self._rate = (self.rows - self._reported_rows) / max(now_s - self._report_at_s, 0.001) if self._report_at_s else 0.0
+        self._report_at_s, self._reported_rows = now_s, self.rows
+        recording = intake.history.recording if not intake.live else None
+        status = {
+            "pid": os.getpid(),
+            "state": self.state,
+            "connected": self.receiver.connected,
+            "subscribed": self.receiver.connected,
+            "rows": self.rows,
+            "rate_per_s": round(self._rate, 1),
+            "segment": self.number,
+            "received_at_ms": intake.last_ms,
+            "recording": recording,
+            "line": intake.history.line if recording is not None and intake.history.line >= 0 else None,
+            "held": intake.history.held,
+            "gap_open": intake.gap_open,
+            "last_canary_ms": intake.last_canary_ms,
+            **intake.counts,
+            "rejection": intake.rejection,
+            "problem": self.problem or self.receiver.problem,
+        }
+        write_status(self.settings.status_path, status)
 
     def close(self) -> None:
         """Write what is there, acknowledge it, and leave the session to the broker."""
-        self._flush()
+        self.flush()
         self.receiver.close()
-        self._report(final=True)
-
-    def _go_live(self, *, played: bool) -> None:
-        self._live = True
-        self.receiver.subscribe(set(self.settings.subscriptions))
-        self.intake.go_live(_now_ms(), played=played)
-
-    def _notice_connection(self) -> None:
-        """After a lost connection: what was not acknowledged comes again, and the gap is said before it does."""
-        if self.receiver.connections > self._connection:
-            if self._connection > 0:
-                self.intake.disconnected()
-                if self._live:
-                    self.intake.open_gap(_now_ms(), "broker")
-            self._connection = self.receiver.connections
-            self.canary = _Canary()
-
-    def _is_our_canary(self, message: Arrived) -> bool:
-        if message.topic != self.topic or self.canary.sent_at is None or message.payload != self.canary.nonce.encode():
-            return False
-        after_return = self.canary.connection == self._connection
-        self.intake.canary_returned(_now_ms(), sent_after_return=after_return)
-        self.receiver.ack([message.token])
-        self.canary.sent_at = None
-        return True
-
-    def _send_canary(self) -> None:
-        now = time.monotonic()
-        overdue_s = 2 * self.settings.canary_interval_s + 5
-        if self.canary.sent_at is not None and now - self.canary.sent_at > overdue_s:
-            self.intake.open_gap(_now_ms(), "broker")
-            self.canary.sent_at = None
-        if self.receiver.connected and self.canary.sent_at is None and now >= self.canary.next_at:
-            nonce = json.dumps({"bridge": self.settings.bridge, "nonce": secrets.token_hex(8)})
-            next_at = now + self.settings.canary_interval_s
-            self.canary = _Canary(nonce, now, next_at, self._connection)
-            self.receiver.publish(self.topic, nonce.encode())
-
-    def _recover_spool(self) -> None:
-        """Put back what was taken for a segment that was never written; remove what was written."""
-        for path in self.settings.commands_dir.glob("*.taken-*"):
-            name, _, number = path.name.rpartition(".taken-")
-            if number.isdecimal() and int(number) <= self.number:
-                path.unlink(missing_ok=True)
-            else:
-                path.rename(path.with_name(name))
-
-    def _spool(self) -> None:
-        for path in sorted(self.settings.commands_dir.glob("[0-9]*.json")):
-            try:
-                content: Any = json.loads(path.read_text())
-                commands = [(item["topic"], dict(item["payload"])) for item in ([content] if isinstance(content, dict) else content)]
-            except (ValueError, TypeError, KeyError) as error:
-                refused = self.settings.commands_dir / "refused"
-                refused.mkdir(exist_ok=True)
-                path.rename(refused / path.name)
-                _LOG.error("a command file cannot be read; it lies in commands/refused", file=path.name, error=str(error))
-                continue
-            taken = path.with_name(f"{path.name}.taken-{self.number + 1}")
-            path.rename(taken)
-            self._taken.append(taken)
-            for topic, payload in commands:
-                self.intake.command(path.name, topic, payload, _now_ms())
-
-    def _flush_if_due(self) -> None:
-        settings, now = self.settings, time.monotonic()
-        full = self.intake.waiting_rows >= settings.max_rows or self.intake.waiting_bytes >= settings.max_bytes
-        if full or now >= self._flush_at:
-            self._flush()
-            self._flush_at = now + settings.flush_interval_s
-
-    def _flush(self) -> None:
-        """Write a segment, then acknowledge. On a full disk the rows stay in memory, and nothing more is read."""
-        while self.intake.waiting_rows or self.intake.waiting_tokens:
-            batch = self.intake.take()
-            if batch.rows:
-                try:
-                    write_segment(
-                        self.settings.segments_dir,
-                        self.number + 1,
-                        batch.to_table(),
-                        bridge=self.settings.bridge,
-                        last_canary_ms=self.intake.last_canary_ms,
-                    )
-                except OSError as error:
-                    self.intake.put_back(batch)
-                    self.problem = f"cannot write a segment: {error.strerror}"
-                    _LOG.error("cannot write a segment; nothing is acknowledged until it can", error=error.strerror)
-                    self._report(final=True)
-                    time.sleep(1)
-                    return
-                self.number += 1
-                self.rows += len(batch.rows)
-                self.problem = None
-                for taken in self._taken:
-                    taken.unlink(missing_ok=True)
-                self._taken.clear()
-            self.receiver.ack(batch.tokens)
-
-    def _report(self, *, final: bool = False) -> None:
-        now = time.monotonic()
-        if not final and now - self._reported.at < 0.5:
-            return
-        span = now - self._reported.at
-        self._rate = (self.rows - self._reported.rows) / span if span > 0 else 0.0
-        self._reported = _Reported(now, self.rows)
-        intake = self.intake
-        state = "live" if self._live else "replaying" if intake.replaying else "played"
-        write_status(
-            self.settings.status_path,
-            {
-                "pid": os.getpid(),
-                "state": state,
-                "connected": self.receiver.connected,
-                "subscribed": self.receiver.subscribed,
-                "rows": self.rows,
-                "rate_per_s": round(self._rate, 1),
-                "segment": self.number,
-                "received_at_ms": intake.last_ms if intake.began else None,
-                "recording": intake.recording,
-                "line": intake.line,
-                "last_canary_ms": intake.last_canary_ms,
-                "gap_open": intake.gap_open,
-                **intake.counts,
-                "problem": self.problem or self.receiver.problem,
-            },
-        )
+        self.report()
 
 
 def _now_ms() -> int:
@@ -261,13 +244,16 @@ def _now_ms() -> int:
 
 
 def run_bridge(settings: BridgeSettings, stop: Stop) -> None:
-    """Run a bridge until stopped."""
+    """Run a bridge until stopped.
+
+    Raises:
+        FleetError: its newest segment cannot be read.
+    """
     bridge = Bridge(settings)
+    _LOG.info("bridge", state=bridge.state, segment=bridge.number)
     try:
         while not stop.is_set():
             bridge.step()
     finally:
         bridge.close()
-
-
-
+        _LOG.info("bridge stopped", segment=bridge.number, rows=bridge.rows)

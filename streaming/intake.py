@@ -1,42 +1,42 @@
-"""What the bridge does with what arrives: stamped, put in order, written, acknowledged. No network and no clock here.
+"""What the bridge does with what arrives: stamped, put in order, handed over to be written. No network, file or clock here.
 
 Rule 1: ``received_at`` never runs backwards, not across restarts either; our own rows share theirs with nobody.
-Rule 2: a message is acknowledged when the segment with it is on the disk, never before.
-Rule 3: while history is played, nothing else is taken; each of its lines is taken once, in order.
+Rule 2: a message is given back for acknowledgement by `written` alone: when the segment with it is on the disk.
+Rule 3: while history is played nothing else is taken; each of its lines is taken once, in order, as `History` says.
 Rule 4: when we were not listening, the row that says so comes before any other.
 """
 
+import hashlib
+import hmac
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
-import pyarrow as pa
-
-from fleetpulse.core.envelope import TOPIC_PREFIX, Envelope, unwrap
+from fleetpulse.core.envelope import TOPIC_PREFIX, Envelope
 from fleetpulse.core.messages import EVERYONE, Kind, Origin
-from fleetpulse.io.mqtt import Arrived
-from fleetpulse.io.segments import SEGMENT_SCHEMA, Position
+from fleetpulse.io.mqtt import Arrived, Token
+from fleetpulse.io.segments import Position
+from streaming.history import History, Verdict
 
-_HELD_LINES: Final = 50_000
-_CONTINUES_MS: Final = 60_000  # history that ended so recently goes on live without a gap
-
-Token = tuple[int, int]
+CONTINUES_MS: Final = 60_000  # history that ended so recently goes on live without a gap
+CANARIES: Final = 1_000  # of ours that may be under way: one each interval, behind a backlog
+SLACK_MS: Final = 5_000
 
 
 @dataclass(slots=True)
-class Batch:
-    """Rows for one segment, and what may be acknowledged once it is on the disk."""
+class Waiting:
+    """What waits for its segment.
 
-    rows: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    tokens: list[Token] = field(default_factory=list[Token])
-    bytes: int = 0
+    Attributes:
+        rows: columns of the segment, by name; each with the token of the message that it came from.
+        passed: tokens of messages that became no row.
+        size_bytes: of the rows' topics and payloads.
+    """
 
-    def to_table(self) -> pa.Table:
-        """Return the rows with the columns of `SEGMENT_SCHEMA`."""
-        columns = zip(*self.rows, strict=True)
-        arrays = [pa.array(values, item.type) for values, item in zip(columns, SEGMENT_SCHEMA, strict=True)]
-        return pa.Table.from_arrays(arrays, schema=SEGMENT_SCHEMA)
+    rows: list[tuple[Mapping[str, Any], Token | None]] = field(default_factory=list[tuple[Mapping[str, Any], Token | None]])
+    passed: list[Token] = field(default_factory=list[Token])
+    size_bytes: int = 0
 
 
 class Intake:
@@ -45,184 +45,204 @@ class Intake:
     Args:
         bridge: its name.
         position: where it stands, from its newest segment.
-        replay: whether it was started for history.
-        grace_ms: how long after the return devices may still be on their way back to us.
+        grace_ms: how long after a return devices may still be on their way back to us.
+        interval_ms: a canary each so many milliseconds.
+        secret: signs our canaries, so that one of an earlier life is known as ours.
     """
 
-    def __init__(self, bridge: str, position: Position | None, *, replay: bool, grace_ms: int) -> None:
+    def __init__(
+        self, bridge: str, position: Position | None, *, grace_ms: int = 120_000, interval_ms: int = 5_000, secret: bytes = b""
+    ) -> None:
         self.bridge = bridge
-        self.grace_ms = grace_ms
-        self.replaying = replay and not (position is not None and position.ended)
-        self.recording = position.recording if position else None
-        self.line = position.line if position and position.line is not None else -1
-        self.ended = position.ended if position else False
-        self.last_ms = position.received_at_ms if position else -1
+        self.live = False
+        self.last_ms = position.received_at_ms if position else None
         self.last_canary_ms = position.last_canary_ms if position else None
-        self.began = position is not None
-        self.gap_open = False
-        self.returned = False  # whether a canary sent after the return may close the gap
-        self.counts = {"retained": 0, "rejected": 0, "repeated": 0}
-        self._own_last = False
-        self._held: dict[int, tuple[Envelope, Token]] = {}
-        self._batch = Batch()
+        self.gap_open = position.gap_open if position else False
+        self.history = History.after(position)
+        self.counts = {"rejected": 0, "repeated": 0, "retained": 0, "stale_canaries": 0}
+        self.rejection: str | None = None
+        self.waiting = Waiting()
+        self._grace_ms = grace_ms
+        self._interval_ms = interval_ms
+        self._secret = secret
+        self._durable = (self.last_ms, self.history.copy())
+        self._own_last = position is not None
+        self._since_ms: int | None = None  # listening since, where no canary has come back yet
+        self._heard_ms = 0  # on the wall: the newest sign that we are listening
+        self._canaries: dict[str, int] = {}
+        self._sent = 0
+        self._opened_at = 0  # canaries sent when the gap was opened
 
-    def go_live(self, now_ms: int, *, played: bool) -> None:
-        """Begin to listen: where we had listened before, the time between is a gap.
+    # ---- phases
 
-        Args:
-            now_ms: the wall clock.
-            played: whether history has just been played to its end.
-        """
-        self.replaying = False
-        if self.began and not (played and now_ms - self.last_ms <= _CONTINUES_MS):
-            since_ms = self.last_ms if self.last_canary_ms is None else self.last_canary_ms
-            self.open_gap(now_ms, "start", since_ms)
+    def go_live(self, now_ms: int) -> None:
+        """Begin to listen. Where we had listened before, the time between is a gap, unless history reaches up to now."""
+        self.live, self._heard_ms = True, now_ms
+        if self.last_ms is None:
+            return
+        if self.history.ended and now_ms - self.last_ms <= CONTINUES_MS:
+            self._since_ms = self.last_ms
+            return
+        self._open(now_ms, "start", self.last_ms if self.last_canary_ms is None else self.last_canary_ms)
+
+    def lost(self, now_ms: int) -> None:
+        """The connection is lost: what was not acknowledged comes again, so it is not written now."""
+        kept = [(row, None) for row, token in self.waiting.rows if token is None]
+        if not self.live:
+            kept = []
+            self.last_ms, self.history = self._durable[0], self._durable[1].copy()
+        self.waiting = Waiting(list(kept), [], sum(len(row["topic"]) + len(row["payload"]) for row, _ in kept))
+        self._canaries.clear()
+        if self.live:
+            self.open_gap(now_ms, "broker")
+
+    # ---- what arrives
 
     def arrived(self, message: Arrived, now_ms: int) -> None:
         """Take in one message."""
         if message.retained:
             self._pass_over("retained", message.token)
-        elif message.topic.startswith(TOPIC_PREFIX) and self._is_history(message):
-            pass
-        elif self.replaying:
-            self._pass_over("rejected", message.token)
+        elif not self.live:
+            self._history_line(message)
+        elif message.topic.startswith(TOPIC_PREFIX):
+            self._reject(f"history on {message.topic} while live", message.token)
+        elif message.topic == self.canary_topic and self._is_ours(message.payload):
+            self._canary_returned(message, now_ms)
         else:
             self._row(self._stamp(now_ms), message.topic, message.payload, Origin.MQTT, token=message.token)
 
-    def _is_history(self, message: Arrived) -> bool:
-        try:
-            envelope = unwrap(message.payload)
-        except (ValueError, RecursionError):
-            return False
-        other = self.recording is not None and envelope.recording != self.recording
-        if not self.replaying and not (self.ended and not other):
-            self._pass_over("rejected", message.token)
-        elif other and not self.ended and self.line >= 0:
-            self._pass_over("rejected", message.token)  # one recording after the other
-        else:
-            self._line(envelope, message.token)
-        return True
+    def _history_line(self, message: Arrived) -> None:
+        for verdict, payload, envelope, token in self.history.take(message.payload, message.token, self.last_ms):
+            if verdict is Verdict.WRITE and envelope is not None:
+                self._write_line(envelope, token)
+            elif verdict is Verdict.REPEATED:
+                self._pass_over("repeated", token)
+            elif verdict is Verdict.STRAY and self.history.under_way and self.last_ms is not None:
+                # stamped as the line before it: now would be after all that is still to come
+                where = {"recording": self.history.recording, "line": self.history.line}
+                self._row(self.last_ms, message.topic, payload, Origin.MQTT, token=token, **where)
+            else:
+                self._reject(self.history.why or "not an envelope", token)
 
-    def _line(self, envelope: Envelope, token: Token) -> None:
-        if envelope.recording != self.recording:
-            self.recording, self.line, self.ended = envelope.recording, -1, False
-            self._held.clear()
-        if envelope.line <= self.line:
-            self._pass_over("repeated", token)
-        elif envelope.line > self.line + 1:
-            if len(self._held) < _HELD_LINES:
-                self._held[envelope.line] = (envelope, token)
-        else:
-            self._write_line(envelope, token)
-            while (following := self._held.pop(self.line + 1, None)) is not None:
-                self._write_line(*following)
-
-    def _write_line(self, envelope: Envelope, token: Token) -> None:
-        self.line = envelope.line
-        mark = {"recording": envelope.recording, "line": envelope.line, "token": token}
+    def _write_line(self, envelope: Envelope, token: Token | None) -> None:
+        where = {"recording": envelope.recording, "line": envelope.line}
         if envelope.end:
-            self.ended, self.replaying = True, False
-            self._row(max(self.last_ms, 0), TOPIC_PREFIX + envelope.recording, b"", Origin.REPLAY, **mark)
-            return
-        assert envelope.received_at_ms is not None and envelope.topic is not None
-        if envelope.received_at_ms < self.last_ms:
-            self.line -= 1
-            self._pass_over("rejected", token)
-            return
-        self._row(envelope.received_at_ms, envelope.topic, envelope.payload, Origin.REPLAY, **mark)
+            self._row(self.last_ms or 0, TOPIC_PREFIX + envelope.recording, b"", Origin.REPLAY, token=token, **where)
+        else:
+            assert envelope.received_at_ms is not None, "only the end has none"
+            assert envelope.topic is not None, "only the end has none"
+            self._row(envelope.received_at_ms, envelope.topic, envelope.payload, Origin.REPLAY, token=token, **where)
+        self.last_canary_ms = None
 
     def command(self, name: str, topic: str, payload: Mapping[str, Any], now_ms: int) -> None:
         """Take in an operator's command."""
-        content = json.dumps(payload, separators=(",", ":")).encode()
-        self._own(now_ms, topic, content, Origin.COMMAND, command=name)
+        self._own(now_ms, topic, payload, Origin.COMMAND, command=name)
 
-    def canary_returned(self, now_ms: int, *, sent_after_return: bool) -> None:
-        """Our canary came back: we are listening; a gap that was open comes to its end."""
-        self._own(now_ms, self._topic(Kind.TICK), self._content(), Origin.BRIDGE)
-        self.last_canary_ms = self.last_ms
-        if self.gap_open and sent_after_return:
-            self.gap_open = False
-            content = self._content(op="close", until=self.last_ms + self.grace_ms)
-            self._own(now_ms, self._topic(Kind.GAP), content, Origin.BRIDGE)
+    # ---- canaries and gaps
 
-    def open_gap(self, now_ms: int, why: str, since_ms: int | None = None) -> None:
-        """Say that we have not been listening since the last canary came back; once, until that is closed."""
-        since_ms = self.last_canary_ms if since_ms is None else since_ms
-        if self.gap_open or since_ms is None:
+    @property
+    def canary_topic(self) -> str:
+        """Where our canaries fly."""
+        return f"fleet/{EVERYONE}/{self.bridge}/{Kind.TICK.value}"
+
+    def canary(self, now_ms: int) -> bytes:
+        """Return the payload of the next canary."""
+        self._sent += 1
+        text = f"{now_ms}-{self._sent}"
+        nonce = f"{text}-{self._signature(text)}"
+        self._canaries[nonce] = self._sent
+        while len(self._canaries) > CANARIES:
+            del self._canaries[next(iter(self._canaries))]
+        return _json({"bridge": self.bridge, "nonce": nonce})
+
+    def _signature(self, text: str) -> str:
+        return hmac.new(self._secret, f"{self.bridge} {text}".encode(), hashlib.sha256).hexdigest()[:24]
+
+    def _is_ours(self, payload: bytes) -> bool:
+        text, _, signature = _nonce(payload).rpartition("-")
+        return bool(text) and hmac.compare_digest(signature.encode(), self._signature(text).encode())
+
+    def _canary_returned(self, message: Arrived, now_ms: int) -> None:
+        number = self._canaries.pop(_nonce(message.payload), None)
+        if number is None:
+            self._pass_over("stale_canaries", message.token)
             return
-        self.gap_open = True
-        content = self._content(**{"op": "open", "from": since_ms, "why": why})
-        self._own(now_ms, self._topic(Kind.GAP), content, Origin.BRIDGE)
+        self._own(now_ms, self.canary_topic, {"bridge": self.bridge})
+        self.last_canary_ms, self._heard_ms = self.last_ms, now_ms
+        if message.token is not None:
+            self.waiting.passed.append(message.token)
+        if self.gap_open and number > self._opened_at:
+            self.gap_open = False
+            assert self.last_ms is not None, "the tick was just written"
+            self._gap(now_ms, {"op": "close", "until": max(now_ms, self.last_ms + 1) + self._grace_ms})
 
-    def disconnected(self) -> None:
-        """The connection is lost: what was not acknowledged comes again, so it is not written now."""
-        kept = [row for row in self._batch.rows if row[3] not in (Origin.MQTT, Origin.REPLAY)]
-        first = next((row for row in self._batch.rows if row[3] == Origin.REPLAY), None)
-        if first is not None:
-            self.line, self.ended = first[5] - 1, False
-            self.replaying = True
-        self._batch = Batch(rows=kept)
-        self._held.clear()
+    def overdue(self, now_ms: int) -> bool:
+        """Whether no canary has come back for more than two intervals and `SLACK_MS`."""
+        self._heard_ms = min(self._heard_ms, now_ms)  # the wall clock may be set back
+        return self.live and now_ms - self._heard_ms > 2 * self._interval_ms + SLACK_MS
 
-    def take(self) -> Batch:
-        """Return what is to be written, and begin anew."""
-        batch, self._batch = self._batch, Batch()
-        return batch
+    def open_gap(self, now_ms: int, why: str) -> None:
+        """Say that we have not been listening since the last canary came back; once, until that is closed."""
+        since_ms = self._since_ms if self.last_canary_ms is None else self.last_canary_ms
+        if since_ms is not None:
+            self._open(now_ms, why, since_ms)
 
-    def put_back(self, batch: Batch) -> None:
-        """Take back a batch that could not be written."""
-        batch.rows += self._batch.rows
-        batch.tokens += self._batch.tokens
-        batch.bytes += self._batch.bytes
-        self._batch = batch
+    def _open(self, now_ms: int, why: str, since_ms: int) -> None:
+        if not self.gap_open:
+            self.gap_open = True
+            self._gap(now_ms, {"op": "open", "from": since_ms, "why": why})
+        self._opened_at = self._sent
 
-    @property
-    def waiting_rows(self) -> int:
-        """How many rows are to be written."""
-        return len(self._batch.rows)
+    def _gap(self, now_ms: int, content: Mapping[str, Any]) -> None:
+        self._own(now_ms, f"fleet/{EVERYONE}/{self.bridge}/{Kind.GAP.value}", content)
 
-    @property
-    def waiting_bytes(self) -> int:
-        """How many bytes of payload are to be written."""
-        return self._batch.bytes
-
-    @property
-    def waiting_tokens(self) -> int:
-        """How many acknowledgements wait."""
-        return len(self._batch.tokens)
+    # ---- rows
 
     def _stamp(self, now_ms: int) -> int:
-        return max(now_ms, self.last_ms + 1 if self._own_last else self.last_ms)
+        return now_ms if self.last_ms is None else max(now_ms, self.last_ms + self._own_last)
 
-    def _own(self, now_ms: int, topic: str, content: bytes, origin: Origin, command: str | None = None) -> None:
-        """Write a row of ours, with an instant that it shares with nobody: their order is part of what they say."""
-        self._row(max(now_ms, self.last_ms + 1), topic, content, origin, command=command)
+    def _own(
+        self, now_ms: int, topic: str, content: Mapping[str, Any], origin: Origin = Origin.BRIDGE, command: str | None = None
+    ) -> None:
+        received_at_ms = now_ms if self.last_ms is None else max(now_ms, self.last_ms + 1)
+        self._row(received_at_ms, topic, _json(content), origin, command=command)
         self._own_last = True
 
     def _row(
-        self,
-        received_at_ms: int,
-        topic: str,
-        payload: bytes,
-        origin: Origin,
-        *,
-        recording: str | None = None,
-        line: int | None = None,
-        command: str | None = None,
-        token: Token | None = None,
+        self, received_at_ms: int, topic: str, payload: bytes, origin: Origin, *, token: Token | None = None, **more: Any
     ) -> None:
-        self._batch.rows.append((received_at_ms, topic, payload, origin.value, recording, line, command))
-        self._batch.bytes += len(payload) + len(topic)
-        if token is not None:
-            self._batch.tokens.append(token)
-        self.last_ms, self._own_last, self.began = received_at_ms, False, True
+        row = {"received_at_ms": received_at_ms, "topic": topic, "payload": payload, "origin": origin.value, **more}
+        self.waiting.rows.append((row, token))
+        self.waiting.size_bytes += len(topic) + len(payload)
+        self.last_ms, self._own_last = received_at_ms, False
+        if self.live and self._since_ms is None:
+            self._since_ms = received_at_ms
 
-    def _pass_over(self, why: str, token: Token) -> None:
+    def _pass_over(self, why: str, token: Token | None) -> None:
         self.counts[why] += 1
-        self._batch.tokens.append(token)
+        if token is not None:
+            self.waiting.passed.append(token)
 
-    def _topic(self, kind: Kind) -> str:
-        return f"fleet/{EVERYONE}/{self.bridge}/{kind.value}"
+    def _reject(self, why: str, token: Token | None) -> None:
+        self.rejection = why
+        self._pass_over("rejected", token)
 
-    def _content(self, **content: Any) -> bytes:
-        return json.dumps({"bridge": self.bridge, **content}, separators=(",", ":")).encode()
+    def written(self) -> list[Token]:
+        """All that waited is on the disk; return what may be acknowledged now."""
+        tokens = [token for _, token in self.waiting.rows if token is not None] + self.waiting.passed
+        self.waiting = Waiting()
+        self._durable = (self.last_ms, self.history.copy())
+        return tokens
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(dict(content), separators=(",", ":")).encode()
+
+
+def _nonce(payload: bytes) -> str:
+    try:
+        content = json.loads(payload)
+    except (ValueError, RecursionError):
+        return ""
+    nonce = cast("dict[str, Any]", content).get("nonce") if isinstance(content, dict) else None
+    return nonce if isinstance(nonce, str) else ""

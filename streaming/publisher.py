@@ -7,16 +7,17 @@ from fleetpulse.core.envelope import TOPIC_PREFIX, Envelope, wrap
 from fleetpulse.io.recording import Recorded
 
 _PROGRESS_EVERY: Final = 200
+_FLUSH_S: Final = 60.0
 
 
 class Publishes(Protocol):
     """What `play` needs of a publisher."""
 
-    def publish(self, topic: str, payload: bytes, timeout_s: float = ...) -> None:
+    def publish(self, topic: str, payload: bytes) -> object:
         """Publish one message with QoS 1."""
         ...
 
-    def flush(self, timeout_s: float = ...) -> None:
+    def flush(self, timeout_s: float) -> object:
         """Wait until everything is acknowledged."""
         ...
 
@@ -27,7 +28,7 @@ def play(
     publisher: Publishes,
     *,
     first_line: int = 0,
-    on_progress: Callable[[int], object] = lambda line: None,
+    on_progress: Callable[[int], object] = lambda _: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> int:
     """Publish history to ``replay/<recording>``.
@@ -54,6 +55,6 @@ def play(
         if line % _PROGRESS_EVERY == 0:
             on_progress(line)
     publisher.publish(topic, wrap(Envelope(recording, line, None, None, b"", end=True)))
-    publisher.flush()
+    publisher.flush(_FLUSH_S)
     on_progress(line)
     return line

@@ -23,7 +23,6 @@ from fleetpulse.io.recording import Recorded
 from streaming.publisher import play
 
 _LOG: Final = structlog.get_logger("simulator")
-_PATIENCE_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def run_simulator(home: Home, address: BrokerAddress, stop: Stop, *, play_histor
         _LOG.error("this home has no simulated fleet")
         return
     past = _Past(simulated.history(), _now_ms)
-    with Publisher(address, f"fleetpulse-simulator-{os.getpid()}") as publisher:
+    with Publisher(address, f"fleetpulse-simulator-{os.getpid()}", cancelled=stop.is_set) as publisher:
         if play_history:
             _await_bridge(home, stop)
             _say(home, "history", publisher)
@@ -136,7 +135,7 @@ def _keep_pace(home: Home, live: Iterator[Sent], publisher: Publisher, stop: Sto
         if sent.topic.endswith("/registry"):
             spool(home, [(sent.topic, json.loads(sent.payload))])
         else:
-            publisher.publish(sent.topic, sent.payload, _PATIENCE_S)
+            publisher.publish(sent.topic, sent.payload)
         if time.monotonic() - said_at > 1:
             _say(home, "live", publisher)
             said_at = time.monotonic()

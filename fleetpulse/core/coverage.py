@@ -84,9 +84,7 @@ class Coverage:
         """Drop what lies before ``instant_ms``: the same c(t) from there on, in bounded space."""
         if instant_ms <= self.start_ms:
             return self
-        kept = tuple(
-            (max(opened, instant_ms), closed) for opened, closed in self.gaps if closed is None or closed > instant_ms
-        )
+        kept = tuple((max(opened, instant_ms), closed) for opened, closed in self.gaps if closed is None or closed > instant_ms)
         return Coverage(instant_ms, self.covered(instant_ms), kept)
 
 

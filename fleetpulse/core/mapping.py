@@ -109,12 +109,12 @@ def translate(mapping: TopicMapping, topic: str, payload: bytes) -> tuple[str, b
     if found is None:
         return None
     try:
-        content: object = json.loads(payload)
+        content: Any = json.loads(payload)
     except (ValueError, RecursionError):
         content = None
     ours: dict[str, Any] = {}
     if isinstance(content, dict):
-        ours["metrics"] = content
+        ours["metrics"] = cast("dict[str, object]", content)
     ts = _at(content, mapping.ts)
     if ts is not None:
         ours["ts"] = _in_ms(ts, mapping.ts_unit)
@@ -137,13 +137,13 @@ def _in_ms(ts: object, unit: str) -> object:
     return ts
 
 
-def _at(content: object, path: str) -> object:
+def _at(content: Any, path: str) -> Any:
     if not path:
         return None
     for name in path.split("."):
         if not isinstance(content, dict):
             return None
-        content = cast("dict[str, object]", content).get(name)
+        content = cast("dict[str, Any]", content).get(name)
     return content
 
 

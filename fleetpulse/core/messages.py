@@ -215,7 +215,7 @@ def check_name(what: str, name: str, *, may_be_everyone: bool = False) -> None:
     if not 1 <= size <= MAX_ID_BYTES:
         raise _Rejected("topic", f"{what} has 1 to {MAX_ID_BYTES} bytes; got {size}")
     if not name.isprintable() or any(mark in name for mark in "+#/"):
-        raise _Rejected("topic", f"{what} is printable and without + # /; got {ascii(name)}")
+        raise _Rejected("topic", f"{what} is printable and without + # /; got {name!a}")
     if name == EVERYONE and not may_be_everyone:
         raise _Rejected("topic", f'{what} "{EVERYONE}" is not a name: it stands for everybody')
 
@@ -358,7 +358,7 @@ def _shown(value: object) -> str:
 
 
 def _json_type(value: object) -> str:
-    names = {dict: "an object", list: "an array", str: "a text", bool: "a boolean", type(None): "null"}
+    names: dict[type, str] = {dict: "an object", list: "an array", str: "a text", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 
 

@@ -206,7 +206,7 @@ def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(rules: Rules) -> dict[str, Any]:
-    values = {item.name: getattr(rules, item.name) for item in fields(rules)}
+    values: dict[str, Any] = {item.name: getattr(rules, item.name) for item in fields(rules)}
     return values | {"flagged_codes": list(rules.flagged_codes)}
 
 
@@ -224,7 +224,8 @@ def from_normalised(content: Mapping[str, Any]) -> Policy:
 
 
 def _rules(values: Mapping[str, Any]) -> Rules:
-    return Rules(**{**values, "flagged_codes": tuple(values["flagged_codes"])})
+    stored: dict[str, Any] = {**values, "flagged_codes": tuple(values["flagged_codes"])}
+    return Rules(**stored)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -80,7 +80,10 @@ class _Member:
         self.seq += 1
         content = {"ts": at_ms, "seq": self.seq, "boot": f"b{self.boot}", "gateway": self.gateway, **more}
         if kind == "telemetry":
-            content["metrics"] = {"temperature": round(self.rng.gauss(21, 3), 1), "battery": self.rng.randint(3300, 4100)}
+            content["metrics"] = {
+                "temperature": round(self.rng.gauss(21, 3), 1),
+                "battery": self.rng.randint(3300, 4100),
+            }
         return self.topic(kind), _json({key: value for key, value in content.items() if value is not None})
 
 
@@ -231,7 +234,10 @@ _NOT_REGISTERED: Final = 15  # this one of the first twenty is admitted when it 
 
 def scenario_policy() -> dict[str, Any]:
     """Return the policy of the simulated fleet, as a person would write it."""
-    return {"rules": {"timeout": "60m"}, "classes": {name: {"timeout": timeout} for name, (_, timeout) in CLASSES.items()}}
+    return {
+        "rules": {"timeout": "60m"},
+        "classes": {name: {"timeout": timeout} for name, (_, timeout) in CLASSES.items()},
+    }
 
 
 def simulate(scenario: Scenario) -> Iterator[Sent]:
@@ -280,8 +286,7 @@ def _members(scenario: Scenario) -> Iterator[_Member]:
     names = tuple(CLASSES)
     rate = sum(scenario.history_ms / CLASSES[names[number % len(names)]][0] for number in range(scenario.devices))
     budget = scenario.max_history_messages * _BUDGET - scenario.devices
-    if budget < 0.2 * scenario.max_history_messages:
-        budget = 0.2 * scenario.max_history_messages
+    budget = max(budget, 0.2 * scenario.max_history_messages)
     stretch = max(1.0, rate / budget)
     spent = 0.0
     for number in range(scenario.devices):

@@ -72,7 +72,12 @@ MESSAGES: Final = Table(
         Column("body", "string", "JSON object of our own rows"),
         Column("note", "string", "what is odd about it, with a hint"),
         Column("digest", "long", "64 bits of BLAKE2b over the payload's bytes", required=True),
-        Column("device_hash", "long", "64 bits of BLAKE2b over the device id: its place among the key groups", required=True),
+        Column(
+            "device_hash",
+            "long",
+            "64 bits of BLAKE2b over the device id: its place among the key groups",
+            required=True,
+        ),
         *_ARRIVAL,
     ),
 )

@@ -60,8 +60,7 @@ def parse_instant_ms(text: str) -> int:
         moment = None
     if moment is None or moment.tzinfo is None:
         raise FleetError(
-            f'an instant is ISO 8601 with a zone, or epoch milliseconds; got "{text}"; '
-            f'write one such as "2026-01-31T12:00:00Z"'
+            f'an instant is ISO 8601 with a zone, or epoch milliseconds; got "{text}"; write one such as "2026-01-31T12:00:00Z"'
         )
     since_epoch = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return since_epoch.days * 86_400_000 + since_epoch.seconds * 1_000 + since_epoch.microseconds // 1_000

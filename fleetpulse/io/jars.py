@@ -54,14 +54,10 @@ class Jar:
 # our own tables, but the connector names their classes: without them a rare path would end in NoClassDefFoundError.
 # RoaringBitmap's "shims" stays out: it belongs to a RoaringBitmap older than the one that pyspark ships.
 JARS: Final = (
-    Jar(
-        "io.delta", "delta-spark_4.2_2.13", "4.4.0", "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead"
-    ),
+    Jar("io.delta", "delta-spark_4.2_2.13", "4.4.0", "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead"),
     Jar("io.delta", "delta-storage", "4.4.0", "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc"),
     Jar("io.delta", "delta-kernel-api", "4.4.0", "ee9b5a14ac3b7efdff4d61a58478fe8eb0e5a3fbca43889dca7290795fe79a11"),
-    Jar(
-        "io.delta", "delta-kernel-defaults", "4.4.0", "225c975199e4718b38ee5b7e6da7f19e9585024262b2cec2656b32151a856b0b"
-    ),
+    Jar("io.delta", "delta-kernel-defaults", "4.4.0", "225c975199e4718b38ee5b7e6da7f19e9585024262b2cec2656b32151a856b0b"),
     Jar(
         "io.delta",
         "delta-kernel-unitycatalog",

@@ -72,9 +72,7 @@ def _fetch(seen: str) -> Path:
     try:
         return Path(str(cjdk.java_home(vendor="temurin", version=str(MINIMUM), cache_dir=cache_dir() / "jdk")))
     except Exception as error:  # what it lets through differs with its release: network, archive, disk
-        raise FleetError(
-            f"Java {MINIMUM} or newer is needed: {seen}, and none could be fetched ({error}); {_CURE}"
-        ) from error
+        raise FleetError(f"Java {MINIMUM} or newer is needed: {seen}, and none could be fetched ({error}); {_CURE}") from error
 
 
 def _remember(fetched: Path, home: Path) -> None:

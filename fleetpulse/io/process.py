@@ -129,4 +129,4 @@ def read_status(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return cast(dict[str, Any], content) if isinstance(content, dict) else {}
+    return cast("dict[str, Any]", content) if isinstance(content, dict) else {}

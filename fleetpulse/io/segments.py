@@ -1,12 +1,15 @@
-"""Segments: what the bridge had in its hands, raw, in files that are whole or not there.
+"""Segments: what the bridge received, a numbered Arrow file each, durable before anything is acknowledged.
 
-Rule: a segment has its name only when its bytes, and the folder's entry, have reached the disk.
+Rule 1: a segment is whole or absent: written aside, synced, renamed, and its folder synced.
+Rule 2: the newest segment is the bridge's whole memory: where it stands is in its metadata and its last row.
 """
 
 import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -18,107 +21,173 @@ SEGMENT_SCHEMA: Final = pa.schema(
         ("received_at_ms", pa.int64()),
         ("topic", pa.string()),
         ("payload", pa.binary()),
-        ("origin", pa.string()),
+        ("origin", pa.string()),  # mqtt, replay, command or bridge
         ("recording", pa.string()),
         ("line", pa.int64()),
         ("command", pa.string()),
     ]
 )
-_SUFFIX: Final = ".arrow"
+EPOCH: Final = 1  # counts leases; one bridge needs no second
+_NAME: Final = re.compile(r"(\d{12})\.arrow")
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a bridge stands: the last row of its newest segment.
+    """Where a bridge stands: the last row of its newest segment, and what the segment says beside it.
 
     Attributes:
         number: of the segment.
         received_at_ms: of its last row.
-        recording: the recording that was being played; None where none was.
-        line: the last line of it that was written.
-        ended: whether that was the line after its last.
-        last_canary_ms: when the last canary came back; None where none has.
+        recording: the recording that the last row belongs to; None where it is live.
+        line: the newest line of it that is durable.
+        ended: whether that is the line after its last.
+        last_canary_ms: ``received_at`` of the newest canary that came back; None since a recording was played, or at first.
+        gap_open: whether the newest gap row opened one.
+        played: the recording that was last played to its end.
     """
 
     number: int
     received_at_ms: int
-    recording: str | None
-    line: int | None
-    ended: bool
-    last_canary_ms: int | None
+    recording: str | None = None
+    line: int | None = None
+    ended: bool = False
+    last_canary_ms: int | None = None
+    gap_open: bool = False
+    played: str | None = None
 
 
-def write_segment(directory: Path, number: int, rows: pa.Table, *, bridge: str, last_canary_ms: int | None) -> Path:
-    """Write one segment so that it survives whatever comes next.
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Return rows as a table of `SEGMENT_SCHEMA`; what a row does not name is empty."""
+    columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in SEGMENT_SCHEMA]
+    return pa.Table.from_arrays(columns, schema=SEGMENT_SCHEMA)
+
+
+def write_segment(
+    directory: Path,
+    number: int,
+    table: pa.Table,
+    *,
+    bridge: str,
+    last_canary_ms: int | None,
+    gap_open: bool = False,
+    played: str | None = None,
+) -> Path:
+    """Write a segment and return its path when it would survive a loss of power.
 
     Args:
         directory: the bridge's folder.
         number: the segment's, one more than the newest.
-        rows: columns of `SEGMENT_SCHEMA`.
+        table: at least one row of `SEGMENT_SCHEMA`, in order of ``received_at_ms``.
         bridge: the bridge's name.
-        last_canary_ms: when its last canary came back.
+        last_canary_ms: ``received_at`` of the newest canary that came back.
+        gap_open: whether a gap is open after the last row.
+        played: the recording that was last played to its end.
 
     Raises:
-        OSError: it could not be written; nothing is left behind.
+        OSError: the disk is full, or refuses; nothing is left behind.
     """
-    canary = "" if last_canary_ms is None else str(last_canary_ms)
-    schema = SEGMENT_SCHEMA.with_metadata({"bridge": bridge, "number": str(number), "last_canary_ms": canary})
-    path = directory / f"{number:012d}{_SUFFIX}"
-    fresh = directory / f".{path.name}.new"
+    metadata = {
+        "bridge": bridge,
+        "number": str(number),
+        "epoch": str(EPOCH),
+        "last_canary_ms": "" if last_canary_ms is None else str(last_canary_ms),
+        "gap_open": "1" if gap_open else "",
+        "played": played or "",
+    }
+    path = directory / f"{number:012d}.arrow"
+    aside = path.with_suffix(".tmp")
     try:
-        with fresh.open("wb") as file:
-            with pa.ipc.new_file(file, schema) as writer:
-                writer.write_table(rows.cast(schema))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(path)
+        _write_synced(aside, table.cast(SEGMENT_SCHEMA).replace_schema_metadata(metadata))
+        aside.replace(path)
+        _sync_folder(directory)
     except OSError:
-        fresh.unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
-    _sync_folder(directory)
     return path
 
 
+def _write_synced(path: Path, table: pa.Table) -> None:
+    with path.open("wb") as file:
+        with pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _sync_folder(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
+    folder = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(folder)
     finally:
-        os.close(handle)
+        os.close(folder)
 
 
 def list_segments(directory: Path) -> list[tuple[int, Path]]:
-    """Return number and path of each segment, oldest first."""
-    return sorted((int(path.stem), path) for path in directory.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
+    """Return number and path of each segment, in order; none where the folder is not there.
+
+    Raises:
+        FleetError: an Arrow file lies there that is not named as a segment.
+    """
+    found: list[tuple[int, Path]] = []
+    for path in directory.glob("*.arrow"):
+        named = _NAME.fullmatch(path.name)
+        if named is None:
+            raise FleetError(f'"{path}" is not a segment; they are named 000000000001.arrow and so on; move it elsewhere')
+        found.append((int(named[1]), path))
+    return sorted(found)
+
+
+def remove_leftovers(directory: Path) -> int:
+    """Remove what a killed bridge was still writing; return how many files. Only the bridge itself may ask for it."""
+    leftovers = list(directory.glob("*.tmp"))
+    for path in leftovers:
+        path.unlink(missing_ok=True)
+    return len(leftovers)
 
 
 def read_segment(path: Path) -> pa.Table:
-    """Read one segment.
+    """Read a segment.
 
     Raises:
-        FleetError: it is damaged, or not a segment.
+        FleetError: it is torn, or not a segment of ours.
+        FileNotFoundError: it is gone.
     """
     try:
-        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-            return reader.read_all()
+        with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
+            table = reader.read_all()
+    except FileNotFoundError:
+        raise
     except (pa.ArrowInvalid, OSError) as error:
         raise FleetError(
-            f'the segment "{path}" cannot be read ({error}); move it out of the folder to go on without its rows'
+            f'segment "{path}" is torn or not Arrow ({error}); restore it from a backup, or move it elsewhere and do without '
+            f"the rows that it held"
         ) from None
+    if not table.schema.equals(SEGMENT_SCHEMA) or b"number" not in (table.schema.metadata or {}) or not table.num_rows:
+        raise FleetError(f'"{path}" is Arrow but not a segment of this version; move it elsewhere')
+    return table
 
 
 def position(directory: Path) -> Position | None:
-    """Return where the bridge of a folder stands; None where it has written nothing. Leftovers of a crash are removed."""
-    for leftover in directory.glob(f".*{_SUFFIX}.new"):
-        leftover.unlink(missing_ok=True)
+    """Return where the bridge stands by its newest segment; None where there is none.
+
+    Raises:
+        FleetError: the newest segment cannot be read.
+    """
     segments = list_segments(directory)
     if not segments:
         return None
     number, path = segments[-1]
-    rows = read_segment(path)
-    last = rows.slice(rows.num_rows - 1).to_pylist()[0]
-    canary = (rows.schema.metadata or {}).get(b"last_canary_ms", b"")
-    ended = last["recording"] is not None and last["topic"].startswith(TOPIC_PREFIX)
+    table = read_segment(path)
+    said = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+    last = table.slice(table.num_rows - 1).to_pylist()[0]
+    canary = said.get("last_canary_ms")
     return Position(
-        number, last["received_at_ms"], last["recording"], last["line"], ended, int(canary) if canary else None
+        number=number,
+        received_at_ms=last["received_at_ms"],
+        recording=last["recording"],
+        line=last["line"],
+        ended=last["origin"] == "replay" and last["topic"].startswith(TOPIC_PREFIX),
+        last_canary_ms=int(canary) if canary else None,
+        gap_open=bool(said.get("gap_open")),
+        played=said.get("played") or None,
     )

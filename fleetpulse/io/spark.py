@@ -26,7 +26,7 @@ def settings(local_dir: Path, cores: int, memory: str) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",  # a port that nobody asked for
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.warehouse.dir": (local_dir / "warehouse").as_uri(),
+        "spark.sql.warehouse.dir": str(local_dir / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",  # Hive's would leave a Derby database where the person stands
         # spark.jars would copy them, and serve them over a socket to executors that do not exist.
         "spark.driver.extraClassPath": os.pathsep.join(str(jar) for jar in resolve_jars()),

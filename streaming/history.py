@@ -1,0 +1,142 @@
+"""In which order the lines of a recording are taken: one after the other, each once, whatever the broker's order.
+
+Rule 1: line n is written after line n - 1; an earlier one was written already, a later one is held until its turn.
+Rule 2: one recording after the other, and none that begins before what was received last.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final, Self
+
+from fleetpulse.core.envelope import Envelope, unwrap
+from fleetpulse.io.mqtt import Token
+from fleetpulse.io.segments import Position
+
+HELD_LINES: Final = 20_000  # more than a broker has under way to us
+
+
+class Verdict(Enum):
+    """What becomes of a message on ``replay/#``."""
+
+    WRITE = "write"  # the next line
+    REPEATED = "repeated"  # written already
+    REJECTED = "rejected"  # must not be written
+    STRAY = "stray"  # not an envelope
+
+
+Taken = tuple[Verdict, bytes, Envelope | None, Token | None]
+
+
+@dataclass(slots=True)
+class History:
+    """How far a recording has been taken.
+
+    Attributes:
+        recording: the recording; None where none is or was the last thing taken.
+        line: its newest line taken; -1 before the first.
+        ended: whether that was the line after its last.
+        played: the recording that was last taken to its end.
+        why: the reason of the newest rejection.
+        missing: lines are held and none more can be: the broker must send the missing one again.
+    """
+
+    recording: str | None = None
+    line: int = -1
+    ended: bool = False
+    played: str | None = None
+    why: str | None = None
+    missing: bool = False
+    _held: dict[tuple[str, int], tuple[Envelope, Token | None]] = field(
+        default_factory=dict[tuple[str, int], tuple[Envelope, Token | None]]
+    )
+    _refused: set[str] = field(default_factory=set[str])
+
+    @classmethod
+    def after(cls, position: Position | None) -> Self:
+        """Begin where a bridge stands."""
+        if position is None:
+            return cls()
+        if position.recording is None or position.line is None:
+            return cls(played=position.played)
+        return cls(position.recording, position.line, position.ended, position.played)
+
+    def copy(self) -> Self:
+        """Return what is remembered, without the lines that are held: the broker sends those again."""
+        return replace(self, missing=False, _held={}, _refused=set(self._refused))
+
+    @property
+    def done(self) -> bool:
+        """Whether a recording was played, and none is under way."""
+        return self.ended or (self.recording is None and self.played is not None)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a recording has begun and not ended."""
+        return self.recording is not None and not self.ended
+
+    @property
+    def held(self) -> int:
+        """How many lines wait for one before them."""
+        return len(self._held)
+
+    def take(self, payload: bytes, token: Token | None, last_ms: int | None) -> Iterator[Taken]:
+        """Yield what becomes of a message, and of held ones whose turn it is then.
+
+        Args:
+            payload: the message's; an envelope, or a stray.
+            token: the message's.
+            last_ms: the newest ``received_at`` written; no line may be older.
+        """
+        try:
+            envelope = unwrap(payload)
+        except (ValueError, RecursionError):
+            yield Verdict.STRAY, payload, None, token
+            return
+        verdict = self._judge(envelope, last_ms)
+        if verdict is None:
+            key = (envelope.recording, envelope.line)
+            if key in self._held:
+                yield Verdict.REPEATED, b"", None, token
+            elif len(self._held) < HELD_LINES:
+                self._held[key] = (envelope, token)
+            else:
+                self.missing = True  # not acknowledged: it comes again
+            return
+        yield verdict, payload, envelope, token
+        yield from self._release(envelope, last_ms)
+
+    def _judge(self, envelope: Envelope, last_ms: int | None) -> Verdict | None:
+        """Return what becomes of a line, and move on where it is the next; None where it must wait."""
+        same, under_way = envelope.recording == self.recording, self.under_way
+        if under_way and not same:
+            self.why = f"recording {envelope.recording} while {self.recording} is at line {self.line}"
+            return Verdict.REJECTED
+        if (same and (self.ended or envelope.line <= self.line)) or (not same and envelope.recording == self.played):
+            return Verdict.REPEATED
+        if envelope.recording in self._refused:
+            return Verdict.REJECTED
+        if envelope.line != (self.line + 1 if under_way else 0):
+            return None
+        older = envelope.received_at_ms is not None and last_ms is not None and envelope.received_at_ms < last_ms
+        if older:
+            self.why = f"line {envelope.line} of {envelope.recording} is older than what was received last"
+            if not under_way:
+                self._refused.add(envelope.recording)
+                return Verdict.REJECTED
+        self.recording, self.line, self.ended = envelope.recording, envelope.line, envelope.end
+        if envelope.end:
+            self.played = envelope.recording
+        return Verdict.REJECTED if older else Verdict.WRITE
+
+    def _release(self, envelope: Envelope, last_ms: int | None) -> Iterator[Taken]:
+        newest = last_ms
+        while True:
+            if envelope.received_at_ms is not None:
+                newest = max(envelope.received_at_ms, newest or envelope.received_at_ms)
+            key = (envelope.recording, self.line + 1 if self.recording == envelope.recording else envelope.line + 1)
+            following = self._held.pop(key, None)
+            if following is None:
+                return
+            envelope, token = following
+            yield self._judge(envelope, newest) or Verdict.REPEATED, b"", envelope, token

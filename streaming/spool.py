@@ -1,0 +1,84 @@
+"""The spool of operators' commands: each is taken once, whatever happens between taking it and having it written.
+
+A file is renamed to ``<name>.taken-<segment>`` before its rows go into that segment, and removed when the segment is
+durable; at the next start the segment's number says whether it was.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import structlog
+
+_LOG: Final = structlog.get_logger("bridge")
+_TAKEN: Final = re.compile(r"(.+)\.taken-(\d+)")
+Command = tuple[str, str, Mapping[str, Any]]
+
+
+class Spool:
+    """One folder of command files.
+
+    Args:
+        folder: where they lie.
+        newest: the newest segment: what was taken for it or an earlier one is removed, the rest put back.
+    """
+
+    def __init__(self, folder: Path, newest: int) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._taken: list[Path] = []
+        for path in folder.iterdir():
+            named = _TAKEN.fullmatch(path.name)
+            if named and int(named[2]) <= newest:
+                path.unlink()
+            elif named:
+                path.rename(folder / named[1])
+
+    def take(self, number: int) -> list[Command]:
+        """Take what lies there, for segment ``number``, in order of the names; broken files go to ``refused/``.
+
+        Returns:
+            Name of the file, topic and payload of each command.
+        """
+        commands: list[Command] = []
+        for path in sorted(self.folder.glob("*.json")):
+            taken = path.with_name(f"{path.name}.taken-{number}")
+            try:
+                found = _read(path)
+                path.rename(taken)
+            except ValueError as error:
+                self._refuse(path, str(error))
+                continue
+            except OSError as error:  # what was taken so far must not get lost
+                _LOG.error("a command file cannot be taken; tried again", file=path.name, why=error.strerror)
+                break
+            self._taken.append(taken)
+            commands += [(path.name, topic, payload) for topic, payload in found]
+        return commands
+
+    def _refuse(self, path: Path, why: str) -> None:
+        refused = self.folder / "refused"
+        refused.mkdir(exist_ok=True)
+        path.rename(refused / path.name)
+        _LOG.error("a command file is broken and lies in commands/refused now", file=path.name, why=why)
+
+    def written(self) -> None:
+        """What was taken is durable."""
+        for path in self._taken:
+            path.unlink(missing_ok=True)
+        self._taken.clear()
+
+
+def _read(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    content: Any = json.loads(path.read_bytes())
+    items = cast("list[Any]", content) if isinstance(content, list) else [content]
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for item in items:
+        entry = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
+        topic, payload = entry.get("topic"), entry.get("payload")
+        if not isinstance(topic, str) or not topic or not isinstance(payload, dict):
+            raise ValueError('a command is {"topic": text, "payload": object}, or a list of those')
+        found.append((topic, cast("dict[str, Any]", payload)))
+    return found

@@ -1,0 +1,206 @@
+"""The bridge and the embedded broker, as processes that are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetpulse.core.envelope import Envelope, wrap
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.broker import Broker, BrokerAddress, load_address, save_address
+from fleetpulse.io.mqtt import Publisher
+from fleetpulse.io.process import read_status
+from fleetpulse.io.segments import list_segments, position, read_segment
+
+pytestmark = pytest.mark.e2e
+BRIDGE = """
+import json, sys
+from pathlib import Path
+from fleetpulse.io.broker import load_address
+from fleetpulse.io.process import Stop, die_with_parent
+from streaming.bridge import BridgeSettings, run_bridge
+home, parent, more = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+stop = Stop(parent)
+die_with_parent(parent)
+folders = home / "segments", home / "commands", home / "run" / "bridge.json"
+run_bridge(BridgeSettings(*folders, load_address(home / "address"), **more), stop)
+"""
+
+
+class Running:
+    """A bridge in a process of its own."""
+
+    def __init__(self, home: Path, **more: Any) -> None:
+        self.home = home
+        settings = json.dumps({"canary_interval_s": 0.5, **more})
+        with (home / "bridge.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "error", "-c", BRIDGE, str(home), str(os.getpid()), settings],
+                stdout=log,
+                stderr=log,
+                cwd=Path(__file__).parents[2],
+            )
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(10)
+
+    def status(self) -> dict[str, Any]:
+        status = read_status(self.home / "run" / "bridge.json")
+        return status if status.get("pid") == self.process.pid else {}
+
+
+@contextmanager
+def bridge(home: Path, **more: Any) -> Iterator[Running]:
+    running = Running(home, **more)
+    try:
+        yield running
+    finally:
+        running.kill()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    running = Broker(tmp_path / "broker", tmp_path / "broker.log", port=0)
+    address = running.start()
+    running.port = address.port
+    save_address(tmp_path / "address", address)
+    yield running
+    running.stop()
+
+
+def await_that(reached: Callable[[], object], limit_s: float = 20) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not reached():
+        assert time.monotonic() < deadline_s, "waited too long"
+        time.sleep(0.02)
+
+
+def landed(home: Path) -> list[dict[str, Any]]:
+    return [row for _, path in list_segments(home / "segments") for row in read_segment(path).to_pylist()]
+
+
+def numbers(home: Path) -> list[int]:
+    return [json.loads(row["payload"])["seq"] for row in landed(home) if row["origin"] == "mqtt"]
+
+
+def publish(address: BrokerAddress, count: int, first: int = 0) -> None:
+    with Publisher(address, "device") as publisher:
+        for seq in range(first, first + count):
+            publisher.publish(f"fleet/s/d{seq % 7}/heartbeat", json.dumps({"seq": seq}).encode())
+
+
+def restart(broker: Broker) -> None:
+    assert broker.pid is not None
+    os.kill(broker.pid, signal.SIGKILL)
+    broker.stop()
+    broker.start()
+
+
+def test_what_is_queued_for_a_bridge_that_is_away_survives_a_killed_broker(broker: Broker, tmp_path: Path) -> None:
+    with bridge(tmp_path) as running:
+        await_that(lambda: running.status().get("connected"))
+        assert running.stop() == 0
+    address = load_address(tmp_path / "address")
+    publish(address, 2_000)
+    restart(broker)
+    with bridge(tmp_path) as running:
+        await_that(lambda: len(numbers(tmp_path)) >= 2_000)
+        assert numbers(tmp_path) == list(range(2_000))
+        await_that(lambda: running.status().get("gap_open") is False and running.status().get("last_canary_ms"))
+
+
+def test_a_bridge_that_is_killed_under_load_loses_nothing(broker: Broker, tmp_path: Path) -> None:
+    address, count = load_address(tmp_path / "address"), 6_000
+    for part in range(4):
+        with bridge(tmp_path) as running:
+            await_that(lambda running=running: running.status().get("connected"))
+            publish(address, count // 4, first=part * count // 4)
+            time.sleep(0.05 * part)  # the kill falls before, into or after the segment
+    restart(broker)
+    with bridge(tmp_path) as running:
+        await_that(lambda: set(numbers(tmp_path)) == set(range(count)))
+        await_that(lambda: running.status().get("connected"))  # from then on it hears SIGTERM
+        assert running.stop() == 0
+    stamps = [row["received_at_ms"] for row in landed(tmp_path)]
+    assert stamps == sorted(stamps)
+    gaps = [json.loads(row["payload"])["op"] for row in landed(tmp_path) if row["topic"].endswith("/gap")]
+    assert "openopen" not in "".join(gaps)
+
+
+def test_a_broker_killed_under_a_bridge_is_a_gap(broker: Broker, tmp_path: Path) -> None:
+    with bridge(tmp_path) as running:
+        await_that(lambda: running.status().get("last_canary_ms"))
+        restart(broker)
+        publish(load_address(tmp_path / "address"), 10)
+
+        def gaps() -> list[dict[str, Any]]:
+            return [json.loads(row["payload"]) for row in landed(tmp_path) if row["topic"].endswith("/gap")]
+
+        await_that(lambda: len(gaps()) == 2 and len(numbers(tmp_path)) == 10)
+        assert [gap["op"] for gap in gaps()] == ["open", "close"]
+        assert gaps()[0]["why"] == "broker"
+        assert running.stop() == 0
+
+
+def test_history_survives_kills_of_the_bridge_and_goes_on_live(broker: Broker, tmp_path: Path) -> None:
+    address, count, first_ms = load_address(tmp_path / "address"), 3_000, 1_600_000_000_000
+
+    def play(begin: int, end: int) -> None:
+        with Publisher(address, "history") as publisher:
+            for line in range(begin, end):
+                publisher.publish("replay/r", wrap(Envelope("r", line, first_ms + line, "fleet/s/d/heartbeat", b"{}")))
+
+    for part in range(3):
+        with bridge(tmp_path, replay=True) as running:
+            await_that(lambda running=running: running.status().get("connected"))
+            stands = position(tmp_path / "segments")
+            play(stands.line + 1 if stands and stands.line is not None else 0, (part + 1) * count // 3)
+    with bridge(tmp_path, replay=True) as running:
+        await_that(lambda: running.status().get("connected"))
+        with Publisher(address, "end") as publisher:
+            publisher.publish("replay/r", wrap(Envelope("r", count, None, None, b"", end=True)))
+        await_that(lambda: running.status().get("state") == "live" and running.status().get("connected"))
+        publish(address, 5)
+        await_that(lambda: len(numbers(tmp_path)) == 5)
+        (tmp_path / "commands" / "1.json").write_text('{"topic": "fleet/s/d/control", "payload": {"op": "release"}}')
+        await_that(lambda: any(row["command"] == "1.json" for row in landed(tmp_path)))
+        await_that(lambda: not list((tmp_path / "commands").iterdir()))
+    lines = [row["line"] for row in landed(tmp_path) if row["origin"] == "replay"]
+    assert lines == list(range(count + 1))
+    with bridge(tmp_path, replay=True) as running:
+        await_that(lambda: running.status().get("state") == "live" and running.status().get("connected"))
+
+
+def test_a_port_in_use_is_refused(broker: Broker, tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match=f"port {broker.port}.*--port"):
+        Broker(tmp_path / "second", tmp_path / "second.log", port=broker.port).start()
+
+
+def test_the_broker_of_a_killed_run_is_stopped_by_the_next(broker: Broker, tmp_path: Path) -> None:
+    again = Broker(tmp_path / "broker", tmp_path / "broker.log", port=broker.port)
+    again.start()
+    try:
+        await_that(lambda: not broker.alive())
+        assert again.alive()
+    finally:
+        again.stop()
+
+
+def test_a_wrong_password_is_said(broker: Broker, tmp_path: Path) -> None:
+    address = load_address(tmp_path / "address")
+    wrong = BrokerAddress(address.host, address.port, address.username, "wrong")
+    with pytest.raises(FleetError, match="refuses us"), Publisher(wrong, "device", patience_s=1):
+        pass

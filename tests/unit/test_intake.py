@@ -1,0 +1,293 @@
+"""The laws of the bridge's intake, without a network, a file or a clock."""
+
+import json
+from typing import Any
+
+import pytest
+
+from fleetpulse.core.envelope import Envelope, wrap
+from fleetpulse.io.mqtt import Arrived
+from fleetpulse.io.segments import Position
+from streaming.intake import Intake
+
+NOW = 1_700_000_000_000
+TOPIC = "fleet/s/d/heartbeat"
+
+
+class Broker:
+    """Numbers messages as a broker does."""
+
+    def __init__(self) -> None:
+        self.mid = 0
+
+    def deliver(self, topic: str, payload: bytes = b"{}", retained: bool = False) -> Arrived:
+        self.mid += 1
+        return Arrived(topic, payload, retained, (1, self.mid))
+
+    def line(self, line: int, received_at_ms: int | None = None, recording: str = "r", end: bool = False) -> Arrived:
+        at_ms = None if end else NOW + line if received_at_ms is None else received_at_ms
+        envelope = Envelope(recording, line, at_ms, None if end else TOPIC, b"" if end else b"{}", end)
+        return self.deliver(f"replay/{recording}", wrap(envelope))
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
+def make(position: Position | None = None) -> Intake:
+    return Intake("b", position, grace_ms=120_000, interval_ms=5_000, secret=b"s")
+
+
+def rows(intake: Intake) -> list[dict[str, Any]]:
+    return [dict(row) for row, _ in intake.waiting.rows]
+
+
+def stamps(intake: Intake) -> list[int]:
+    return [row["received_at_ms"] for row in rows(intake)]
+
+
+def bodies(intake: Intake, kind: str) -> list[dict[str, Any]]:
+    return [json.loads(row["payload"]) for row in rows(intake) if row["topic"] == f"fleet/_/b/{kind}"]
+
+
+def fly(intake: Intake, broker: Broker, sent_ms: int, back_ms: int) -> None:
+    intake.arrived(broker.deliver(intake.canary_topic, intake.canary(sent_ms)), back_ms)
+
+
+# ---- stamps
+
+
+def test_received_at_never_runs_backwards(broker: Broker) -> None:
+    intake = make()
+    intake.go_live(NOW)
+    for now_ms in (NOW, NOW - 60_000, NOW + 1, NOW):
+        intake.arrived(broker.deliver(TOPIC), now_ms)
+    assert stamps(intake) == [NOW, NOW, NOW + 1, NOW + 1]
+
+
+def test_received_at_never_runs_backwards_across_restarts(broker: Broker) -> None:
+    intake = make(Position(3, NOW))
+    intake.go_live(NOW - 1_000)
+    intake.arrived(broker.deliver(TOPIC), NOW - 1_000)
+    assert stamps(intake) == [NOW + 1, NOW + 2]
+
+
+def test_rows_of_ours_share_their_instant_with_nobody(broker: Broker) -> None:
+    intake = make()
+    intake.go_live(NOW)
+    intake.arrived(broker.deliver(TOPIC), NOW)
+    intake.command("a.json", "fleet/s/d/control", {"op": "release"}, NOW)
+    fly(intake, broker, NOW, NOW)
+    intake.arrived(broker.deliver(TOPIC), NOW)
+    intake.arrived(broker.deliver(TOPIC), NOW)
+    assert stamps(intake) == [NOW, NOW + 1, NOW + 2, NOW + 3, NOW + 3]
+
+
+# ---- acknowledgements
+
+
+def test_tokens_are_given_back_only_when_written(broker: Broker) -> None:
+    intake = make()
+    intake.go_live(NOW)
+    intake.arrived(broker.deliver(TOPIC), NOW)
+    fly(intake, broker, NOW, NOW)
+    intake.arrived(broker.deliver(TOPIC, retained=True), NOW)
+    assert sorted(intake.written()) == [(1, 1), (1, 2), (1, 3)]
+    assert intake.written() == []
+    assert not intake.waiting.rows
+
+
+def test_a_lost_connection_drops_what_comes_again_and_keeps_what_does_not(broker: Broker) -> None:
+    intake = make()
+    intake.go_live(NOW)
+    intake.arrived(broker.deliver(TOPIC), NOW)
+    intake.arrived(Arrived(TOPIC, b"qos 0", False, None), NOW)
+    intake.command("a.json", "fleet/s/d/control", {"op": "release"}, NOW)
+    intake.lost(NOW + 10)
+    assert [row["origin"] for row in rows(intake)] == ["mqtt", "command", "bridge"]
+    assert intake.written() == []
+
+
+def test_retained_copies_are_not_landed(broker: Broker) -> None:
+    intake = make()
+    intake.go_live(NOW)
+    intake.arrived(broker.deliver(TOPIC, retained=True), NOW)
+    assert not intake.waiting.rows
+    assert intake.counts["retained"] == 1
+
+
+# ---- canaries and gaps
+
+
+def test_a_canary_that_comes_back_is_a_tick_and_a_foreign_one_is_a_message(broker: Broker) -> None:
+    intake = make()
+    intake.go_live(NOW)
+    fly(intake, broker, NOW, NOW + 7)
+    intake.arrived(broker.deliver(intake.canary_topic, b'{"bridge":"b","nonce":"1-1-forged"}'), NOW + 8)
+    assert [row["origin"] for row in rows(intake)] == ["bridge", "mqtt"]
+    assert bodies(intake, "tick")[0] == {"bridge": "b"}
+    assert intake.last_canary_ms == NOW + 7
+
+
+def test_a_canary_of_an_earlier_life_is_neither(broker: Broker) -> None:
+    payload = make().canary(NOW)
+    intake = make()
+    intake.go_live(NOW)
+    intake.arrived(broker.deliver(intake.canary_topic, payload), NOW)
+    assert not intake.waiting.rows
+    assert intake.counts["stale_canaries"] == 1
+
+
+def test_an_empty_home_has_no_gap(broker: Broker) -> None:
+    intake = make()
+    intake.go_live(NOW)
+    fly(intake, broker, NOW, NOW)
+    assert bodies(intake, "gap") == []
+
+
+@pytest.mark.parametrize(("canary_ms", "since_ms"), [(NOW - 9, NOW - 9), (None, NOW)])
+def test_a_start_with_a_position_begins_with_a_gap(canary_ms: int | None, since_ms: int, broker: Broker) -> None:
+    intake = make(Position(1, NOW, last_canary_ms=canary_ms))
+    intake.go_live(NOW + 5_000)
+    assert bodies(intake, "gap") == [{"op": "open", "from": since_ms, "why": "start"}]
+
+
+def test_the_gap_is_closed_by_a_canary_sent_after_the_return(broker: Broker) -> None:
+    intake = make()
+    intake.go_live(NOW)
+    fly(intake, broker, NOW, NOW)
+    before = intake.canary(NOW + 1)
+    intake.lost(NOW + 100)
+    intake.arrived(broker.deliver(intake.canary_topic, before), NOW + 200)
+    assert intake.gap_open
+    intake.arrived(broker.deliver(TOPIC), NOW + 250)
+    fly(intake, broker, NOW + 260, NOW + 300)
+    opened, closed = bodies(intake, "gap")
+    assert opened == {"op": "open", "from": NOW, "why": "broker"}
+    assert closed["op"] == "close"
+    assert closed["until"] == rows(intake)[-1]["received_at_ms"] + 120_000
+    assert stamps(intake) == sorted(stamps(intake))
+
+
+def test_an_open_gap_is_not_opened_again_not_even_after_a_restart(broker: Broker) -> None:
+    intake = make(Position(1, NOW, last_canary_ms=NOW, gap_open=True))
+    intake.go_live(NOW + 1)
+    intake.lost(NOW + 2)
+    assert bodies(intake, "gap") == []
+    fly(intake, broker, NOW + 3, NOW + 4)
+    assert [gap["op"] for gap in bodies(intake, "gap")] == ["close"]
+
+
+def test_a_canary_is_overdue_after_two_intervals_and_five_seconds(broker: Broker) -> None:
+    intake = make()
+    intake.go_live(NOW)
+    fly(intake, broker, NOW, NOW)
+    assert not intake.overdue(NOW + 15_000)
+    assert intake.overdue(NOW + 15_001)
+
+
+# ---- history
+
+
+def test_history_is_taken_line_by_line_whatever_the_order(broker: Broker) -> None:
+    intake = make()
+    for line in (2, 0, 2, 1, 0, 3):
+        intake.arrived(broker.line(line), NOW)
+    intake.arrived(broker.line(4, end=True), NOW)
+    assert [row["line"] for row in rows(intake)] == [0, 1, 2, 3, 4]
+    assert stamps(intake) == [NOW, NOW + 1, NOW + 2, NOW + 3, NOW + 3]
+    assert rows(intake)[-1]["topic"] == "replay/r"
+    assert rows(intake)[-1]["payload"] == b""
+    assert intake.history.done
+    assert intake.counts["repeated"] == 2
+    assert len(intake.written()) == 7
+
+
+def test_a_held_line_is_not_acknowledged(broker: Broker) -> None:
+    intake = make()
+    intake.arrived(broker.line(1), NOW)
+    assert intake.written() == []
+    intake.arrived(broker.line(0), NOW)
+    assert sorted(intake.written()) == [(1, 1), (1, 2)]
+
+
+def test_history_goes_on_after_the_line_that_is_durable(broker: Broker) -> None:
+    intake = make(Position(1, NOW + 5, "r", 5))
+    intake.arrived(broker.line(5), NOW)
+    intake.arrived(broker.line(6), NOW)
+    assert [row["line"] for row in rows(intake)] == [6]
+
+
+def test_a_lost_connection_takes_history_back_to_what_is_durable(broker: Broker) -> None:
+    intake = make()
+    intake.arrived(broker.line(0), NOW)
+    intake.written()
+    intake.arrived(broker.line(1), NOW)
+    intake.arrived(broker.line(3), NOW)
+    intake.lost(NOW)
+    assert not intake.waiting.rows
+    for line in (1, 2, 3):
+        intake.arrived(broker.line(line), NOW)
+    assert [row["line"] for row in rows(intake)] == [1, 2, 3]
+
+
+def test_another_recording_waits_for_the_end_of_the_first(broker: Broker) -> None:
+    intake = make()
+    intake.arrived(broker.line(0), NOW)
+    intake.arrived(broker.line(0, recording="other"), NOW)
+    assert len(rows(intake)) == 1
+    assert intake.counts["rejected"] == 1
+
+
+def test_a_recording_older_than_what_was_received_is_rejected_whole(broker: Broker) -> None:
+    intake = make(Position(1, NOW + 1))
+    for line in (1, 0, 2):
+        intake.arrived(broker.line(line, NOW), NOW)
+    intake.arrived(broker.line(3, end=True), NOW)
+    assert not intake.waiting.rows
+    assert intake.counts["rejected"] == 4
+    assert not intake.history.done
+    assert len(intake.written()) == 4
+
+
+def test_lines_of_a_recording_that_ended_are_dropped(broker: Broker) -> None:
+    intake = make(Position(1, NOW, "r", 3, ended=True, played="r"))
+    intake.arrived(broker.line(2), NOW)
+    intake.arrived(broker.line(3, end=True), NOW)
+    assert not intake.waiting.rows
+    assert len(intake.written()) == 2
+    assert intake.history.done
+
+
+def test_a_second_recording_begins_after_the_first(broker: Broker) -> None:
+    intake = make(Position(1, NOW, "r", 3, ended=True, played="r"))
+    intake.arrived(broker.line(0, recording="s"), NOW)
+    assert [row["recording"] for row in rows(intake)] == ["s"]
+
+
+def test_a_stray_among_history_is_kept_for_the_quarantine_and_disturbs_nothing(broker: Broker) -> None:
+    intake = make()
+    intake.arrived(broker.line(0), NOW)
+    intake.arrived(broker.deliver("replay/r", b"no envelope"), NOW + 99_999)
+    intake.arrived(broker.line(1), NOW)
+    assert [row["origin"] for row in rows(intake)] == ["replay", "mqtt", "replay"]
+    assert stamps(intake) == [NOW, NOW, NOW + 1]
+
+
+@pytest.mark.parametrize(("later_ms", "gaps"), [(60_000, 0), (60_001, 1)])
+def test_history_up_to_now_goes_on_live_without_a_gap(later_ms: int, gaps: int, broker: Broker) -> None:
+    intake = make()
+    intake.arrived(broker.line(0), NOW)
+    intake.arrived(broker.line(1, end=True), NOW)
+    intake.written()
+    intake.go_live(NOW + later_ms)
+    assert len(bodies(intake, "gap")) == gaps
+
+
+def test_history_is_not_taken_while_live(broker: Broker) -> None:
+    intake = make()
+    intake.go_live(NOW)
+    intake.arrived(broker.line(0), NOW)
+    assert not intake.waiting.rows
+    assert intake.counts["rejected"] == 1

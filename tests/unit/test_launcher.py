@@ -1,0 +1,113 @@
+"""The one entry: what is missing is one sentence, and a ready environment starts nothing but the command."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.develop import LAYERS, split_layers
+from cli.environment import EnvironmentFault, gist, is_ready, kind_to_install, only_one
+from fleetpulse import __version__
+from fleetpulse.core.errors import Misuse
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(launcher: Path, *words: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [launcher, *words],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def fake_venv(folder: Path, kind: str = "runtime") -> Path:
+    """An environment that is ready by its stamp, and whose Python prints what it is called with."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / ".fleet").mkdir()
+    python = folder / "bin" / "python"
+    python.write_text('#!/bin/sh\necho "$PYTHONPATH|$FLEET_VENV|$*"\n')
+    python.chmod(0o755)
+    (folder / ".fleet" / f"{kind}.txt").write_bytes((ROOT / "requirements" / f"{kind}.txt").read_bytes())
+    return folder
+
+
+def test_the_command_answers() -> None:
+    done = start(ROOT / "fleet", "version", FLEET_VENV=sys.prefix)
+    assert (done.returncode, done.stdout.strip()) == (0, __version__), done.stderr
+
+
+def test_a_ready_environment_is_used_from_any_folder_and_by_a_link(tmp_path: Path) -> None:
+    venv = fake_venv(tmp_path / "venv")
+    link = tmp_path / "fleet"
+    link.symlink_to(ROOT / "fleet")
+    done = start(link, "status", "--home", "a b", folder=tmp_path, FLEET_VENV="venv", PYTHONPATH="")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"{ROOT}|{venv}|-P -m cli status --home a b"
+
+
+def test_no_python_is_one_sentence_with_what_to_do(tmp_path: Path) -> None:
+    done = start(ROOT / "fleet", "version", FLEET_VENV=str(tmp_path / "none"), FLEET_PYTHON="python-that-is-not-there")
+    assert done.returncode == 1
+    assert done.stderr.startswith("fleet: Python 3.11 or newer is needed, found none on PATH; install one")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_error_of_the_command_is_one_line_and_an_exit_code() -> None:
+    done = start(ROOT / "fleet", "test", "no-such-layer", FLEET_VENV=sys.prefix)
+    assert done.returncode == 2
+    assert done.stderr.startswith('fleet: "no-such-layer" is no layer of tests')
+
+
+def test_an_environment_is_ready_only_while_its_stamp_equals_the_lock(tmp_path: Path) -> None:
+    venv = fake_venv(tmp_path / "venv")
+    assert is_ready(ROOT, venv, "runtime")
+    assert not is_ready(ROOT, venv, "dev")
+    (venv / ".fleet" / "runtime.txt").write_text("another lock")
+    assert not is_ready(ROOT, venv, "runtime")
+
+
+def test_a_runtime_start_keeps_the_tools_of_who_develops(tmp_path: Path) -> None:
+    assert kind_to_install(tmp_path, "runtime") == "runtime"
+    assert kind_to_install(fake_venv(tmp_path / "venv", "dev"), "runtime") == "dev"
+
+
+def test_a_second_installer_waits_its_turn_and_says_so_when_it_never_comes(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with only_one(lock, 1.0):
+            held.set()
+            release.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(10)
+    with pytest.raises(EnvironmentFault, match="stop it and try again"), only_one(lock, 0.0):
+        pass
+    began = time.monotonic()
+    release.set()
+    with only_one(lock, 10.0):
+        assert time.monotonic() - began < 10
+    thread.join()
+
+
+def test_the_deepest_cause_is_the_gist() -> None:
+    assert gist("error: outer\n  Caused by: the disk is full.\n") == "Caused by: the disk is full"
+    assert gist("") == "it said nothing"
+
+
+def test_layers_come_in_their_order_and_options_go_to_pytest() -> None:
+    assert split_layers([]) == (list(LAYERS), [])
+    assert split_layers(["spark", "unit", "-k", "e2e"]) == (["unit", "spark"], ["-k", "e2e"])
+    with pytest.raises(Misuse, match='"units" is no layer'):
+        split_layers(["units"])

@@ -1,0 +1,33 @@
+"""The locks: pinned, hashed, of no address and of no one's machine."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cli.develop import lock_faults, read_lock
+
+LOCKS = sorted((Path(__file__).parents[2] / "requirements").glob("*.txt"))
+
+
+def test_there_are_three_locks() -> None:
+    assert [path.name for path in LOCKS] == ["dev.txt", "runtime.txt", "uv.txt"]
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
+def test_a_lock_names_no_address_and_no_folder(path: Path) -> None:
+    text = path.read_text()
+    assert "http" not in text
+    assert not re.findall(r"(?:^|\s)/\w[^\s]*|file:|--(?:extra-)?index-url|--find-links", text)
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
+def test_every_package_is_pinned_and_hashed(path: Path) -> None:
+    entries = re.split(r"\n(?=\S)", path.read_text())
+    packages = [entry for entry in entries if not entry.startswith("#")]
+    assert len(packages) == sum(len(versions) for versions, _ in read_lock(path).values())
+    assert not [entry.split()[0] for entry in packages if "--hash=sha256:" not in entry]
+
+
+def test_the_locks_follow_from_the_project_file() -> None:
+    assert lock_faults() == []

@@ -1,0 +1,87 @@
+"""Segments are whole or absent, and say where the bridge stands."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.segments import (
+    SEGMENT_SCHEMA,
+    Position,
+    list_segments,
+    position,
+    read_segment,
+    remove_leftovers,
+    rows_table,
+    write_segment,
+)
+
+ROW = {"received_at_ms": 7, "topic": "fleet/s/d/heartbeat", "payload": b"\x00\xff", "origin": "mqtt"}
+
+
+def write(folder: Path, number: int, *rows: dict[str, object], canary: int | None = None) -> Path:
+    return write_segment(folder, number, rows_table(list(rows) or [ROW]), bridge="b", last_canary_ms=canary)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    table = read_segment(write(tmp_path, 1))
+    assert table.schema.equals(SEGMENT_SCHEMA)
+    assert table.to_pylist() == [{**ROW, "recording": None, "line": None, "command": None}]
+    assert [path.name for path in tmp_path.iterdir()] == ["000000000001.arrow"]
+
+
+def test_segments_are_listed_in_order(tmp_path: Path) -> None:
+    for number in (10, 9, 100):
+        write(tmp_path, number)
+    assert [number for number, _ in list_segments(tmp_path)] == [9, 10, 100]
+
+
+def test_the_position_is_that_of_the_newest_row(tmp_path: Path) -> None:
+    assert position(tmp_path) is None
+    assert position(tmp_path / "none") is None
+    write(tmp_path, 1, canary=3)
+    assert position(tmp_path) == Position(1, 7, last_canary_ms=3)
+    line = {**ROW, "origin": "replay", "recording": "r", "line": 4}
+    write(tmp_path, 2, line)
+    assert position(tmp_path) == Position(2, 7, "r", 4)
+    write(tmp_path, 3, {**line, "topic": "replay/r", "line": 5})
+    assert position(tmp_path) == Position(3, 7, "r", 5, ended=True)
+    write_segment(tmp_path, 4, rows_table([ROW]), bridge="b", last_canary_ms=None, gap_open=True, played="r")
+    assert position(tmp_path) == Position(4, 7, gap_open=True, played="r")
+
+
+@pytest.mark.parametrize("kept", [0, 8, 200])
+def test_a_torn_segment_is_refused(tmp_path: Path, kept: int) -> None:
+    path = write(tmp_path, 1)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(FleetError, match="torn"):
+        read_segment(path)
+
+
+def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "000000000001.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, pa.schema([("a", pa.int64())])) as writer:
+        writer.write_table(pa.table({"a": [1]}))
+    with pytest.raises(FleetError, match="not a segment"):
+        read_segment(path)
+    path.rename(tmp_path / "mine.arrow")
+    with pytest.raises(FleetError, match="not a segment"):
+        list_segments(tmp_path)
+
+
+def test_leftovers_of_a_kill_are_no_segments(tmp_path: Path) -> None:
+    (tmp_path / "000000000002.tmp").write_bytes(b"half")
+    assert list_segments(tmp_path) == []
+    assert remove_leftovers(tmp_path) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write(tmp_path, 1)
+    assert list(tmp_path.iterdir()) == []
