@@ -78,7 +78,8 @@ class Job:
         self._kill_group()
         if self.restarts <= 0:
             raise FleetError(
-                f'the {self.name} ended by itself (exit {self._process.returncode}): {last_words(self.log)}; its log is "{self.log}"; '
+                f"the {self.name} ended by itself (exit {self._process.returncode}): {last_words(self.log)}; "
+                f'its log is "{self.log}"; '
                 f"give the same command again: it goes on where it stopped"
             )
         self.restarts -= 1

@@ -190,7 +190,8 @@ class Intake:
     def _open(self, now_ms: int, why: str, since_ms: int) -> None:
         if not self.gap_open:
             self.gap_open = True
-            self._gap(now_ms, {"op": "open", "from": since_ms, "why": why})
+            # Every key group must know how far we had come, also one that had no row of its own.
+            self._gap(now_ms, {"op": "open", "from": since_ms, "after": self.last_ms, "why": why})
         self._opened_at = self._sent
 
     def _gap(self, now_ms: int, content: Mapping[str, Any]) -> None:

@@ -2,8 +2,8 @@
 
 Rule 1: ``c(t)`` is ``t`` minus the gaps before it; before the first row nothing is covered.
 Rule 2: the frontier never runs backwards, and a gap never reaches behind it: what is judged stays judged.
-Rule 3: a gap row counts for the rows received after it, never for those of the same millisecond; so the order
-of rows that share a ``received_at`` changes nothing.
+Rule 3: a row that opens a gap is the first after a silence of ours: it is taken in before its own ``received_at``
+moves the frontier, or it would judge the very span that it excuses. The bridge gives it an instant of its own.
 """
 
 from dataclasses import dataclass, replace

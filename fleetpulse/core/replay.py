@@ -47,10 +47,9 @@ class Intake:
     def read(self, row: Row) -> bool:
         """Take in one row; True where it is a device's and waits for its time."""
         listening = self.listening or Listening.begin(row.received_at_ms)
-        listening = listening.read(row.received_at_ms, self.deployment.allowed_lateness_ms)
         if row.kind is Kind.GAP:
             listening = self._gap(listening, row)
-        self.listening = listening
+        self.listening = listening = listening.read(row.received_at_ms, self.deployment.allowed_lateness_ms)
         if row.kind is Kind.POLICY:
             self._policy(listening, row)
         return row.kind not in FOR_EVERYONE and self._in_time(listening, row)
@@ -59,6 +58,9 @@ class Intake:
         content = row.contents()
         operation, since_ms, until_ms = content.get("op"), content.get("from"), content.get("until")
         if operation == "open" and type(since_ms) is int:
+            after_ms = content.get("after")  # received_at of the row before it, which this key group may not have had
+            if type(after_ms) is int:
+                listening = listening.read(min(after_ms, row.received_at_ms), self.deployment.allowed_lateness_ms)
             return listening.open_gap(row.received_at_ms, since_ms)
         if operation == "close" and type(until_ms) is int:
             return listening.close_gap(row.received_at_ms, until_ms)
@@ -97,9 +99,9 @@ class Intake:
         return False
 
 
-def arrival(row: Row) -> tuple[int, int, int]:
-    """Return the key by which rows are read: ``received_at``, with a fixed order among equals."""
-    return (row.received_at_ms, -RANK[row.kind], row.digest)
+def arrival(row: Row) -> tuple[int, bool, int, int]:
+    """Return the key by which rows are read: ``received_at``, with a fixed order among equals, gaps first."""
+    return (row.received_at_ms, row.kind is not Kind.GAP, -RANK[row.kind], row.digest)
 
 
 Waiting = dict[Identity, Row]

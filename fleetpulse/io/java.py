@@ -78,6 +78,7 @@ def _fetch(seen: str) -> Path:
 def _remember(fetched: Path, home: Path) -> None:
     fresh = fetched.with_name(f"{fetched.name}.{os.getpid()}")
     try:
+        fetched.parent.mkdir(parents=True, exist_ok=True)
         fresh.write_text(f"{home}\n")
         fresh.replace(fetched)
     except OSError as error:

@@ -61,7 +61,8 @@ def inspect(path: Path) -> Recording:
         recorded = _parse(path, number, line)
         if recorded.received_at_ms < last_ms:
             raise FleetError(
-                f'line {number} of "{path}": received_at_ms must not run backwards; got {recorded.received_at_ms} after {last_ms}; '
+                f'line {number} of "{path}": received_at_ms must not run backwards; '
+                f"got {recorded.received_at_ms} after {last_ms}; "
                 f"sort the recording by received_at_ms"
             )
         first_ms = first_ms if lines else recorded.received_at_ms

@@ -122,8 +122,9 @@ def standing(home: Home, device_id: str, judged_ms: int | None) -> Standing | No
     listed = [row for row in devices(home) if row["device_id"] == device_id]
     if not listed:
         return None
-    rows = _rows(home, device_id)
-    told = outcome([row for row in rows if judged_ms is None or row.received_at_ms <= judged_ms], home.deployment())
+    told = outcome(
+        [row for row in _rows(home, device_id) if judged_ms is None or row.received_at_ms <= judged_ms], home.deployment()
+    )
     return Standing({**listed[0], **_due(told, device_id)}, transitions(home, device_id))
 
 
@@ -137,16 +138,21 @@ def frontier_ms(home: Home, judged_ms: int | None) -> int | None:
 
 def _rows(home: Home, device_id: str) -> list[Row]:
     """Return a device's rows and those that concern everybody; two ticks stand for how long we have been listening."""
+    found = rows(home, device_id)
+    span = query(home, "SELECT epoch_ms(min(received_at)) a, epoch_ms(max(received_at)) z FROM messages", tables=["messages"])
+    ends = [at for at in (span[0]["a"], span[0]["z"]) if at is not None]
+    return found + [Row(at, Kind.TICK, EVERYONE, EVERYONE, at, Clock.RECEIVED) for at in ends]
+
+
+def rows(home: Home, device_id: str | None = None) -> list[Row]:
+    """Return the rows of bronze: all, or those of a device and those that concern everybody but ticks."""
     names = ", ".join(
         f"epoch_ms({name.removesuffix('_ms')}) AS {name}" if name in ("received_at_ms", "event_time_ms") else name
         for name in ROW_SCHEMA.names
     )
-    sql = f"SELECT {names} FROM messages WHERE device_id = ? OR kind IN ('gap', 'policy')"
-    found = query(home, sql, [device_id], tables=["messages"])
-    rows = batch_to_rows(pa.Table.from_pylist(found, schema=ROW_SCHEMA))
-    span = query(home, "SELECT epoch_ms(min(received_at)) a, epoch_ms(max(received_at)) z FROM messages", tables=["messages"])
-    ends = [at for at in (span[0]["a"], span[0]["z"]) if at is not None]
-    return rows + [Row(at, Kind.TICK, EVERYONE, EVERYONE, at, Clock.RECEIVED) for at in ends]
+    where = "" if device_id is None else "WHERE device_id = ? OR kind IN ('gap', 'policy')"
+    found = query(home, f"SELECT {names} FROM messages {where}", [] if device_id is None else [device_id], tables=["messages"])
+    return batch_to_rows(pa.Table.from_pylist(found, schema=ROW_SCHEMA))
 
 
 def _due(told: Outcome, device_id: str) -> dict[str, Any]:

@@ -48,7 +48,8 @@ def stamps(intake: Intake) -> list[int]:
 
 
 def bodies(intake: Intake, kind: str) -> list[dict[str, Any]]:
-    return [json.loads(row["payload"]) for row in rows(intake) if row["topic"] == f"fleet/_/b/{kind}"]
+    told = [json.loads(row["payload"]) for row in rows(intake) if row["topic"] == f"fleet/_/b/{kind}"]
+    return [{key: value for key, value in body.items() if key != "after"} for body in told]
 
 
 def fly(intake: Intake, broker: Broker, sent_ms: int, back_ms: int) -> None:

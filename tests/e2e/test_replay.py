@@ -1,0 +1,284 @@
+"""What a newcomer does: a recording through the whole pipeline, killed and given again; then the live fleet."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fleetpulse.core.messages import Row
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.scenario import Scenario, scenario_policy, simulate
+from fleetpulse.core.times import format_instant
+from fleetpulse.io import recording
+from fleetpulse.io.home import Home
+from fleetpulse.ops import reports
+from tests.histories import START, row
+
+pytestmark = pytest.mark.e2e
+ROOT = Path(__file__).parents[2]
+RECORDED_FLEET = Path(os.environ.get("FLEET_RECORDING", ROOT.parent / "shared" / "data" / "lorawan-grenoble.ndjson.gz"))
+PATIENCE_S = 240
+
+
+def _command(*words: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "cli", *words]
+
+
+def fleet(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        _command(*words), capture_output=True, text=True, timeout=PATIENCE_S, env=environment, cwd=ROOT, check=False
+    )
+
+
+def begin(*words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        _command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT
+    )
+
+
+def rows_of(*words: str) -> list[dict[str, Any]]:
+    done = fleet(*words)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def left_running(home: Path) -> list[str]:
+    return [
+        " ".join(process.info["cmdline"])
+        for process in psutil.process_iter(["cmdline"])
+        if process.info["cmdline"] and any(str(home) in word for word in process.info["cmdline"])
+    ]
+
+
+def await_none_left(home: Path) -> None:
+    limit = time.monotonic() + 20
+    while left_running(home):
+        assert time.monotonic() < limit, left_running(home)
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of a simulated fleet, garbage included."""
+    path = tmp_path_factory.mktemp("recording") / "fleet.ndjson.gz"
+    scenario = Scenario(3, 30, START, history_ms=150 * 60_000)
+    with gzip.open(path, "wt") as file:
+        for sent in takewhile(lambda one: one.received_at_ms < START + scenario.history_ms, simulate(scenario)):
+            try:
+                payload: Any = json.loads(sent.payload)
+            except ValueError:
+                payload = sent.payload.decode()
+            file.write(json.dumps({"received_at_ms": sent.received_at_ms, "topic": sent.topic, "payload": payload}) + "\n")
+    return path
+
+
+def defined(path: Path, policy: dict[str, Any], lateness_ms: int) -> Counter[tuple[Any, ...]]:
+    """Return the transitions that follow from a recording, by the definition."""
+    rows: list[Row] = list(recording.rows(path))
+    first = rows[0].received_at_ms
+    in_force = row((first - START) / 1000, "fleet/_/_/policy", policy=parse_policy(policy).normalised(), effective_from=0)
+    return Counter(
+        (
+            one.device_id,
+            format_instant(one.life_ms or 0),
+            one.transition_no,
+            one.from_mode and one.from_mode.value,
+            one.to_mode and one.to_mode.value,
+            one.trigger and one.trigger.value,
+            format_instant(one.event_time_ms or 0),
+            one.runtime_ms,
+            one.policy_version,
+        )
+        for one in replay([in_force, *rows], Deployment(lateness_ms))
+        if one.kind == "transition"
+    )
+
+
+def told(home: Path) -> Counter[tuple[Any, ...]]:
+    names = (
+        "device_id",
+        "life",
+        "transition_no",
+        "from_mode",
+        "to_mode",
+        "trigger",
+        "event_time",
+        "runtime_ms",
+        "policy_version",
+    )
+    return Counter(tuple(one[name] for name in names) for one in rows_of("transitions", "--json", "--home", str(home)))
+
+
+def test_a_replay_that_is_killed_anywhere_and_given_again_tells_the_same(recorded: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    policy = tmp_path / "policy.toml"
+    classes = "".join(f'[classes.{name}]\ntimeout = "{one["timeout"]}"\n' for name, one in scenario_policy()["classes"].items())
+    policy.write_text('[rules]\ntimeout = "60m"\n' + classes)
+    command = ("replay", str(recorded), "--home", str(home), "--policy", str(policy), "--lateness", "1m")
+    for victim in ("bridge", "lifecycle", "landing", "broker", "the command"):
+        running = begin(*command)
+        _kill(running, Home(home), victim)
+        said, _ = running.communicate(timeout=PATIENCE_S)
+        if victim != "the command":
+            assert running.returncode == 1, said
+            assert "give the same command again" in said
+        await_none_left(home)
+    done = fleet(*command)
+    assert done.returncode == 0, done.stderr
+    want = defined(recorded, scenario_policy(), 60_000)
+    assert {one[4] for one in want} >= {"online", "offline", "degraded", "flagged", "decommissioned"}
+    assert told(home) == want
+    assert rows_of("quarantine", "--json", "--home", str(home))
+    assert rows_of("late", "--json", "--home", str(home))
+    again = fleet(*command)
+    assert again.returncode == 0, again.stderr
+    assert told(home) == want
+    refused = fleet("replay", str(recorded), "--home", str(home), "--timeout", "5m", "--lateness", "1m")
+    assert refused.returncode == 1
+    assert "is being judged" in refused.stderr
+    await_none_left(home)
+
+
+def _kill(running: subprocess.Popen[str], home: Home, victim: str) -> None:
+    """Kill one process with -9 as soon as it is there, and, for the lifecycle job, has begun to judge."""
+    limit = time.monotonic() + 90
+    while time.monotonic() < limit and running.poll() is None:
+        pid = running.pid if victim == "the command" else _pid(home, victim)
+        if pid is not None and (victim not in ("lifecycle", "the command") or (home.checkpoint / "offsets" / "0").exists()):
+            os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{victim} was never seen: {running.communicate()[0]}")
+
+
+def _pid(home: Home, name: str) -> int | None:
+    words = {"broker": "nats-server"}.get(name, name)
+    for process in psutil.process_iter(["cmdline"]):
+        cmdline = process.info["cmdline"] or []
+        if any(str(home.path) in word for word in cmdline) and any(word.endswith(words) for word in cmdline):
+            return process.pid
+    return None
+
+
+def test_a_home_with_newer_rows_refuses_history(recorded: Path, tmp_path: Path) -> None:
+    older = tmp_path / "older.ndjson"
+    lines = gzip.open(recorded, "rt").readlines()[:3]
+    older.write_text("".join(lines))
+    newer = tmp_path / "newer.ndjson"
+    newer.write_text("".join(line.replace(f'"received_at_ms": {START}', f'"received_at_ms": {START + 5}') for line in lines))
+    home = str(tmp_path / "home")
+    assert fleet("replay", str(newer), "--home", home).returncode == 0
+    refused = fleet("replay", str(older), "--home", home)
+    assert refused.returncode == 1
+    assert "history cannot be put behind" in refused.stderr
+
+
+def test_up_judges_a_simulated_fleet_stops_in_order_and_goes_on(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    done = fleet("up", "--home", str(home), "--devices", "20", "--port", "0", "--for", "60")
+    assert done.returncode == 0, done.stderr + done.stdout
+    await_none_left(home)
+    modes = Counter(one["mode"] for one in rows_of("devices", "--json", "--home", str(home)))
+    assert modes["online"] > 5
+    assert modes["offline"] >= 1
+    _told_equals_the_definition(Home(home))
+    assert fleet("device", "add", "new-device", "--class", "meter", "--home", str(home)).returncode == 0
+    again = fleet("up", "--home", str(home), "--no-sim", "--port", "0", "--for", "25")
+    assert again.returncode == 0, again.stderr + again.stdout
+    assert "mosquitto_pub" in again.stdout
+    assert any(one["device_id"] == "new-device" for one in rows_of("devices", "--json", "--home", str(home)))
+    _told_equals_the_definition(Home(home))
+    shown = rows_of("device", "sensor-00000", "--home", str(home), "--json")[0]
+    assert shown["due_offline_at"]
+    assert shown["judged_up_to"]
+    await_none_left(home)
+
+
+def _told_equals_the_definition(home: Home) -> None:
+    """The job may not have come to the end when it was stopped: all that it said is right, and up to there all is said."""
+    from streaming.lifecycle import judged_up_to
+
+    reached = judged_up_to(home.checkpoint)
+    assert reached is not None
+    rows = reports.rows(home)
+
+    def transitions(up_to_ms: int) -> set[tuple[Any, ...]]:
+        judged = replay([one for one in rows if one.received_at_ms <= up_to_ms], home.deployment())
+        return {
+            (one.device_id, one.life_ms, one.transition_no, str(one.to_mode), one.event_time_ms)
+            for one in judged
+            if one.kind == "transition"
+        }
+
+    said = {
+        (
+            one["device_id"],
+            round(one["life"].timestamp() * 1000),
+            one["transition_no"],
+            one["to_mode"],
+            round(one["event_time"].timestamp() * 1000),
+        )
+        for one in reports.transitions(home)
+    }
+    assert transitions(reached[1]) <= said <= transitions(max(one.received_at_ms for one in rows))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "say"),
+    [
+        (("replay", "missing.gz"), 1, 'there is no recording "missing.gz"'),
+        (("status",), 1, "there is no fleet in"),
+        (("up", "--broker", "http://x"), 1, "mqtt://HOST:PORT"),
+        (("up", "--devices", "0"), 2, ""),
+        (("device", "maintain", "d"), 2, "--for or --until"),
+        (("replay", "x", "--lateness", "10ms"), 2, "at least 1s"),
+        (("policy", "check", "missing.toml"), 1, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_one_clear_sentence(words: tuple[str, ...], code: int, say: str, tmp_path: Path) -> None:
+    more = () if words[0] == "policy" else ("--home", str(tmp_path / "home"))
+    done = fleet(*words, *more)
+    assert done.returncode == code, done.stderr
+    assert say in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not RECORDED_FLEET.exists(), reason="the recorded fleet is not here; name it in FLEET_RECORDING")
+def test_the_recorded_fleet_is_judged_right(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    done = fleet("replay", str(RECORDED_FLEET), "--home", str(home), "--timeout", "60m", "--lateness", "5m")
+    assert done.returncode == 0, done.stderr
+    said = told(home)
+    modes = Counter(one[4] for one in said.elements())
+    assert (modes["online"], modes["offline"]) == (5_343, 5_340)
+    assert len({one[0] for one in said}) == 374
+    assert len(rows_of("late", "--json", "--home", str(home))) == 20
+    assert said == defined(RECORDED_FLEET, {"rules": {"timeout": "60m"}}, 300_000)
+
+
+@pytest.mark.skipif(not RECORDED_FLEET.exists(), reason="the recorded fleet is not here; name it in FLEET_RECORDING")
+@pytest.mark.parametrize(
+    ("lateness_ms", "devices", "online", "offline", "late"),
+    [(3_600_000, 374, 5_342, 5_339, 0), (300_000, 374, 5_343, 5_340, 20), (30_000, 373, 5_340, 5_337, 166)],
+)
+def test_the_definition_counts_the_recorded_fleet_as_it_was_counted_independently(
+    lateness_ms: int, devices: int, online: int, offline: int, late: int
+) -> None:
+    judged = replay(recording.rows(RECORDED_FLEET), Deployment(lateness_ms))
+    modes = Counter(one.to_mode for one in judged)
+    assert (modes["online"], modes["offline"]) == (online, offline)
+    assert len({one.device_id for one in judged if one.kind == "transition"}) == devices
+    assert sum(one.kind == "late" for one in judged) == late

@@ -1,0 +1,154 @@
+"""The stream equals the definition: over batch cuts, restarts, gaps and a change of policy."""
+
+import time
+from collections import Counter
+from dataclasses import asdict
+from itertools import takewhile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages import Origin, Row, decode, hash64
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.scenario import Scenario, scenario_policy, simulate
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
+from fleetpulse.io import delta
+from fleetpulse.io.block_source import BlockReader
+from fleetpulse.io.home import Home
+from streaming.lifecycle import judged_up_to, start
+from tests.histories import START, row, tick
+
+pytestmark = pytest.mark.spark
+DEPLOYMENT = Deployment(30_000, 300_000)
+PATIENCE_S = 120
+
+
+def _history(seed: int) -> list[Row]:
+    scenario = Scenario(seed, 24, START, history_ms=150 * 60_000)
+    sent = takewhile(lambda one: one.received_at_ms < START + scenario.history_ms, simulate(scenario))
+    decoded = [decode(one.topic, one.payload, one.received_at_ms, Origin.REPLAY) for one in sent]
+    rows = [one for one in decoded if isinstance(one, Row)]
+    policy = parse_policy(scenario_policy()).normalised()
+    shorter = parse_policy({"rules": {"timeout": "10m"}}).normalised()
+    ours = [
+        row(0, "fleet/_/_/policy", policy=policy, effective_from_s=-3600),
+        row(3000.0005, "fleet/_/b/gap", op="open", from_s=2950, after_s=3000),
+        row(3600.0005, "fleet/_/b/gap", op="close", until_s=3700),
+        row(6000.0005, "fleet/_/_/policy", policy=shorter, effective_from_s=6500),
+        row(5000.0005, "fleet/_/camera-00002/control", op="maintain", until_s=7000),
+        tick(9100),
+    ]
+    kept = [one for one in rows if not START + 2_950_000 < one.received_at_ms < START + 3_000_001]
+    return sorted([*kept, *ours], key=lambda one: one.received_at_ms)
+
+
+def _land(home: Home, rows: list[Row], number: int) -> None:
+    arrival = {"origin": "replay", "bridge": "b", "segment": number}
+    table = [{**asdict(one), "device_hash": hash64(one.device_id), **arrival} for one in rows]
+    delta.append(home, MESSAGES, delta.to_table(MESSAGES, table), "test", number)
+
+
+def _await(query: StreamingQuery, home: Home, received_at_ms: int) -> None:
+    limit = time.monotonic() + PATIENCE_S
+    while True:
+        reached = judged_up_to(home.checkpoint)
+        if reached is not None and reached[1] >= received_at_ms:
+            return
+        assert query.isActive, query.exception()
+        assert time.monotonic() < limit, "the stream does not come to the end of its input"
+        time.sleep(0.1)
+
+
+def _judged(home: Home) -> Counter[tuple[Any, ...]]:
+    rows = delta.query(
+        home,
+        """SELECT kind, device_id, epoch_ms(event_time), epoch_ms(life), transition_no, from_mode, to_mode, "trigger", runtime_ms,
+                  epoch_ms(last_seen), policy_version, device_class, epoch_ms(received_at), message_kind, seq, reason, late_by_ms
+           FROM judgements WHERE kind != 'summary'""",
+    )
+    return Counter(tuple(one.values()) for one in rows)
+
+
+def _defined(rows: list[Row]) -> Counter[tuple[Any, ...]]:
+    return Counter(
+        (
+            one.kind.value,
+            one.device_id,
+            one.event_time_ms,
+            one.life_ms,
+            one.transition_no,
+            one.from_mode and one.from_mode.value,
+            one.to_mode and one.to_mode.value,
+            one.trigger and one.trigger.value,
+            one.runtime_ms,
+            one.last_seen_ms,
+            one.policy_version,
+            one.device_class,
+            one.received_at_ms,
+            one.message_kind,
+            one.seq,
+            one.reason,
+            one.late_by_ms,
+        )
+        for one in replay(rows, DEPLOYMENT)
+    )
+
+
+def test_the_stream_equals_the_definition_over_cuts_and_restarts(spark: SparkSession, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(DEPLOYMENT)
+    delta.create(home, MESSAGES)
+    rows, random = _history(7), Random(7)
+    edges = [0, *sorted(random.sample(range(1, len(rows)), 7)), len(rows)]
+    dropped = 0
+    for number, (begin, end) in enumerate(zip(edges, edges[1:], strict=False), 1):
+        _land(home, rows[begin:end], number)
+        if number % 3 == 0 or end == len(rows):  # so that the stream is stopped and started between batches
+            query = start(spark, home)
+            try:
+                _await(query, home, rows[end - 1].received_at_ms)
+                query.processAllAvailable()
+                operators = [one for progress in query.recentProgress for one in progress["stateOperators"]]
+                dropped += sum(one["numRowsDroppedByWatermark"] for one in operators)
+            finally:
+                query.stop()
+    want = _defined(rows)
+    assert {one[6] for one in want} >= {"online", "offline", "degraded", "flagged", "decommissioned", "maintenance"}
+    assert _judged(home) == want
+    assert dropped == 0
+    ids = delta.query(home, "SELECT device_id, life, transition_no FROM transitions")
+    assert len({tuple(one.values()) for one in ids}) == len(ids)
+
+
+def test_a_version_that_is_gone_is_an_error_and_rewrites_are_passed_over(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(DEPLOYMENT)
+    delta.create(home, MESSAGES)
+    for number in (1, 2, 3):
+        _land(home, [row(number, "d/heartbeat", ts_s=number)], number)
+    path = home.table(MESSAGES.name)
+    from deltalake import DeltaTable
+
+    DeltaTable(str(path)).optimize.compact()
+    reader = BlockReader({"path": str(path), "key_groups": "4"})
+    end = reader.latestOffset({"version": 0})
+    partitions = reader.partitions({"version": 0}, end)
+    assert sum(len(one.paths) for one in partitions) == 3
+    blocks = [batch for one in partitions for batch in reader.read(one)]
+    assert sum(batch.num_rows for batch in blocks) >= 1
+    (path / "_delta_log" / f"{2:020d}.json").unlink()
+    with pytest.raises(FleetError, match="version 2 of messages is gone"):
+        reader.partitions({"version": 0}, end)
+
+
+def test_the_declared_columns_are_the_stored_ones(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(DEPLOYMENT)
+    delta.create(home, JUDGEMENTS)
+    assert delta.query(home, "SELECT * FROM judgements") == []

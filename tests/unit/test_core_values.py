@@ -1,0 +1,180 @@
+"""Decoding, policies, durations and mappings: bad input is a value with a reason."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetpulse.core.coverage import Coverage, Listening
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.mapping import decode_mapped, parse_mappings
+from fleetpulse.core.messages import Clock, Origin, Rejection, Row, decode
+from fleetpulse.core.policy import Policy, PolicyFault, from_normalised, parse_policy
+from fleetpulse.core.replay import Deployment, outcome
+from fleetpulse.core.times import format_duration, format_instant, parse_duration_ms, parse_instant_ms
+from tests.histories import START, row, signal, tick
+
+NOW = 1_700_000_000_000
+
+
+@given(st.text(max_size=40) | st.just("fleet/a/b/heartbeat"), st.binary(max_size=60))
+def test_whatever_comes_becomes_a_row_or_a_rejection(topic: str, payload: bytes) -> None:
+    assert isinstance(decode(topic, payload, NOW), Row | Rejection)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["ts", "seq", "boot", "code", "metrics", "gateway"]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+            lambda inner: st.lists(inner, max_size=3),
+            max_leaves=5,
+        ),
+    )
+)
+def test_any_json_becomes_a_row_or_a_rejection(content: dict[str, Any]) -> None:
+    row = decode("fleet/a/b/telemetry", json.dumps(content).encode(), NOW)
+    if isinstance(row, Row):
+        assert row.event_time_ms is not None or row.clock is Clock.INVALID
+        assert row.seq is None or 0 <= row.seq < 2**63
+
+
+@pytest.mark.parametrize(
+    ("topic", "payload", "reason"),
+    [
+        ("other/a/b/heartbeat", b"{}", "topic"),
+        ("fleet/a/heartbeat", b"{}", "topic"),
+        ("fleet/a/b/dance", b"{}", "topic"),
+        ("fleet/_/b/heartbeat", b"{}", "topic"),
+        ("fleet/a/" + "b" * 129 + "/heartbeat", b"{}", "topic"),
+        ("fleet/a/b/heartbeat", b"\xff", "json"),
+        ("fleet/a/b/heartbeat", b"[]", "json"),
+        ("fleet/a/b/heartbeat", b'{"ts": NaN}', "json"),
+        ("fleet/a/b/heartbeat", b'{"seq": -1}', "field"),
+        ("fleet/a/b/heartbeat", b'{"seq": "1"}', "field"),
+        ("fleet/a/b/heartbeat", b'{"metrics": 3}', "field"),
+        ("fleet/a/b/heartbeat", b'{"a":' * 20 + b"1" + b"}" * 20, "depth"),
+        ("fleet/a/b/heartbeat", b" " * 300_000, "size"),
+        ("fleet/a/b/control", b"{}", "reserved"),
+        ("fleet/_/_/policy", b"{}", "reserved"),
+    ],
+)
+def test_what_cannot_be_decoded_says_why(topic: str, payload: bytes, reason: str) -> None:
+    rejected = decode(topic, payload, NOW)
+    assert isinstance(rejected, Rejection)
+    assert rejected.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("ts", "hint"),
+    [
+        (1_700_000_000, "looks like seconds"),
+        ("2023-11-14T22:13:20Z", "looks like ISO 8601"),
+        ("1700000000000", "in quotes"),
+        (NOW * 1000, "micro"),
+    ],
+)
+def test_a_ts_in_another_unit_gets_a_hint(ts: Any, hint: str) -> None:
+    row = decode("fleet/a/b/heartbeat", json.dumps({"ts": ts}).encode(), NOW)
+    assert isinstance(row, Row)
+    assert row.clock is Clock.INVALID
+    assert hint in (row.note or "")
+
+
+def test_event_time_is_whole_milliseconds_rounded_down() -> None:
+    row = decode("fleet/a/b/heartbeat", b'{"ts": 1700000000000.9}', NOW)
+    assert isinstance(row, Row)
+    assert row.event_time_ms == NOW
+
+
+def test_a_policy_names_all_its_faults_at_once() -> None:
+    with pytest.raises(PolicyFault) as caught:
+        parse_policy({"rules": {"timeout": "-5m", "degraded": {"errors": 99}}, "classes": {"m": {"tmeout": "1m"}}, "x": 1})
+    assert len(caught.value.faults) == 4
+    assert any('rules.timeout must not be negative; got "-5m"' in fault for fault in caught.value.faults)
+
+
+def test_a_policy_version_does_not_depend_on_spelling() -> None:
+    assert (
+        parse_policy({"rules": {"timeout": "60m"}}).version
+        == parse_policy({"rules": {"timeout": "1h"}}).version
+        == Policy().version
+    )
+    assert parse_policy({"rules": {"timeout": "61m"}}).version != Policy().version
+
+
+def test_a_stored_policy_reads_back_as_it_was() -> None:
+    policy = parse_policy({"rules": {"timeout": "5m"}, "classes": {"m": {"timeout": "7m"}}})
+    assert from_normalised(json.loads(json.dumps(policy.normalised()))) == policy
+
+
+@given(st.integers(min_value=0, max_value=10**12))
+def test_durations_and_instants_read_back_as_they_were(ms: int) -> None:
+    assert parse_duration_ms(format_duration(ms)) == ms
+    assert parse_instant_ms(format_instant(ms)) == ms
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 60)), max_size=4), st.integers(0, 300))
+def test_covered_time_has_its_inverses(gaps: list[tuple[int, int]], instant: int) -> None:
+    coverage = Coverage(10)
+    for opened, length in sorted(gaps):
+        coverage = coverage.open_gap(opened).close_gap(opened + length)
+    missed = sum(coverage.covered(t + 1) == coverage.covered(t) for t in range(10, instant)) if instant > 10 else 0
+    assert coverage.covered(instant) == max(0, instant - 10 - missed)
+    covered = coverage.covered(instant)
+    earliest, greatest = coverage.earliest(covered), coverage.greatest(covered)
+    assert earliest is not None
+    assert greatest is not None
+    assert coverage.covered(earliest) == coverage.covered(greatest) == covered
+    assert earliest <= max(instant, 10) <= greatest
+    assert coverage.covered(greatest + 1) == covered + 1
+    later = coverage.forget_before(instant)
+    assert [later.covered(t) for t in range(instant, instant + 100)] == [
+        coverage.covered(t) for t in range(instant, instant + 100)
+    ]
+
+
+def test_a_gap_never_reaches_behind_the_frontier() -> None:
+    listening = Listening.begin(0).read(1_000, 100)
+    assert listening.frontier_ms == 900
+    listening = listening.open_gap(1_001, 500).read(2_000, 100)
+    assert listening.frontier_ms == 900
+    assert listening.coverage.gaps == ((900, None),)
+
+
+def test_the_row_that_opens_a_gap_does_not_judge_the_span_that_it_excuses() -> None:
+    before = [signal(0, received_s=0), tick(2)]
+    opened = row(600, "fleet/_/b/gap", op="open", from_s=2, why="broker")
+    told = outcome([*before, opened, signal(601)], Deployment(1_000))
+    assert told.listening is not None
+    assert told.listening.frontier_ms == START + 1_000
+    assert told.listening.coverage.gaps == ((START + 2_000, None),)
+
+
+def test_a_mapping_takes_in_a_foreign_device() -> None:
+    mappings = parse_mappings(
+        {
+            "mapping": [
+                {
+                    "topic": "zigbee/{device}/state",
+                    "site": "home",
+                    "kind": "telemetry",
+                    "ts": "meta.at",
+                    "ts_unit": "s",
+                    "seq": "n",
+                }
+            ]
+        }
+    )
+    row = decode_mapped(mappings, "zigbee/lamp/state", b'{"meta": {"at": 1700000000}, "n": 7}', NOW, Origin.MQTT)
+    assert isinstance(row, Row)
+    assert (row.device_id, row.site, row.event_time_ms, row.seq) == ("lamp", "home", NOW, 7)
+    assert mappings[0].subscription == "zigbee/+/state"
+
+
+def test_a_mapping_names_all_its_faults() -> None:
+    with pytest.raises(FleetError, match="kind stands in the topic") as caught:
+        parse_mappings({"mapping": [{"topic": "a/{thing}", "ts_unit": "h"}]})
+    assert len(str(caught.value).splitlines()) == 6

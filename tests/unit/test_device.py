@@ -1,0 +1,173 @@
+"""Exact instants: what happens at a deadline, a window's end, a command."""
+
+from typing import Any
+
+from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.messages import Row
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment, outcome, replay
+from tests.histories import START, changes, row, signal, tick
+
+DEPLOYMENT = Deployment(allowed_lateness_ms=1_000, max_clock_lead_ms=300_000)
+
+
+def policy(received_s: float = 0, effective_s: float | None = None, classes: dict[str, Any] | None = None, **rules: Any) -> Row:
+    content = parse_policy({"rules": {"timeout": "60s", "forget_after": "10h", **rules}, "classes": classes or {}})
+    more = {} if effective_s is None else {"effective_from_s": effective_s}
+    return row(received_s, "fleet/_/_/policy", policy=content.normalised(), **more)
+
+
+def judged(*rows: Row, until_s: float, **rules: Any) -> list[tuple[float, str, str, str]]:
+    return changes(replay([policy(effective_s=-1000, **rules), *rows, tick(until_s)], DEPLOYMENT))
+
+
+def test_a_silent_device_is_offline_exactly_at_its_deadline() -> None:
+    assert judged(signal(10), until_s=71) == [(10, "provisioned", "online", "signal"), (70, "online", "offline", "silence")]
+    assert judged(signal(10), until_s=70.999) == [(10, "provisioned", "online", "signal")]
+
+
+def test_a_message_exactly_at_the_deadline_is_in_time() -> None:
+    assert judged(signal(10), signal(70), until_s=100) == [(10, "provisioned", "online", "signal")]
+    assert len(judged(signal(10), signal(70.001), until_s=100)) == 3
+
+
+def test_errors_degrade_until_the_window_has_passed_the_oldest_of_the_newest() -> None:
+    errors = [signal(at, kind="error", code="E1") for at in (10, 20, 610)]
+    got = judged(*errors, until_s=700, timeout="1h")
+    assert got[1:] == [(610, "online", "degraded", "errors"), (610, "degraded", "online", "recovered")]
+    got = judged(*[signal(at, kind="error", code="E1") for at in (10, 20, 600, 605)], until_s=1300, timeout="1h")
+    assert got[1:] == [(600, "online", "degraded", "errors"), (620, "degraded", "online", "recovered")]
+    assert len(judged(*[signal(at, kind="error") for at in (10, 20, 610.001)], until_s=700, timeout="1h")) == 1
+
+
+def test_an_ordered_sequence_flags_until_an_operator_releases() -> None:
+    codes = ("reconnaissance", "x", "auth_failed", "escalation")
+    attack = [signal(10 + 5 * i, kind="error", code=code) for i, code in enumerate(codes)]
+    release = row(100, "d/control", op="release")
+    calm = {"degraded": {"errors": 16}, "timeout": "1h"}
+    got = judged(*attack, release, until_s=200, **calm)
+    assert got[1:] == [(25, "online", "flagged", "sequence"), (100, "flagged", "online", "released")]
+    assert judged(*attack[::-1], until_s=200, **calm) == judged(
+        *sorted(attack, key=lambda r: r.event_time_ms), until_s=200, **calm
+    )
+    wrong = [
+        signal(10 + 5 * i, kind="error", code=code) for i, code in enumerate(("auth_failed", "reconnaissance", "escalation"))
+    ]
+    assert len(judged(*wrong, until_s=200, **calm)) == 1
+
+
+def test_a_flag_is_let_go_after_its_hold() -> None:
+    attack = [signal(10 + i, kind="error", code=c) for i, c in enumerate(("reconnaissance", "auth_failed", "escalation"))]
+    rules: dict[str, Any] = {"degraded": {"errors": 16}, "timeout": "1h", "flagged": {"hold": "5m"}}
+    assert judged(*attack, until_s=400, **rules)[1:] == [
+        (12, "online", "flagged", "sequence"),
+        (312, "flagged", "online", "hold_over"),
+    ]
+
+
+def test_silence_wins_over_facts_and_a_return_wears_them() -> None:
+    errors = [signal(at, kind="error") for at in (10, 11, 12)]
+    got = judged(*errors, signal(200), until_s=230)
+    assert [mode for _, _, mode, _ in got] == ["online", "degraded", "offline", "degraded"]
+
+
+def test_silence_does_not_count_in_maintenance() -> None:
+    hold = row(20, "d/control", op="maintain", until_s=200)
+    assert judged(signal(10), hold, until_s=250)[1:] == [
+        (20, "online", "maintenance", "maintain"),
+        (200, "maintenance", "offline", "silence"),
+    ]
+    got = judged(signal(10), hold, signal(190), until_s=260)
+    assert got[1:] == [
+        (20, "online", "maintenance", "maintain"),
+        (200, "maintenance", "online", "until"),
+        (250, "online", "offline", "silence"),
+    ]
+
+
+def test_a_hold_beyond_the_policy_is_refused() -> None:
+    hold = row(20, "d/control", op="maintain", until_s=9 * 86_400)
+    told = replay([signal(10), hold, tick(60)], DEPLOYMENT)
+    assert [one.kind for one in told if one.kind is not Verdict.TRANSITION] == [Verdict.REFUSED]
+
+
+def test_a_will_leaves_its_grace_and_only_a_later_signal_revives() -> None:
+    death = row(20, "d/death")
+    assert judged(signal(10), death, until_s=60)[1:] == [(50, "online", "offline", "death")]
+    assert judged(signal(10), death, signal(40), until_s=60) == [(10, "provisioned", "online", "signal")]
+    ahead = signal(45, received_s=19)  # sent before the will, by a clock that is ahead
+    assert judged(signal(10), ahead, death, until_s=60)[1:] == [(50, "online", "offline", "death")]
+
+
+def test_a_will_of_another_boot_is_ignored() -> None:
+    death = row(20, "d/death", boot="b1")
+    assert judged(signal(10, boot="b2"), death, until_s=60) == [(10, "provisioned", "online", "signal")]
+
+
+def test_a_registered_device_that_never_speaks_times_out() -> None:
+    add = row(5, "d/registry", op="add")
+    assert judged(add, until_s=100) == [(65, "provisioned", "offline", "silence")]
+
+
+def test_a_decommissioned_device_is_counted_and_not_judged_and_then_forgotten() -> None:
+    rows = [policy(effective_s=-1000), signal(10), row(20, "d/registry", op="decommission"), signal(30), tick(36_100)]
+    told = replay(rows, DEPLOYMENT)
+    assert changes(told)[1:] == [
+        (20, "online", "decommissioned", "decommission"),
+        (36_020, "decommissioned", "forgotten", "forget"),
+    ]
+    assert [one.event_time_ms for one in told if one.kind is Verdict.AFTER_DECOMMISSION] == [START + 30_000]
+
+
+def test_a_forgotten_device_begins_a_new_life() -> None:
+    told = outcome([policy(effective_s=-1000), signal(10), signal(36_100), tick(36_110)], DEPLOYMENT)
+    transitions = [one for one in told.judgements if one.kind is Verdict.TRANSITION]
+    assert [(one.to_mode, one.life_ms, one.transition_no) for one in transitions] == [
+        ("online", START + 10_000, 1),
+        ("offline", START + 10_000, 2),
+        ("forgotten", START + 10_000, 3),
+        ("online", START + 36_100_000, 1),
+    ]
+
+
+def test_a_shortened_timeout_acts_from_its_own_instant() -> None:
+    shorter = policy(30, timeout="10s")
+    assert judged(signal(10), shorter, until_s=60)[1:] == [(30, "online", "offline", "silence")]
+    assert judged(signal(25), shorter, until_s=60)[1:] == [(35, "online", "offline", "silence")]
+
+
+def test_silence_counts_only_while_we_listen() -> None:
+    heard = tick(20)
+    opened = row(40, "fleet/_/bridge-1/gap", op="open", from_s=20, why="broker")
+    closed = row(100, "fleet/_/bridge-1/gap", op="close", until_s=120)
+    assert judged(signal(10), heard, opened, closed, until_s=180)[1:] == [(170, "online", "offline", "silence")]
+    assert judged(signal(10), heard, opened, until_s=500) == [(10, "provisioned", "online", "signal")]
+
+
+def test_runtime_is_covered_time_between_signals_within_the_timeout() -> None:
+    told = outcome([policy(effective_s=-1000), signal(10), signal(40), signal(200), signal(210), tick(230)], DEPLOYMENT)
+    assert told.devices["d"].runtime_ms == 40_000
+
+
+def test_a_late_message_is_listed_with_how_late() -> None:
+    told = replay([signal(10), tick(100), signal(20, received_s=101)], DEPLOYMENT)
+    assert [(one.kind, one.late_by_ms) for one in told if one.kind is Verdict.LATE] == [(Verdict.LATE, 80_000)]
+
+
+def test_of_copies_the_one_received_first_counts() -> None:
+    told = replay([signal(10, seq=1), signal(10, seq=1, received_s=10.5), tick(60)], DEPLOYMENT)
+    assert [one.received_at_ms for one in told if one.kind is Verdict.DUPLICATE] == [START + 10_500]
+    assert len(changes(told)) == 1
+
+
+def test_a_clock_far_ahead_is_listed_and_moves_nothing() -> None:
+    told = replay([signal(10), signal(10_000, received_s=11), tick(60)], DEPLOYMENT)
+    assert [one.kind for one in told if one.kind is not Verdict.TRANSITION] == [Verdict.CLOCK]
+    assert len(changes(told)) == 1
+
+
+def test_unknown_devices_are_listed_where_the_policy_says_so() -> None:
+    content = parse_policy({"unknown_devices": "quarantine"}).normalised()
+    strict = row(0, "fleet/_/_/policy", policy=content, effective_from_s=-1000)
+    told = replay([strict, signal(10), tick(60)], DEPLOYMENT)
+    assert [one.kind for one in told] == [Verdict.UNKNOWN_DEVICE]
