@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from dataclasses import asdict
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -107,7 +107,7 @@ def test_the_stream_equals_the_definition_over_cuts_and_restarts(spark: SparkSes
     rows, random = _history(7), Random(7)
     edges = [0, *sorted(random.sample(range(1, len(rows)), 7)), len(rows)]
     dropped = 0
-    for number, (begin, end) in enumerate(zip(edges, edges[1:], strict=False), 1):
+    for number, (begin, end) in enumerate(pairwise(edges), 1):
         _land(home, rows[begin:end], number)
         if number % 3 == 0 or end == len(rows):  # so that the stream is stopped and started between batches
             query = start(spark, home)

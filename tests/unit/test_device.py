@@ -48,7 +48,7 @@ def test_an_ordered_sequence_flags_until_an_operator_releases() -> None:
     got = judged(*attack, release, until_s=200, **calm)
     assert got[1:] == [(25, "online", "flagged", "sequence"), (100, "flagged", "online", "released")]
     assert judged(*attack[::-1], until_s=200, **calm) == judged(
-        *sorted(attack, key=lambda r: r.event_time_ms), until_s=200, **calm
+        *sorted(attack, key=lambda one: one.event_time_ms or 0), until_s=200, **calm
     )
     wrong = [
         signal(10 + 5 * i, kind="error", code=code) for i, code in enumerate(("auth_failed", "reconnaissance", "escalation"))

@@ -1,0 +1,112 @@
+"""The generated parts of the docs: data dictionary, diagram and matrix, policy table, message schema.
+
+``python -m cli.generated`` writes them, ``--check`` says which are stale.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from fleetpulse.core.machine import TRANSITIONS, Mode, Trigger
+from fleetpulse.core.messages import FORMAT_VERSION, FROM_DEVICES, MAX_TEXT
+from fleetpulse.core.policy import RULES, Rules
+from fleetpulse.core.tables import READINGS, TABLES
+from fleetpulse.core.times import format_duration
+
+DOCS: Final = Path(__file__).parents[1] / "docs"
+_MARK: Final = "<!-- generated from {} by: python -m cli.generated -->\n\n"
+
+
+def tables() -> str:
+    """Return the data dictionary."""
+    text = _MARK.format("fleetpulse/core/tables.py") + "# The tables\n\nAll are Delta tables below a home's `tables/`.\n"
+    for table in TABLES:
+        text += f"\n## {table.name}\n\n{table.meaning}\n\nKey: {', '.join(f'`{name}`' for name in table.key)}."
+        if table.partitioned_by:
+            text += f" Partitioned by {', '.join(f'`{name}`' for name in table.partitioned_by)}."
+        text += "\n\n| column | type | always there | meaning |\n| --- | --- | --- | --- |\n"
+        for column in table.columns:
+            text += f"| `{column.name}` | {column.type} | {'yes' if column.required else ''} | {column.meaning} |\n"
+    text += "\n## Readings of judgements\n\n| reading | kind |\n| --- | --- |\n"
+    return text + "".join(f"| `{name}` | {kind} |\n" for name, kind in READINGS.items())
+
+
+def lifecycle() -> str:
+    """Return the diagram and the matrix of the device lifecycle."""
+    text = _MARK.format("fleetpulse/core/machine.py") + "# The device lifecycle\n\n"
+    text += (
+        "What each mode means, and what follows from what. *live* is online as a device's facts give it: provisioned if it was\n"
+    )
+    text += "never heard, else flagged, else degraded, else online.\n\n```mermaid\nstateDiagram-v2\n    [*] --> provisioned\n"
+    for (mode, trigger), target in TRANSITIONS.items():
+        text += f"    {mode.value} --> {target.value}: {trigger.value}\n"
+    text += "    forgotten --> [*]\n```\n\n| mode | " + " | ".join(trigger.value for trigger in Trigger) + " |\n"
+    text += "| --- |" + " --- |" * len(Trigger) + "\n"
+    for mode in Mode:
+        targets = (TRANSITIONS.get((mode, trigger)) for trigger in Trigger)
+        cells = ("live" if target is Mode.ONLINE else target.value if target else "" for target in targets)
+        text += f"| **{mode.value}** | " + " | ".join(cells) + " |\n"
+    return text
+
+
+def policy() -> str:
+    """Return the table of rules."""
+    text = _MARK.format("fleetpulse/core/policy.py") + "# The rules of a policy\n\n"
+    text += 'A policy is a TOML file: `unknown_devices = "admit"` or `"quarantine"`, the rules of every class in `[rules]`, and what\n'
+    text += (
+        "differs in `[classes.NAME]`. `fleet policy check FILE` shows what it comes to.\n\n| rule | built in |\n| --- | --- |\n"
+    )
+    for name, rule in RULES.items():
+        value = getattr(Rules(), name)
+        shown = format_duration(value) if name.endswith("_ms") else ", ".join(value) if isinstance(value, tuple) else value
+        text += f"| `{rule.key}` | {shown} |\n"
+    return text
+
+
+def schema() -> str:
+    """Return the JSON Schema of a device's payload."""
+    text = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT}
+    whole = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
+    named = {"anyOf": [text, {"type": "integer"}]}
+    fields: dict[str, tuple[dict[str, Any], str]] = {
+        "ts": ({"type": "number"}, "when it happened, epoch milliseconds; without it, when it was received"),
+        "seq": (whole, "the device's message counter; it names a message, and running backwards it is a reboot"),
+        "boot": (named, "names the run since the last start; a will of another boot is ignored"),
+        "uptime_s": (whole, "seconds since the last start"),
+        "code": (named, "error code, in messages of kind error"),
+        "firmware": (text, "firmware version"),
+        "gateway": (text, "through whom it came"),
+        "metrics": ({"type": "object"}, "measured values"),
+    }
+    content = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"fleetpulse message, version {FORMAT_VERSION}",
+        "description": f"Payload on fleet/<site>/<device_id>/<kind>, where kind is one of {', '.join(sorted(FROM_DEVICES))}.",
+        "type": "object",
+        "properties": {name: {**rule, "description": meaning} for name, (rule, meaning) in fields.items()},
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+PAGES: Final = {"tables.md": tables, "lifecycle.md": lifecycle, "policy.md": policy, "message-v1.schema.json": schema}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or say which are stale."""
+    stale: list[str] = []
+    for name, page in PAGES.items():
+        path, text = DOCS / name, page()
+        if not path.exists() or path.read_text() != text:
+            stale.append(name)
+            if "--check" not in arguments:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+    if stale and "--check" in arguments:
+        sys.stderr.write(f"stale: {', '.join(stale)}; run: .venv/bin/python -m cli.generated\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
