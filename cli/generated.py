@@ -53,10 +53,9 @@ def lifecycle() -> str:
 def policy() -> str:
     """Return the table of rules."""
     text = _MARK.format("fleetpulse/core/policy.py") + "# The rules of a policy\n\n"
-    text += 'A policy is a TOML file: `unknown_devices = "admit"` or `"quarantine"`, the rules of every class in `[rules]`, and what\n'
-    text += (
-        "differs in `[classes.NAME]`. `fleet policy check FILE` shows what it comes to.\n\n| rule | built in |\n| --- | --- |\n"
-    )
+    text += 'A policy is a TOML file: `unknown_devices = "admit"` or `"quarantine"`, the rules of every class in '
+    text += "`[rules]`, and what differs in `[classes.NAME]`. `fleet policy check FILE` shows what it comes to.\n\n"
+    text += "| rule | built in |\n| --- | --- |\n"
     for name, rule in RULES.items():
         value = getattr(Rules(), name)
         shown = format_duration(value) if name.endswith("_ms") else ", ".join(value) if isinstance(value, tuple) else value
