@@ -13,6 +13,7 @@ from fleetpulse.core.mapping import TopicMapping, decode_mapped, parse_mappings
 from fleetpulse.io.broker import load_address
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import Stop
+from fleetpulse.settings import load_settings
 
 jobs = typer.Typer(hidden=True, help="The processes of a run.")
 HomeOption = Annotated[Path, typer.Option("--home")]
@@ -44,14 +45,14 @@ def bridge(
     parent: ParentOption = None,
     replay: Annotated[bool, typer.Option("--replay")] = False,
     not_live: Annotated[bool, typer.Option("--not-live")] = False,
-    grace: Annotated[float, typer.Option("--grace-s")] = 120.0,
 ) -> None:
     """From the broker to segments."""
     from streaming.bridge import BridgeSettings, run_bridge
 
     at = Home(home)
     foreign = tuple(mapping.subscription for mapping in load_mappings(at))
-    settings = BridgeSettings(
+    settings = load_settings(at.path)
+    wanted = BridgeSettings(
         at.segments,
         at.commands,
         at.run("bridge"),
@@ -59,9 +60,10 @@ def bridge(
         replay=replay,
         live_after_replay=not not_live,
         subscriptions=("fleet/#", *foreign),
-        reconnect_grace_s=grace,
+        canary_interval_s=settings.canary_interval / 1000,
+        reconnect_grace_s=settings.reconnect_grace / 1000,
     )
-    run_bridge(settings, _begin(parent))
+    run_bridge(wanted, _begin(parent))
 
 
 @jobs.command("landing")

@@ -19,6 +19,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import parse_duration_ms
 from fleetpulse.io.broker import parse_broker_url
 from fleetpulse.io.home import Home
+from fleetpulse.settings import load_settings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -46,18 +47,17 @@ def version() -> None:
     typer.echo(__version__)
 
 
-def deployment_of(lateness: str | None) -> Deployment | None:
-    """Return the deployment that was asked for; None where none was.
+def deployment_of(home: Path, lateness: str | None) -> Deployment | None:
+    """Return the deployment that was asked for, by option or settings; None where none was.
 
     Raises:
+        FleetError: the settings have faults.
         Misuse: the lateness is below a second.
     """
-    if lateness is None:
-        return None
-    lateness_ms = parse_duration_ms(lateness)
-    if lateness_ms < 1_000:
+    lateness_ms = None if lateness is None else parse_duration_ms(lateness)
+    if lateness_ms is not None and lateness_ms < 1_000:
         raise Misuse(f'--lateness must be at least 1s; got "{lateness}"')
-    return Deployment(allowed_lateness_ms=lateness_ms)
+    return load_settings(home).deployment(lateness_ms)
 
 
 def policy_of(path: Path | None, timeout: str | None, otherwise: dict[str, object] | None = None) -> Policy:
@@ -102,7 +102,7 @@ def replay(
     from cli.replaying import replay as run
 
     address = parse_broker_url(broker) if broker else None
-    run(Home(home), recording, policy_of(policy, timeout), deployment_of(lateness), address)
+    run(Home(home), recording, policy_of(policy, timeout), deployment_of(home, lateness), address)
     looking.show_status(Home(home), json_lines=False)
 
 
@@ -130,7 +130,7 @@ def up(
     if policy is not None or timeout is not None:
         chosen = policy_of(policy, timeout)
     wanted = Wanted(devices, seed, for_s, simulate=not no_sim, broker=address, port=port, policy=chosen)
-    run(Home(home), wanted, deployment_of(lateness))
+    run(Home(home), wanted, deployment_of(home, lateness))
 
 
 @app.command()

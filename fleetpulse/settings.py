@@ -1,0 +1,86 @@
+"""Settings of a deployment: environment first, the home's ``settings.toml`` second; read once, at the entry, and passed down.
+
+Rule: all faults are reported at once, each with what was got.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.times import parse_duration_ms
+
+
+def _to_ms(value: Any) -> int:
+    if not isinstance(value, str):
+        raise ValueError(f'a duration is written as "5m"; got {value!r}')
+    try:
+        return parse_duration_ms(value)
+    except FleetError as error:
+        raise ValueError(str(error)) from None
+
+
+Milliseconds = Annotated[int, BeforeValidator(_to_ms)]
+
+
+class Settings(BaseSettings):
+    """What belongs to an installation; in the environment as ``FLEET_ALLOWED_LATENESS`` and so on, as durations.
+
+    Attributes:
+        allowed_lateness: how late a message may come and still be judged; fixed when a home is made.
+        max_clock_lead: how far ahead of us a device's clock may be; fixed when a home is made.
+        canary_interval: how often the bridge asks the broker whether we are listening; well below the lateness.
+        reconnect_grace: how long after a return devices may still be on their way back.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="FLEET_", frozen=True, extra="forbid", validate_default=True)
+
+    allowed_lateness: Annotated[Milliseconds, Field(ge=1_000)] = "60s"  # pyright: ignore[reportAssignmentType]
+    max_clock_lead: Annotated[Milliseconds, Field(ge=0)] = "5m"  # pyright: ignore[reportAssignmentType]
+    canary_interval: Annotated[Milliseconds, Field(ge=500)] = "5s"  # pyright: ignore[reportAssignmentType]
+    reconnect_grace: Annotated[Milliseconds, Field(ge=0)] = "2m"  # pyright: ignore[reportAssignmentType]
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Let the environment win over the file, whose values are handed in."""
+        return env_settings, init_settings
+
+    def deployment(self, allowed_lateness_ms: int | None = None) -> Deployment | None:
+        """Return the deployment that was asked for; None where nobody asked, so that a home keeps its own.
+
+        Args:
+            allowed_lateness_ms: from the command line; it wins.
+        """
+        asked = {"allowed_lateness", "max_clock_lead"} & self.model_fields_set
+        if allowed_lateness_ms is None and not asked:
+            return None
+        return Deployment(allowed_lateness_ms or self.allowed_lateness, self.max_clock_lead)
+
+
+def load_settings(home: Path) -> Settings:
+    """Return the settings of a home.
+
+    Raises:
+        FleetError: they have faults; all of them are named.
+    """
+    file = home / "settings.toml"
+    try:
+        content = tomllib.loads(file.read_text()) if file.exists() else {}
+    except (OSError, ValueError) as error:
+        raise FleetError(f'"{file}" cannot be read as TOML ({error})') from None
+    try:
+        return Settings(**content)
+    except ValidationError as error:
+        faults = [f"  {'.'.join(map(str, one['loc']))}: {one['msg']}; got {one['input']!r}" for one in error.errors()]
+        raise FleetError(f"the settings have faults (environment FLEET_..., {file}):\n" + "\n".join(faults)) from None

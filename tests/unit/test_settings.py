@@ -1,0 +1,29 @@
+"""Settings: environment first, file second, all faults at once."""
+
+from pathlib import Path
+
+import pytest
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.replay import Deployment
+from fleetpulse.settings import load_settings
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "settings.toml").write_text('allowed_lateness = "5m"\nreconnect_grace = "1m"\n')
+    monkeypatch.setenv("FLEET_ALLOWED_LATENESS", "7m")
+    settings = load_settings(tmp_path)
+    assert (settings.allowed_lateness, settings.reconnect_grace, settings.canary_interval) == (420_000, 60_000, 5_000)
+    assert settings.deployment() == Deployment(420_000, 300_000)
+    assert settings.deployment(1_000) == Deployment(1_000, 300_000)
+
+
+def test_a_home_keeps_its_deployment_where_nobody_asks(tmp_path: Path) -> None:
+    assert load_settings(tmp_path).deployment() is None
+
+
+def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text('allowed_lateness = "10ms"\nmax_clock_lead = 5\nlatenes = "1m"\n')
+    with pytest.raises(FleetError) as caught:
+        load_settings(tmp_path)
+    assert len(str(caught.value).splitlines()) == 4
