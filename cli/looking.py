@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from cli.output import as_json, as_table, cell, instant_ms, plain_row, show
+from cli.output import as_json, as_table, cell, console, instant_ms, plain_row, show
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.home import Home
@@ -22,7 +21,6 @@ DEFAULT_HOME = Path(".fleet")
 TRANSITION_COLUMNS = (
     "event_time",
     "device_id",
-    "life",
     "transition_no",
     "from_mode",
     "to_mode",
@@ -30,6 +28,8 @@ TRANSITION_COLUMNS = (
     "site",
     "runtime_ms",
 )
+
+_LIFE_COLUMNS = ("event_time", "transition_no", "from_mode", "to_mode", "trigger", "runtime_ms", "life")
 
 
 def register(app: typer.Typer) -> None:
@@ -81,19 +81,19 @@ def show_status(home: Home, *, json_lines: bool) -> None:
     if json_lines:
         as_json([facts])
         return
-    console = Console()
+    shown = console()
     modes = [{"mode": mode, "devices": count} for mode, count in facts["devices"].items()]
-    console.print(as_table(modes, ("mode", "devices"), "devices by mode") if modes else "devices by mode: none yet")
+    shown.print(as_table(modes, ("mode", "devices"), "devices by mode") if modes else "devices by mode: none yet")
     became = ", ".join(f"{count:,} times {mode}" for mode, count in facts["transitions"].items()) or "none"
-    console.print(f"transitions: {became}")
+    shown.print(f"transitions: {became}")
     others = {kind: count for kind, count in facts["judgements"].items() if kind != "transition"}
-    console.print("not judged: " + (", ".join(f"{count:,} {kind}" for kind, count in others.items()) or "none"))
+    shown.print("not judged: " + (", ".join(f"{count:,} {kind}" for kind, count in others.items()) or "none"))
     refused = ", ".join(f"{count:,} {reason}" for reason, count in facts["quarantine"].items()) or "none"
-    console.print(f"messages: {facts['messages']:,} landed; quarantined: {refused}")
+    shown.print(f"messages: {facts['messages']:,} landed; quarantined: {refused}")
     for label, name in (("newest received", "newest_received_at_ms"), ("judged up to (frontier)", "frontier_ms")):
-        console.print(f"{label}: {format_instant(facts[name]) if facts[name] is not None else 'nothing yet'}")
+        shown.print(f"{label}: {format_instant(facts[name]) if facts[name] is not None else 'nothing yet'}")
     running = ", ".join(f"{name} ({state})" for name, state in facts["processes"].items())
-    console.print(f"running: {running or 'nothing'}")
+    shown.print(f"running: {running or 'nothing'}")
 
 
 def devices(
@@ -124,7 +124,7 @@ def transitions(
 
 
 def _follow(home: Home, rows: list[dict[str, Any]], device: str | None, json_lines: bool) -> None:
-    console = Console()
+    shown = console()
     newest = max((row["judged_at"] for row in rows), default=None)
     try:
         while True:
@@ -139,7 +139,7 @@ def _follow(home: Home, rows: list[dict[str, Any]], device: str | None, json_lin
                     as_json([row])
                 else:
                     words = (cell(name, row[name]) for name in ("event_time", "device_id", "from_mode", "to_mode", "trigger"))
-                    console.print("  ".join(words))
+                    shown.print("  ".join(words))
     except KeyboardInterrupt:
         return
 
@@ -170,7 +170,7 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
     if json_lines:
         as_json([{**standing.summary, "timeline": [plain_row(row) for row in standing.transitions]}])
         return
-    console = Console()
+    shown = console()
     for name, value in standing.summary.items():
         if value is None or name == "device_id":
             continue
@@ -180,8 +180,8 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
             if hasattr(value, "timestamp"):
                 value = f"{cell(name, value)}  {_from_now(instant_ms(value))}"
             value = cell(name, value)
-        console.print(f"{name.replace('_', ' '):>18}  {value}", highlight=False)
-    console.print(as_table(standing.transitions[-50:], TRANSITION_COLUMNS, f"life of {device_id}"))
+        shown.print(f"{name.removesuffix('_ms').replace('_', ' '):>18}  {value}", highlight=False)
+    shown.print(as_table(standing.transitions[-50:], _LIFE_COLUMNS, f"life of {device_id}, the newest 50 changes"))
 
 
 def _from_now(instant: int) -> str:

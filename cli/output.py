@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -25,6 +26,15 @@ MODE_COLOURS: Final = {
 }
 
 
+_WHOLE: Final = frozenset({"event_time", "since", "last_seen", "received_at", "from_mode", "to_mode", "mode", "trigger"})
+_WIDTH_OF_FILES: Final = 160
+
+
+def console() -> Console:
+    """Return the console; where nobody looks at a terminal, wide enough for a row to stay a line."""
+    return Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_FILES)
+
+
 def instant_ms(moment: datetime) -> int:
     """Return epoch milliseconds of an aware moment."""
     return round(moment.timestamp() * 1000)
@@ -34,8 +44,8 @@ def plain(value: Any, name: str = "") -> Any:
     """Return a value as JSON has it: instants as ISO 8601 in UTC."""
     if isinstance(value, datetime):
         return format_instant(instant_ms(value))
-    if name == "last_errors" and isinstance(value, str):
-        return json.loads(value)
+    if name == "last_errors":
+        return json.loads(value) if value else []
     return value
 
 
@@ -72,9 +82,10 @@ def cell(name: str, value: Any) -> str:
 
 def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str) -> Table:
     """Return rows as a table for people."""
-    table = Table(title=title, title_justify="left", header_style="bold", expand=False)
+    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:
-        table.add_column(name.removesuffix("_ms").replace("_", " "), overflow="fold")
+        heading = "no" if name == "transition_no" else name.removesuffix("_ms").replace("_", " ")
+        table.add_column(heading, overflow="fold", no_wrap=name in _WHOLE)
     for row in rows:
         table.add_row(*(cell(name, row.get(name)) for name in columns))
     return table
@@ -87,10 +98,10 @@ def show(
     if json_lines:
         as_json(rows)
         return
-    console = Console()
+    shown = console()
     if not rows:
-        console.print(f"{title}: none")
+        shown.print(f"{title}: none")
         return
-    console.print(as_table(rows, columns, title))
+    shown.print(as_table(rows, columns, title))
     if total is not None and total > len(rows):
-        console.print(f"the newest {len(rows)}; more with --last N, all with --json")
+        shown.print(f"the newest {len(rows)}; more with --last N, all with --json")

@@ -81,8 +81,7 @@ class Screen:
         facts.add_row("frontier", self._behind())
         facts.add_row("state", self._state())
         facts.add_row("broker", f"mqtt://{self.address.host}:{self.address.port}")
-        columns = tuple(name for name in TRANSITION_COLUMNS if name != "life")
-        verdicts = as_table(self._last[::-1], columns, "the last verdicts")
+        verdicts = as_table(self._last[::-1], TRANSITION_COLUMNS, "the last verdicts")
         title = f"fleetpulse  {self.run.home.path}"
         return Group(
             Panel(Group(modes, facts), title=title, title_align="left"),
