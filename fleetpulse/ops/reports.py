@@ -132,16 +132,19 @@ def frontier_ms(home: Home, judged_ms: int | None) -> int | None:
     """Return the frontier of what has been judged, in epoch milliseconds."""
     if judged_ms is None:
         return None
-    told = outcome([row for row in _rows(home, EVERYONE) if row.received_at_ms <= judged_ms], home.deployment())
+    told = outcome(_rows(home, EVERYONE, judged_ms), home.deployment())
     return told.listening.frontier_ms if told.listening else None
 
 
-def _rows(home: Home, device_id: str) -> list[Row]:
-    """Return a device's rows and those that concern everybody; two ticks stand for how long we have been listening."""
-    found = rows(home, device_id)
+def _rows(home: Home, device_id: str, judged_ms: int | None) -> list[Row]:
+    """Return a device's rows and those for everybody, as far as is judged; two ticks stand for how far we have listened."""
     span = query(home, "SELECT epoch_ms(min(received_at)) a, epoch_ms(max(received_at)) z FROM messages", tables=["messages"])
-    ends = [at for at in (span[0]["a"], span[0]["z"]) if at is not None]
-    return found + [Row(at, Kind.TICK, EVERYONE, EVERYONE, at, Clock.RECEIVED) for at in ends]
+    first_ms, last_ms = span[0]["a"], span[0]["z"]
+    if first_ms is None:
+        return []
+    through_ms = last_ms if judged_ms is None else min(judged_ms, last_ms)
+    ticks = [Row(at, Kind.TICK, EVERYONE, EVERYONE, at, Clock.RECEIVED) for at in (first_ms, through_ms)]
+    return [row for row in rows(home, device_id) if row.received_at_ms <= through_ms] + ticks
 
 
 def rows(home: Home, device_id: str | None = None) -> list[Row]:
