@@ -122,9 +122,7 @@ def standing(home: Home, device_id: str, judged_ms: int | None) -> Standing | No
     listed = [row for row in devices(home) if row["device_id"] == device_id]
     if not listed:
         return None
-    told = outcome(
-        [row for row in _rows(home, device_id) if judged_ms is None or row.received_at_ms <= judged_ms], home.deployment()
-    )
+    told = outcome(_rows(home, device_id, judged_ms), home.deployment())
     return Standing({**listed[0], **_due(told, device_id)}, transitions(home, device_id))
 
 
