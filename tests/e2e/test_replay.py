@@ -25,7 +25,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.ops import reports
 from tests.histories import START, row
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]  # each step has its own, shorter limit
 ROOT = Path(__file__).parents[2]
 RECORDED_FLEET = Path(os.environ.get("FLEET_RECORDING", ROOT.parent / "shared" / "data" / "lorawan-grenoble.ndjson.gz"))
 PATIENCE_S = 240
@@ -190,7 +190,7 @@ def test_a_home_with_newer_rows_refuses_history(recorded: Path, tmp_path: Path) 
 
 def test_up_judges_a_simulated_fleet_stops_in_order_and_goes_on(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    done = fleet("up", "--home", str(home), "--devices", "20", "--port", "0", "--for", "60")
+    done = fleet("up", "--home", str(home), "--devices", "20", "--port", "0", "--for", "120")
     assert done.returncode == 0, done.stderr + done.stdout
     await_none_left(home)
     modes = Counter(one["mode"] for one in rows_of("devices", "--json", "--home", str(home)))
