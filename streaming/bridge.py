@@ -186,6 +186,7 @@ class Bridge:
 
     def _write(self) -> None:
         rows = [row for row, _ in self.intake.waiting.rows]
+        self.spool.sync()
         write_segment(
             self.settings.segments_dir,
             self.number + 1,

@@ -1,7 +1,7 @@
 """The spool of operators' commands: each is taken once, whatever happens between taking it and having it written.
 
-A file is renamed to ``<name>.taken-<segment>`` before its rows go into that segment, and removed when the segment is
-durable; at the next start the segment's number says whether it was.
+A file is renamed to ``<name>.taken-<segment>``, and that is durable before its rows go into that segment; it is removed when
+the segment is durable. At the next start the segment's number says whether it was.
 """
 
 import json
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import structlog
+
+from fleetpulse.io.segments import sync_folder
 
 _LOG: Final = structlog.get_logger("bridge")
 _TAKEN: Final = re.compile(r"(.+)\.taken-(\d+)")
@@ -29,6 +31,7 @@ class Spool:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._taken: list[Path] = []
+        self._stuck: str | None = None
         for path in folder.iterdir():
             named = _TAKEN.fullmatch(path.name)
             if named and int(named[2]) <= newest:
@@ -44,19 +47,32 @@ class Spool:
         """
         commands: list[Command] = []
         for path in sorted(self.folder.glob("*.json")):
-            taken = path.with_name(f"{path.name}.taken-{number}")
             try:
-                found = _read(path)
-                path.rename(taken)
-            except ValueError as error:
-                self._refuse(path, str(error))
-                continue
+                commands += self._take_one(path, number)
             except OSError as error:  # what was taken so far must not get lost
-                _LOG.error("a command file cannot be taken; tried again", file=path.name, why=error.strerror)
+                if self._stuck != path.name:
+                    _LOG.error("a command file cannot be taken; those after it wait", file=path.name, why=error.strerror)
+                self._stuck = path.name
                 break
-            self._taken.append(taken)
-            commands += [(path.name, topic, payload) for topic, payload in found]
         return commands
+
+    def _take_one(self, path: Path, number: int) -> list[Command]:
+        try:
+            found = _read(path)
+        except (ValueError, RecursionError) as error:
+            self._refuse(path, str(error))
+            return []
+        self._taken.append(path.rename(path.with_name(f"{path.name}.taken-{number}")))
+        return [(path.name, topic, payload) for topic, payload in found]
+
+    def sync(self) -> None:
+        """Make durable what was taken for which segment; to be called before that segment is written.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        if self._taken:
+            sync_folder(self.folder)
 
     def _refuse(self, path: Path, why: str) -> None:
         refused = self.folder / "refused"

@@ -99,7 +99,7 @@ def write_segment(
     try:
         _write_synced(aside, table.cast(SEGMENT_SCHEMA).replace_schema_metadata(metadata))
         aside.replace(path)
-        _sync_folder(directory)
+        sync_folder(directory)
     except OSError:
         aside.unlink(missing_ok=True)
         raise
@@ -114,7 +114,8 @@ def _write_synced(path: Path, table: pa.Table) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(directory: Path) -> None:
+def sync_folder(directory: Path) -> None:
+    """Make the names in a folder, new or changed, survive a loss of power."""
     folder = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -68,7 +68,34 @@ def test_a_command_taken_for_a_segment_that_was_never_written_is_put_back(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["5.json.taken-5"]
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", '{"topic": 1, "payload": {}}', '{"topic": "a"}', '"x"'])
+def test_what_a_command_was_taken_for_is_durable_before_the_segment_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "1.json").write_text('{"topic": "a", "payload": {}}')
+    spool = Spool(tmp_path, 0)
+    monkeypatch.setattr("os.fsync", full)
+    spool.sync()  # nothing was taken
+    assert spool.take(1) == [("1.json", "a", {})]
+    with pytest.raises(OSError, match="No space"):
+        spool.sync()
+
+
+def test_a_file_that_cannot_be_moved_does_not_lose_those_before_it(tmp_path: Path) -> None:
+    (tmp_path / "1.json").write_text('{"topic": "a", "payload": {}}')
+    (tmp_path / "2.json").write_text("{")
+    (tmp_path / "refused").write_text("where the folder should be")
+    spool = Spool(tmp_path, 0)
+    assert spool.take(1) == [("1.json", "a", {})]
+    assert spool.take(1) == []
+    (tmp_path / "refused").unlink()
+    assert spool.take(1) == []
+    assert (tmp_path / "refused" / "2.json").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 200_000, "[1]", '{"topic": 1, "payload": {}}', '{"topic": "a"}', '"x"'])
 def test_a_broken_command_is_refused_and_kept(tmp_path: Path, text: str) -> None:
     (tmp_path / "1.json").write_text(text)
     assert Spool(tmp_path, 0).take(1) == []
