@@ -14,6 +14,7 @@ from fleetpulse.io.mqtt import Token
 from fleetpulse.io.segments import Position
 
 HELD_LINES: Final = 20_000  # more than a broker has under way to us
+HELD_BYTES: Final = 64 * 1024 * 1024
 
 
 class Verdict(Enum):
@@ -50,6 +51,7 @@ class History:
     _held: dict[tuple[str, int], tuple[Envelope, Token | None]] = field(
         default_factory=dict[tuple[str, int], tuple[Envelope, Token | None]]
     )
+    _held_bytes: int = 0
     _refused: set[str] = field(default_factory=set[str])
 
     @classmethod
@@ -63,7 +65,7 @@ class History:
 
     def copy(self) -> Self:
         """Return what is remembered, without the lines that are held: the broker sends those again."""
-        return replace(self, missing=False, _held={}, _refused=set(self._refused))
+        return replace(self, missing=False, _held={}, _held_bytes=0, _refused=set(self._refused))
 
     @property
     def done(self) -> bool:
@@ -98,8 +100,9 @@ class History:
             key = (envelope.recording, envelope.line)
             if key in self._held:
                 yield Verdict.REPEATED, b"", None, token
-            elif len(self._held) < HELD_LINES:
+            elif len(self._held) < HELD_LINES and self._held_bytes < HELD_BYTES:
                 self._held[key] = (envelope, token)
+                self._held_bytes += len(envelope.payload)
             else:
                 self.missing = True  # not acknowledged: it comes again
             return
@@ -139,4 +142,5 @@ class History:
             if following is None:
                 return
             envelope, token = following
+            self._held_bytes -= len(envelope.payload)
             yield self._judge(envelope, newest) or Verdict.REPEATED, b"", envelope, token

@@ -65,7 +65,7 @@ class Intake:
         self._grace_ms = grace_ms
         self._interval_ms = interval_ms
         self._secret = secret
-        self._durable = (self.last_ms, self.history.copy())
+        self._durable = self._memory()
         self._own_last = position is not None
         self._since_ms: int | None = None  # listening since, where no canary has come back yet
         self._heard_ms = 0  # on the wall: the newest sign that we are listening
@@ -90,7 +90,8 @@ class Intake:
         kept = [(row, None) for row, token in self.waiting.rows if token is None]
         if not self.live:
             kept = []
-            self.last_ms, self.history = self._durable[0], self._durable[1].copy()
+            self.last_ms, self.last_canary_ms, self.gap_open, history = self._durable
+            self.history = history.copy()
         self.waiting = Waiting(list(kept), [], sum(len(row["topic"]) + len(row["payload"]) for row, _ in kept))
         self._canaries.clear()
         if self.live:
@@ -131,8 +132,18 @@ class Intake:
         else:
             assert envelope.received_at_ms is not None, "only the end has none"
             assert envelope.topic is not None, "only the end has none"
+            if envelope.line == 0:
+                self._excuse_until(envelope.received_at_ms)
             self._row(envelope.received_at_ms, envelope.topic, envelope.payload, Origin.REPLAY, token=token, **where)
         self.last_canary_ms = None
+
+    def _excuse_until(self, first_ms: int) -> None:
+        """A recording begins where there are rows: nobody listened between them and its first line; say so if there is room."""
+        if self.last_ms is None or first_ms - self.last_ms < 3:
+            return
+        self._open(first_ms - 2, "start", self.last_ms if self.last_canary_ms is None else self.last_canary_ms)
+        self.gap_open = False
+        self._gap(first_ms - 1, {"op": "close", "until": first_ms})
 
     def command(self, name: str, topic: str, payload: Mapping[str, Any], now_ms: int) -> None:
         """Take in an operator's command."""
@@ -232,8 +243,11 @@ class Intake:
         """All that waited is on the disk; return what may be acknowledged now."""
         tokens = [token for _, token in self.waiting.rows if token is not None] + self.waiting.passed
         self.waiting = Waiting()
-        self._durable = (self.last_ms, self.history.copy())
+        self._durable = self._memory()
         return tokens
+
+    def _memory(self) -> tuple[int | None, int | None, bool, History]:
+        return self.last_ms, self.last_canary_ms, self.gap_open, self.history.copy()
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

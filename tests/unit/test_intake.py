@@ -8,6 +8,7 @@ import pytest
 from fleetpulse.core.envelope import Envelope, wrap
 from fleetpulse.io.mqtt import Arrived
 from fleetpulse.io.segments import Position
+from streaming.history import HELD_BYTES, History
 from streaming.intake import Intake
 
 NOW = 1_700_000_000_000
@@ -284,6 +285,44 @@ def test_history_up_to_now_goes_on_live_without_a_gap(later_ms: int, gaps: int, 
     intake.written()
     intake.go_live(NOW + later_ms)
     assert len(bodies(intake, "gap")) == gaps
+
+
+@pytest.mark.parametrize("gap_open", [False, True])
+def test_nobody_listened_between_what_a_home_has_and_the_first_line_of_a_recording(gap_open: bool, broker: Broker) -> None:
+    intake = make(Position(1, NOW, last_canary_ms=NOW - 9, gap_open=gap_open))
+    intake.arrived(broker.line(0, NOW + 100_000), NOW)
+    intake.arrived(broker.line(1, NOW + 100_000), NOW)
+    opened = [] if gap_open else [{"op": "open", "from": NOW - 9, "why": "start"}]
+    assert bodies(intake, "gap") == [*opened, {"op": "close", "until": NOW + 100_000}]
+    assert stamps(intake) == sorted(stamps(intake))
+    assert [row["origin"] for row in rows(intake)][-2:] == ["replay", "replay"]
+    assert len(set(stamps(intake)[:-1])) == len(stamps(intake)) - 1
+    assert not intake.gap_open
+
+
+def test_that_gap_is_said_once_though_the_first_line_comes_again(broker: Broker) -> None:
+    intake = make(Position(1, NOW, last_canary_ms=NOW))
+    for _ in range(2):
+        intake.lost(NOW)
+        intake.arrived(broker.line(0, NOW + 100_000), NOW)
+    assert [gap["op"] for gap in bodies(intake, "gap")] == ["open", "close"]
+    assert intake.last_canary_ms is None
+
+
+@pytest.mark.parametrize("position", [None, Position(1, NOW, "r", -1)])
+def test_a_recording_in_an_empty_home_has_no_gap(position: Position | None, broker: Broker) -> None:
+    intake = make(position)
+    intake.arrived(broker.line(0), NOW)
+    assert bodies(intake, "gap") == []
+
+
+def test_lines_that_wait_for_one_before_them_are_bounded_in_bytes(broker: Broker) -> None:
+    history, body = History(), b"x" * 1_000_000
+    for line in range(1, 100):
+        payload = wrap(Envelope("r", line, NOW + line, TOPIC, body))
+        assert list(history.take(payload, (1, line), None)) == []
+    assert history.missing
+    assert history.held * len(body) < HELD_BYTES + len(body)
 
 
 def test_history_is_not_taken_while_live(broker: Broker) -> None:
