@@ -18,7 +18,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.reasoncodes import ReasonCode
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.broker import BrokerAddress
+from fleetpulse.io.broker import MAX_PAYLOAD_BYTES, BrokerAddress
 
 CONNECT_S: Final = 3.0
 FIRST_PAUSE_S: Final = 0.1
@@ -26,6 +26,7 @@ LONGEST_PAUSE_S: Final = 2.0
 POLL_MESSAGES: Final = 1_000
 POLL_BYTES: Final = 8 * 1024 * 1024
 AT_LEAST_ONCE: Final = 1
+KEEPALIVE_S: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # a dead line is known after 25 s
 Token = tuple[int, int]  # connection and packet number
 
 
@@ -131,6 +132,9 @@ class Connection:
 def _tune(client: paho.Client, userdata: Any, sock: Any) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # acknowledgements are small and must not wait
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE_S.items():
+        if hasattr(socket, name):  # they are named otherwise elsewhere, and the system's own two hours hold
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class Publisher:
@@ -185,10 +189,15 @@ class Publisher:
         """Hand a message over; it is acknowledged later, see `flush`. Waits while too many are in flight.
 
         Raises:
-            FleetError: the topic cannot be published on, the broker acknowledges nothing for long, or it was cancelled.
+            FleetError: the topic cannot be published on, the payload is too large, the broker acknowledges nothing for long, or
+                it was cancelled.
         """
         if not topic or any(sign in topic for sign in " +#"):  # NATS never acknowledges a topic with a space
             raise FleetError(f'a topic to publish on has neither spaces nor + nor #; got "{topic}"')
+        if len(payload) > MAX_PAYLOAD_BYTES:  # the broker would close the connection, each time anew, and not say why
+            raise FleetError(
+                f'a payload has at most {MAX_PAYLOAD_BYTES:,} bytes; got {len(payload):,} on "{topic}"; send it in parts'
+            )
         if len(self._waiting) >= self._limit:
             self._drive_until(lambda: len(self._waiting) <= self._limit // 2, self._patience_s)
         info = self._connection.client.publish(topic, payload, AT_LEAST_ONCE)
@@ -322,10 +331,13 @@ class Receiver:
         self._arrived_bytes += len(message.payload)
 
     def poll(self, timeout_s: float) -> list[Arrived]:
-        """Return what arrived; wait for it at most ``timeout_s``. About `POLL_MESSAGES` or `POLL_BYTES` at a time."""
+        """Return what arrived; wait for it at most ``timeout_s``. About `POLL_MESSAGES` or `POLL_BYTES` at a time.
+
+        What came just before its connection was lost is left out, since the broker sends it again.
+        """
         self._connection.drive(timeout_s, enough=self._enough)
         arrived, self._arrived, self._arrived_bytes = self._arrived, [], 0
-        return arrived
+        return arrived if self._connection.up else [message for message in arrived if message.token is None]
 
     def _enough(self) -> bool:
         return len(self._arrived) >= POLL_MESSAGES or self._arrived_bytes >= POLL_BYTES

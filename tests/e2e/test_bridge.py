@@ -2,20 +2,25 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import paho.mqtt.client as paho
+import psutil
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
 from fleetpulse.core.envelope import Envelope, wrap
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.broker import Broker, BrokerAddress, load_address, save_address
+from fleetpulse.io.broker import MAX_PAYLOAD_BYTES, Broker, BrokerAddress, load_address, save_address
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.process import read_status
 from fleetpulse.io.segments import list_segments, position, read_segment
@@ -32,6 +37,16 @@ stop = Stop(parent)
 die_with_parent(parent)
 folders = home / "segments", home / "commands", home / "run" / "bridge.json"
 run_bridge(BridgeSettings(*folders, load_address(home / "address"), **more), stop)
+"""
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from fleetpulse.io.broker import Broker
+broker = Broker(Path(sys.argv[1]) / "broker", Path(sys.argv[1]) / "broker.log", port=0)
+broker.start()
+print(broker.pid, flush=True)
+time.sleep(60)
 """
 
 
@@ -102,6 +117,41 @@ def publish(address: BrokerAddress, count: int, first: int = 0) -> None:
             publisher.publish(f"fleet/s/d{seq % 7}/heartbeat", json.dumps({"seq": seq}).encode())
 
 
+class Load:
+    """A device that publishes until it is told to stop; what it published is acknowledged when its thread has ended."""
+
+    def __init__(self, address: BrokerAddress, rate_per_s: int) -> None:
+        self.count = 0
+        self.failure: Exception | None = None
+        self._address, self._pause_s = address, 10 / rate_per_s
+        self.end = threading.Event()
+        self.thread = threading.Thread(target=self._publish)
+
+    def _publish(self) -> None:
+        try:
+            with Publisher(self._address, "load") as publisher:
+                while not self.end.wait(self._pause_s):
+                    for _ in range(10):
+                        publisher.publish("fleet/s/d/heartbeat", json.dumps({"seq": self.count}).encode())
+                        self.count += 1
+                    publisher.pump()
+        except FleetError as error:
+            self.failure = error
+
+
+@contextmanager
+def publishing(address: BrokerAddress, rate_per_s: int) -> Iterator[Load]:
+    load = Load(address, rate_per_s)
+    load.thread.start()
+    try:
+        yield load
+    finally:
+        load.end.set()
+        load.thread.join(60)
+    assert not load.thread.is_alive()
+    assert load.failure is None
+
+
 def restart(broker: Broker) -> None:
     assert broker.pid is not None
     os.kill(broker.pid, signal.SIGKILL)
@@ -114,30 +164,45 @@ def test_what_is_queued_for_a_bridge_that_is_away_survives_a_killed_broker(broke
         await_that(lambda: running.status().get("connected"))
         assert running.stop() == 0
     address = load_address(tmp_path / "address")
-    publish(address, 2_000)
+    publish(address, 5_000)
     restart(broker)
     with bridge(tmp_path) as running:
-        await_that(lambda: len(numbers(tmp_path)) >= 2_000)
-        assert numbers(tmp_path) == list(range(2_000))
+        await_that(lambda: len(numbers(tmp_path)) >= 5_000, 40)
+        assert numbers(tmp_path) == list(range(5_000))
         await_that(lambda: running.status().get("gap_open") is False and running.status().get("last_canary_ms"))
 
 
 def test_a_bridge_that_is_killed_under_load_loses_nothing(broker: Broker, tmp_path: Path) -> None:
-    address, count = load_address(tmp_path / "address"), 6_000
-    for part in range(4):
-        with bridge(tmp_path) as running:
-            await_that(lambda running=running: running.status().get("connected"))
-            publish(address, count // 4, first=part * count // 4)
-            time.sleep(0.05 * part)  # the kill falls before, into or after the segment
-    restart(broker)
+    address, moments = load_address(tmp_path / "address"), random.Random(3)
     with bridge(tmp_path) as running:
-        await_that(lambda: set(numbers(tmp_path)) == set(range(count)))
+        await_that(lambda: running.status().get("connected"))  # from now on the broker keeps what comes
+    with publishing(address, 400) as load:
+        for _ in range(5):
+            with bridge(tmp_path) as running:
+                await_that(lambda running=running: running.status().get("connected"))
+                time.sleep(moments.uniform(0, 0.8))  # the kill falls before, into or after a segment
+    assert load.count > 1_000, "there was hardly any load"
+    with bridge(tmp_path) as running:
+        await_that(lambda: set(numbers(tmp_path)) == set(range(load.count)), 40)
         await_that(lambda: running.status().get("connected"))  # from then on it hears SIGTERM
         assert running.stop() == 0
     stamps = [row["received_at_ms"] for row in landed(tmp_path)]
     assert stamps == sorted(stamps)
     gaps = [json.loads(row["payload"])["op"] for row in landed(tmp_path) if row["topic"].endswith("/gap")]
     assert "openopen" not in "".join(gaps)
+    assert "open" in gaps
+
+
+def test_a_broker_that_is_killed_under_load_loses_nothing_it_acknowledged(broker: Broker, tmp_path: Path) -> None:
+    with bridge(tmp_path) as running:
+        await_that(lambda: running.status().get("connected"))
+        with publishing(load_address(tmp_path / "address"), 400) as load:
+            for _ in range(3):
+                before = load.count
+                await_that(lambda before=before: load.count > before + 200)
+                restart(broker)
+        await_that(lambda: set(numbers(tmp_path)) == set(range(load.count)), 40)
+        assert running.stop() == 0
 
 
 def test_a_broker_killed_under_a_bridge_is_a_gap(broker: Broker, tmp_path: Path) -> None:
@@ -184,6 +249,35 @@ def test_history_survives_kills_of_the_bridge_and_goes_on_live(broker: Broker, t
         await_that(lambda: running.status().get("state") == "live" and running.status().get("connected"))
 
 
+def test_a_retained_copy_is_not_landed_and_a_fresh_message_is(broker: Broker, tmp_path: Path) -> None:
+    address = load_address(tmp_path / "address")
+    client = paho.Client(CallbackAPIVersion.VERSION2, "retainer")
+    client.username_pw_set(address.username, address.password)
+    client.connect(address.host, address.port)
+    client.loop_start()
+    try:
+        kept = client.publish("fleet/s/d/heartbeat", json.dumps({"seq": -1}), qos=1, retain=True)
+        await_that(kept.is_published)
+    finally:
+        client.disconnect()
+        client.loop_stop()
+    with bridge(tmp_path) as running:
+        await_that(lambda: running.status().get("retained"))
+        publish(address, 3)
+        await_that(lambda: len(numbers(tmp_path)) >= 3)
+        assert running.stop() == 0
+    assert numbers(tmp_path) == [0, 1, 2]
+
+
+def test_the_broker_ends_with_a_killed_parent(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PARENT, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as parent:
+        assert parent.stdout is not None
+        broker = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    await_that(lambda: not broker.is_running() or broker.status() == psutil.STATUS_ZOMBIE)
+
+
 def test_a_port_in_use_is_refused(broker: Broker, tmp_path: Path) -> None:
     with pytest.raises(FleetError, match=f"port {broker.port}.*--port"):
         Broker(tmp_path / "second", tmp_path / "second.log", port=broker.port).start()
@@ -204,3 +298,10 @@ def test_a_wrong_password_is_said(broker: Broker, tmp_path: Path) -> None:
     wrong = BrokerAddress(address.host, address.port, address.username, "wrong")
     with pytest.raises(FleetError, match="refuses us"), Publisher(wrong, "device", patience_s=1):
         pass
+
+
+def test_the_largest_payload_is_taken(broker: Broker, tmp_path: Path) -> None:
+    with Publisher(load_address(tmp_path / "address"), "large", patience_s=10) as publisher:
+        publisher.publish("fleet/s/d/telemetry", bytes(MAX_PAYLOAD_BYTES))
+        publisher.flush(10)
+        assert publisher.acknowledged == 1

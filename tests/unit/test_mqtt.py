@@ -1,0 +1,85 @@
+"""A receiver against a broker of a few lines, which does what a real one does only now and then."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.broker import MAX_PAYLOAD_BYTES, BrokerAddress
+from fleetpulse.io.mqtt import Arrived, Publisher, Receiver
+
+CONNACK, SUBACK = b"\x20\x02\x00\x00", b"\x90\x03\x00\x01\x01"
+
+
+def packet(number: int, again: bool = False) -> bytes:
+    """Return a PUBLISH of QoS 1 on the topic "t"."""
+    return bytes([0x3A if again else 0x32, 6]) + b"\x00\x01t" + number.to_bytes(2, "big") + b"x"
+
+
+class Door:
+    """Lets one client in and sends it what it is told; ``closing`` closes the connection behind it."""
+
+    def __init__(self, sent: bytes, closing: bool) -> None:
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.listening.settimeout(10)
+        self.address = BrokerAddress("127.0.0.1", self.listening.getsockname()[1])
+        self.done = threading.Event()
+        self._sent, self._closing = sent, closing
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        client, _ = self.listening.accept()
+        with client:
+            client.settimeout(10)
+            client.recv(1024)
+            client.sendall(CONNACK)
+            client.recv(1024)
+            client.sendall(SUBACK + self._sent)
+            if not self._closing:
+                self.done.wait(10)
+
+    def close(self) -> None:
+        self.done.set()
+        self._thread.join(10)
+        self.listening.close()
+
+
+def received(door: Door, enough: Callable[[Receiver, list[Arrived]], bool]) -> list[Arrived]:
+    receiver, arrived, deadline_s = Receiver(door.address, "b", ("t",)), list[Arrived](), time.monotonic() + 10
+    while not enough(receiver, arrived):
+        assert time.monotonic() < deadline_s, "waited too long"
+        arrived += receiver.poll(0.05)
+    receiver.close()
+    return arrived
+
+
+@pytest.fixture
+def doors() -> Iterator[list[Door]]:
+    opened: list[Door] = []
+    yield opened
+    for door in opened:
+        door.close()
+
+
+def test_what_came_before_the_connection_was_lost_is_left_to_come_again(doors: list[Door]) -> None:
+    doors.append(Door(packet(1) + packet(2), closing=True))
+    assert received(doors[0], lambda receiver, _: receiver.connections == 1 and receiver.problem is not None) == []
+
+
+def test_what_is_sent_again_within_a_connection_is_taken_once(doors: list[Door]) -> None:
+    doors.append(Door(packet(1) + packet(1, again=True) + packet(2), closing=False))
+    arrived = received(doors[0], lambda _, arrived: len(arrived) == 2)
+    assert [message.token for message in arrived] == [(1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("topic", "size", "said"),
+    [("t", MAX_PAYLOAD_BYTES + 1, "1,048,577"), ("a b", 1, "spaces"), ("a/#", 1, "#"), ("", 1, "topic")],
+)
+def test_what_a_broker_would_never_acknowledge_is_refused_at_once(topic: str, size: int, said: str) -> None:
+    with pytest.raises(FleetError, match=said):
+        Publisher(BrokerAddress("127.0.0.1", 1), "p").publish(topic, bytes(size))
