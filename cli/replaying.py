@@ -28,11 +28,15 @@ from streaming.publisher import play
 _PATIENCE_S = 600.0
 
 
-def policy_line(policy: Policy, received_at_ms: int) -> Recorded:
-    """Return the policy as the first line of a history, in effect for all of it."""
+def policy_line(policy: Policy, received_at_ms: int, *, first_ever: bool) -> Recorded:
+    """Return the policy as the first line of a history.
+
+    It is in effect for all that a home ever judges where it is its first row; behind other rows from that line on, since what
+    has been judged stays judged.
+    """
     import json
 
-    content = {"policy": policy.normalised(), "effective_from": 0}
+    content = {"policy": policy.normalised(), "effective_from": 0 if first_ever else received_at_ms}
     return Recorded(received_at_ms, f"fleet/{EVERYONE}/{EVERYONE}/policy", json.dumps(content, separators=(",", ":")).encode())
 
 
@@ -104,7 +108,8 @@ def _run(
         run.start("bridge", ["--replay", "--not-live"])
         run.await_that("connecting the bridge", lambda: run.status("bridge").get("subscribed") is True, 60)
         bars = {name: progress.add_task(name, total=total) for name in ("published", "landed", "judged")}
-        _publish(run, address, played, policy, first, lambda line: progress.update(bars["published"], completed=line))
+        opening = policy_line(policy, played.first_ms, first_ever=stands is None)
+        _publish(run, address, played, opening, first, lambda line: progress.update(bars["published"], completed=line))
         progress.update(bars["published"], completed=total)
 
         def judged() -> bool:
@@ -116,9 +121,9 @@ def _run(
             progress.update(bar, completed=total)
 
 
-def _publish(run: Run, address: BrokerAddress, played: Recording, policy: Policy, first: int, on_progress: Any) -> None:
+def _publish(run: Run, address: BrokerAddress, played: Recording, opening: Recorded, first: int, on_progress: Any) -> None:
     def history() -> Iterator[Recorded]:
-        return chain([policy_line(policy, played.first_ms)], recording.read(played.path))
+        return chain([opening], recording.read(played.path))
 
     def watched(line: int) -> None:
         run.watch()

@@ -188,6 +188,31 @@ def test_a_home_with_newer_rows_refuses_history(recorded: Path, tmp_path: Path) 
     assert "history cannot be put behind" in refused.stderr
 
 
+def _heartbeats(path: Path, day: int, devices: dict[str, int]) -> str:
+    """Write a recording of heartbeats, one a minute for so many minutes a device."""
+    at = [(START + day * 86_400_000 + minute * 60_000, one) for one, last in devices.items() for minute in range(last)]
+    lines = (
+        json.dumps({"received_at_ms": ms, "topic": f"fleet/site/{one}/heartbeat", "payload": {"ts": ms}})
+        for ms, one in sorted(at)
+    )
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_a_later_recording_is_judged_by_its_policy_and_nobody_is_offline_for_the_time_between(tmp_path: Path) -> None:
+    home = str(tmp_path / "home")
+    first = _heartbeats(tmp_path / "first.ndjson", 0, {"steady": 10, "quiet": 10})
+    second = _heartbeats(tmp_path / "second.ndjson", 1, {"steady": 20})
+    assert fleet("replay", first, "--home", home, "--lateness", "1m").returncode == 0
+    assert fleet("replay", second, "--home", home, "--lateness", "1m", "--timeout", "5m").returncode == 0
+    rows = rows_of("transitions", "--json", "--home", home)
+    assert [one["to_mode"] for one in rows if one["device_id"] == "steady"] == ["online"]
+    online, offline = (one for one in rows if one["device_id"] == "quiet")
+    assert offline["to_mode"] == "offline"
+    assert offline["event_time"] > format_instant(START + 86_400_000)
+    assert online["policy_version"] != offline["policy_version"]
+
+
 def test_up_judges_a_simulated_fleet_stops_in_order_and_goes_on(tmp_path: Path) -> None:
     home = tmp_path / "home"
     done = fleet("up", "--home", str(home), "--devices", "20", "--port", "0", "--for", "120")
