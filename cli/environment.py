@@ -148,6 +148,7 @@ def sync(uv: Path, root: Path, venv: Path, kind: str) -> None:
         "sync",
         "--quiet",
         "--require-hashes",
+        "--compile-bytecode",  # where Python is told to write none, each start would compile Spark and numba anew
         "--python",
         str(venv / "bin" / "python"),
         str(lock),
