@@ -1,8 +1,8 @@
 """The lifecycle job: bronze in, judgements out. The JVM plans, shuffles blocks, keeps state and commits."""
 
-import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,8 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.block_source import FORMAT, BlockSource
-from fleetpulse.io.group_processor import OUTPUT, WATERMARK_DELAY_MS, GroupProcessor
+from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, judged_up_to
+from fleetpulse.io.group_processor import OUTPUT, TOLD, GroupProcessor, unpack
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import Stop, write_status
 from fleetpulse.io.spark import spark_session
@@ -25,18 +26,28 @@ _LOG: Final = structlog.get_logger("lifecycle")
 GENERATION: Final = 1
 
 
-def judged(spark: SparkSession, messages: Path, deployment: Deployment, key_groups: int) -> DataFrame:
-    """Return the streaming table of judgements over a table of messages."""
+def judged(
+    spark: SparkSession, messages: Path, deployment: Deployment, key_groups: int, options: Mapping[str, str] | None = None
+) -> DataFrame:
+    """Return the streaming table of judgements over a table of messages.
+
+    Args:
+        spark: the session.
+        messages: path of the table.
+        deployment: lateness, clock lead and jitter.
+        key_groups: how many there are; fixed for a checkpoint.
+        options: further options of the source, see `BlockReader`.
+    """
     spark.dataSource.register(BlockSource)
     blocks = (
         spark.readStream.format(FORMAT)
-        .option("path", str(messages))
-        .option("key_groups", str(key_groups))
+        .options(path=str(messages), key_groups=str(key_groups), **(options or {}))
         .load()
         .withWatermark("received_at", f"{WATERMARK_DELAY_MS} milliseconds")
     )
     folded = blocks.groupBy("key_group").transformWithState(GroupProcessor(deployment), OUTPUT, "append", "eventtime")
-    return folded.select(*(_stored(column.name, column.type) for column in JUDGEMENTS.columns))
+    told = folded.mapInArrow(unpack, TOLD)
+    return told.select(*(_stored(column.name, column.type) for column in JUDGEMENTS.columns))
 
 
 def _stored(name: str, kind: str) -> Column:
@@ -60,22 +71,6 @@ def start(spark: SparkSession, home: Home, pause: str = "200 milliseconds") -> S
         .trigger(processingTime=pause)
         .start(str(home.table(JUDGEMENTS.name)))
     )
-
-
-def judged_up_to(checkpoint: Path) -> tuple[int, int] | None:
-    """Return the newest committed batch and the ``received_at`` up to which it judged, in epoch milliseconds.
-
-    Read from the checkpoint itself, so that it is true whether the job runs, stopped or was killed. None before
-    the first batch.
-    """
-    committed = [int(path.name) for path in (checkpoint / "commits").glob("*") if path.name.isdecimal()]
-    for batch in sorted(committed, reverse=True):
-        try:
-            metadata = json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[1])
-        except (OSError, ValueError, IndexError):
-            continue
-        return batch, int(metadata["batchWatermarkMs"]) + WATERMARK_DELAY_MS
-    return None
 
 
 def run_lifecycle(home: Home, stop: Stop) -> None:

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import pyarrow as pa
+
 from fleetpulse.core.judgements import Judgement, Verdict
 from fleetpulse.core.messages import Origin, Row, decode
 
@@ -32,33 +34,26 @@ def tick(received_s: float) -> Row:
     return row(received_s, "fleet/_/bridge-1/tick")
 
 
+COMPARED = ("kind", "device_id", "event_time_ms", "life_ms", "transition_no", "from_mode", "to_mode", "trigger", "runtime_ms",
+            "last_seen_ms", "last_errors", "policy_version", "device_class", "site", "gateway", "received_at_ms", "message_kind",
+            "boot", "seq", "reason", "late_by_ms")  # fmt: skip
+
+
 def comparable(judgement: Judgement) -> tuple[Any, ...]:
     """Return all that a comparison counts."""
-    return (
-        judgement.kind.value,
-        judgement.device_id,
-        judgement.event_time_ms,
-        judgement.life_ms,
-        judgement.transition_no,
-        judgement.from_mode,
-        judgement.to_mode,
-        judgement.trigger,
-        judgement.runtime_ms,
-        judgement.last_seen_ms,
-        judgement.last_errors,
-        judgement.policy_version,
-        judgement.device_class,
-        judgement.received_at_ms,
-        judgement.message_kind,
-        judgement.seq,
-        judgement.reason,
-        judgement.late_by_ms,
-    )
+    return tuple(getattr(judgement, name) for name in COMPARED)
 
 
 def compared(judgements: Iterable[Judgement]) -> Counter[tuple[Any, ...]]:
     """Return judgements as a bag; summaries say nothing about a device."""
     return Counter(comparable(judgement) for judgement in judgements if judgement.kind is not Verdict.SUMMARY)
+
+
+def compared_columns(batch: pa.RecordBatch) -> Counter[tuple[Any, ...]]:
+    """Return judgements in columns as the same bag."""
+    columns = {name: batch[name].to_pylist() for name in COMPARED}
+    columns["last_errors"] = [tuple(json.loads(codes or "[]")) for codes in columns["last_errors"]]
+    return Counter(one for one in zip(*columns.values(), strict=True) if one[0] != Verdict.SUMMARY)
 
 
 def changes(judgements: Iterable[Judgement]) -> list[tuple[float, str, str, str]]:

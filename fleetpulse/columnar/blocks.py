@@ -1,22 +1,22 @@
-"""Rows and devices as Arrow columns: the form in which they travel and are kept.
+"""Rows as Arrow columns: the forms in which they travel to a key group and wait in it.
 
-Rule: the columns are the fields of `Row` and of `Device`; a field that is added there is stored here, and the
-version of the stored form changes with it.
+Rule 1: signals and wills travel as columns and never become objects; what operators, the registry and the bridge say, and
+what has no event time, travels as it is, since it is rare.
+Rule 2: the columns of `ROW_SCHEMA` are the fields of `Row`.
 """
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Final
 
 import pyarrow as pa
 
-from fleetpulse.core.device import Device
-from fleetpulse.core.machine import Mode
-from fleetpulse.core.messages import Clock, Kind, Row
+from fleetpulse.core.messages import FROM_DEVICES, Clock, Kind, Row
 
-STORED_VERSION: Final = 1
-
+# A worker is one of many, and its blocks are small: threads would only wait for each other.
+WRITING: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+READING: Final = pa.ipc.IpcReadOptions(use_threads=False)
+KINDS: Final = tuple(Kind)  # a kind's number is its place here, which is its rank
 ROW_SCHEMA: Final = pa.schema(
     [
         ("received_at_ms", pa.int64()),
@@ -37,49 +37,36 @@ ROW_SCHEMA: Final = pa.schema(
         ("digest", pa.int64()),
     ]
 )
+assert [field.name for field in fields(Row)] == ROW_SCHEMA.names, "rows are stored as they are declared"
 
-DEVICE_SCHEMA: Final = pa.schema(
+SIGNAL_SCHEMA: Final = pa.schema(
     [
         ("device_id", pa.string()),
         ("site", pa.string()),
-        ("device_class", pa.string()),
-        ("gateway", pa.string()),
-        ("life_ms", pa.int64()),
-        ("quiet_since_ms", pa.int64()),
-        ("quiet_covered_ms", pa.int64()),
-        ("mode", pa.string()),
-        ("transition_no", pa.int64()),
-        ("mode_since_ms", pa.int64()),
-        ("class_since_ms", pa.int64()),
-        ("last_seen_ms", pa.int64()),
+        ("received_at_ms", pa.int64()),
+        ("event_time_ms", pa.int64()),
+        ("kind", pa.int8()),  # its number in `KINDS`
+        ("device_clock", pa.bool_()),  # event time is the device's, not ours
         ("boot", pa.string()),
-        ("seq", pa.int64()),
-        ("reboots", pa.int64()),
-        ("runtime_ms", pa.int64()),
-        ("error_times_ms", pa.list_(pa.int64())),
-        ("codes", pa.list_(pa.string())),
-        ("progress", pa.list_(pa.int64())),
-        ("progress_of", pa.list_(pa.string())),
-        ("degraded_until_ms", pa.int64()),
-        ("flagged_until_ms", pa.int64()),
-        ("held_until_ms", pa.int64()),
-        ("death_ms", pa.int64()),
-        ("death_covered_ms", pa.int64()),
+        ("seq", pa.int64()),  # -1 without
+        ("code", pa.string()),
+        ("gateway", pa.string()),
+        ("digest", pa.int64()),
     ]
 )
-
-assert [field.name for field in fields(Row)] == ROW_SCHEMA.names, "rows are stored as they are declared"
-assert [field.name for field in fields(Device)] == DEVICE_SCHEMA.names, "devices are stored as they are declared"
+NO_SIGNALS: Final = pa.RecordBatch.from_pylist([], schema=SIGNAL_SCHEMA)
 
 
-def _columns(values: Iterable[Any], schema: pa.Schema) -> list[pa.Array]:
-    kept = list(values)
-    return [pa.array([getattr(value, field.name) for value in kept], field.type) for field in schema]
+def is_signal(row: Row) -> bool:
+    """Whether a row travels as columns: a signal or a will with a time."""
+    return row.kind in FROM_DEVICES and row.clock is not Clock.INVALID and row.event_time_ms is not None
 
 
 def rows_to_batch(rows: Iterable[Row]) -> pa.RecordBatch:
     """Return rows as one record batch of `ROW_SCHEMA`."""
-    return pa.RecordBatch.from_arrays(_columns(rows, ROW_SCHEMA), schema=ROW_SCHEMA)
+    kept = list(rows)
+    columns = [pa.array([getattr(row, field.name) for row in kept], field.type) for field in ROW_SCHEMA]
+    return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
 
 def batch_to_rows(batch: pa.RecordBatch | pa.Table) -> list[Row]:
@@ -90,34 +77,39 @@ def batch_to_rows(batch: pa.RecordBatch | pa.Table) -> list[Row]:
     return [Row(*values) for values in zip(*columns.values(), strict=True)]
 
 
-def devices_to_batch(devices: Iterable[Device]) -> pa.RecordBatch:
-    """Return devices as one record batch of `DEVICE_SCHEMA`."""
-    return pa.RecordBatch.from_arrays(_columns(devices, DEVICE_SCHEMA), schema=DEVICE_SCHEMA)
+def signals_to_batch(rows: Iterable[Row]) -> pa.RecordBatch:
+    """Return rows (see `is_signal`) as one record batch of `SIGNAL_SCHEMA`."""
+    kept = list(rows)
+    columns: dict[str, list[Any]] = {
+        name: [getattr(row, name) for row in kept] for name in SIGNAL_SCHEMA.names if name != "device_clock"
+    }
+    columns["kind"] = [KINDS.index(row.kind) for row in kept]
+    columns["seq"] = [-1 if row.seq is None else row.seq for row in kept]
+    columns["device_clock"] = [row.clock is Clock.DEVICE for row in kept]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(columns[field.name], field.type) for field in SIGNAL_SCHEMA], schema=SIGNAL_SCHEMA
+    )
 
 
-def batch_to_devices(batch: pa.RecordBatch) -> list[Device]:
-    """Return the devices of a batch of `DEVICE_SCHEMA`."""
-    columns = {name: batch.column(name).to_pylist() for name in DEVICE_SCHEMA.names}
-    columns["mode"] = [Mode(word) for word in columns["mode"]]
-    for name in ("error_times_ms", "codes", "progress", "progress_of"):
-        columns[name] = [tuple(items) for items in columns[name]]
-    return [Device(*values) for values in zip(*columns.values(), strict=True)]
+def batch_to_signals(batch: pa.RecordBatch) -> list[Row]:
+    """Return the rows of a batch of `SIGNAL_SCHEMA`, with what it keeps of them."""
+    columns = {name: batch.column(name).to_pylist() for name in SIGNAL_SCHEMA.names}
+    clocks = [Clock.DEVICE if own else Clock.RECEIVED for own in columns.pop("device_clock")]
+    columns["kind"] = [KINDS[number] for number in columns["kind"]]
+    columns["seq"] = [None if number < 0 else number for number in columns["seq"]]
+    values = zip(*columns.values(), strict=True)
+    return [Row(**dict(zip(columns, one, strict=True)), clock=clock) for one, clock in zip(values, clocks, strict=True)]
 
 
-def to_bytes(batch: pa.RecordBatch, metadata: Mapping[str, Any] | None = None) -> bytes:
-    """Write one batch as an Arrow IPC stream, with JSON metadata in its schema."""
-    schema = batch.schema
-    if metadata is not None:
-        schema = schema.with_metadata({"fleetpulse": json.dumps(metadata, separators=(",", ":"))})
+def to_bytes(batch: pa.RecordBatch) -> bytes:
+    """Write one batch as an Arrow IPC stream."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        writer.write_batch(batch.cast(schema) if metadata is not None else batch)
+    with pa.ipc.new_stream(sink, batch.schema, options=WRITING) as writer:
+        writer.write_batch(batch)
     return sink.getvalue().to_pybytes()
 
 
-def from_bytes(stored: bytes) -> tuple[pa.RecordBatch, Mapping[str, Any]]:
-    """Read what `to_bytes` wrote: the batch and its metadata."""
-    with pa.ipc.open_stream(stored) as reader:
-        batch = reader.read_next_batch()
-        metadata = reader.schema.metadata or {}
-    return batch, json.loads(metadata.get(b"fleetpulse", b"{}"))
+def from_bytes(stored: bytes) -> pa.RecordBatch:
+    """Read what `to_bytes` wrote."""
+    with pa.ipc.open_stream(stored, options=READING) as reader:
+        return reader.read_next_batch()

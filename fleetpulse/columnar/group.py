@@ -1,31 +1,49 @@
 """A key group: the devices that share a place in the state, what waits for its time, and what is known of us.
 
 Rule 1: ``fold`` takes rows in the order of ``received_at`` between calls, in any order within one.
-Rule 2: what comes out depends on the rows and on how far ``received_at`` has come; never on how calls were cut.
+Rule 2: what comes out depends on the rows and on how far ``received_at`` has come; never on how calls were cut. A jitter
+spreads when verdicts are written, and nothing else.
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
-from fleetpulse.columnar.blocks import (
-    STORED_VERSION,
-    batch_to_devices,
-    batch_to_rows,
-    devices_to_batch,
-    from_bytes,
-    rows_to_batch,
-    to_bytes,
-)
+import numpy as np
+import pyarrow as pa
+
+from fleetpulse.columnar.blocks import SIGNAL_SCHEMA, batch_to_rows, rows_to_batch
+from fleetpulse.columnar.devices import Devices
+from fleetpulse.columnar.due import frontiers, sift
+from fleetpulse.columnar.judging import Judging
+from fleetpulse.columnar.kernel import spread
+from fleetpulse.columnar.stored import from_stored, to_stored
+from fleetpulse.columnar.told import TOLD_SCHEMA, from_judgements
+from fleetpulse.columnar.waiting import Waiting, span_ms
+from fleetpulse.columnar.world import NONE, Vocabulary, world_arrays
 from fleetpulse.core.coverage import Coverage, Listening
-from fleetpulse.core.device import Device, Fold, World, next_due
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import Judgement, Verdict
-from fleetpulse.core.messages import Row, identity, order
+from fleetpulse.core.messages import FLUSH, Kind, Row
 from fleetpulse.core.policy import Dated, Policies, from_normalised
-from fleetpulse.core.replay import Deployment, Intake, Waiting, arrival, wait
+from fleetpulse.core.replay import Deployment, Intake, arrival
+
+_BEFORE_ALL: Final = -(2**61)  # stands for a frontier before the first is known
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What came of one call.
+
+    Attributes:
+        told: judgements, columns of `TOLD_SCHEMA`.
+        chunks: waiting rows to be kept, by number.
+        gone: numbers of chunks that are no longer needed.
+    """
+
+    told: pa.RecordBatch
+    chunks: list[tuple[int, bytes]]
+    gone: list[int]
 
 
 @dataclass(slots=True)
@@ -35,126 +53,194 @@ class KeyGroup:
     Attributes:
         listening: coverage and frontier.
         policies: those known.
-        devices: by id.
-        waiting: by device id: rows whose time has not come.
-        counts: devices by mode and waiting rows, as last said in a summary.
+        devices: as columns.
+        waiting: rows whose time has not come: where they are.
+        counts: devices by mode, as last said in a summary.
         due_ms: the ``received_at`` at which something will be due; None where nothing will.
     """
 
     listening: Listening
     policies: Policies = field(default_factory=Policies)
-    devices: dict[str, Device] = field(default_factory=dict[str, Device])
-    waiting: dict[str, Waiting] = field(default_factory=dict[str, Waiting])
+    devices: Devices = field(default_factory=Devices)
+    waiting: Waiting = field(default_factory=Waiting)
     counts: str = "{}"
     due_ms: int | None = None
 
-    def fold(self, rows: Sequence[Row], newest_ms: int, deployment: Deployment) -> list[Judgement]:
+    def fold(
+        self,
+        signals: pa.RecordBatch,
+        others: Sequence[Row],
+        newest_ms: int,
+        deployment: Deployment,
+        read: Callable[[int], bytes],
+    ) -> Step:
         """Take in rows, then judge all that lies at or before the frontier.
 
         Args:
-            rows: the group's rows of one micro-batch.
+            signals: the group's signals and wills of one micro-batch, columns of `SIGNAL_SCHEMA`.
+            others: its other rows.
             newest_ms: up to where every row has been read, by ``received_at``.
-            deployment: lateness and clock lead.
-
-        Returns:
-            Judgements, each device's in order.
+            deployment: lateness, clock lead and jitter.
+            read: returns a chunk of waiting rows by its number.
         """
+        before_ms = self.listening.frontier_ms
+        told: list[pa.RecordBatch] = []
+        signals, others, flushed = self._take_in(signals, others, newest_ms, deployment, told)
+        frontier_ms = self.listening.frontier_ms
+        gone: list[int] = []
+        if frontier_ms is not None:
+            due_signals, due_others, gone = self.waiting.take(before_ms, frontier_ms, read)
+            due = signals["event_time_ms"].to_numpy() <= frontier_ms
+            due_signals.append(signals.filter(pa.array(due)))
+            signals = signals.filter(pa.array(~due))
+            commands = [row for batch in due_others for row in batch_to_rows(batch)]
+            commands += [row for row in others if _at(row) <= frontier_ms]
+            others = [row for row in others if _at(row) > frontier_ms]
+            told += self._judge(_concat(due_signals, SIGNAL_SCHEMA), commands, frontier_ms, deployment, flushed=flushed)
+        else:
+            self.arm(deployment)
+        advance_ms = 0 if frontier_ms is None or before_ms is None else frontier_ms - before_ms
+        width_ms = span_ms(advance_ms, deployment.allowed_lateness_ms)
+        chunks = [*self.waiting.write(signals, width_ms), *self.waiting.write(rows_to_batch(others), width_ms)]
+        first_ms = self.waiting.first_ms()
+        if first_ms is not None:
+            self._be_due(self.listening.due_at(first_ms, deployment.allowed_lateness_ms))
+        return Step(_concat(told, TOLD_SCHEMA), chunks, gone)
+
+    def _take_in(
+        self,
+        signals: pa.RecordBatch,
+        others: Sequence[Row],
+        newest_ms: int,
+        deployment: Deployment,
+        told: list[pa.RecordBatch],
+    ) -> tuple[pa.RecordBatch, list[Row], bool]:
+        """Move coverage, frontier and policies; return what may still act, and whether verdicts are to be written at once."""
         intake = Intake(deployment, self.listening, self.policies, [])
-        touched: set[str] = set()
-        for row in sorted(rows, key=arrival):
+        received = signals["received_at_ms"].to_numpy()
+        if (received[1:] < received[:-1]).any():
+            order = np.argsort(received, kind="stable")
+            signals, received = signals.take(pa.array(order)), received[order]
+        kept: list[pa.RecordBatch] = []
+        begin, base = 0, self.listening  # coverage is the same from a gap row to the next
+
+        def part(end: int) -> None:
+            if end > begin:
+                world = world_arrays(base.coverage, Policies(), (), Vocabulary(), Vocabulary())
+                start_ms = NONE if base.frontier_ms is None else base.frontier_ms
+                reached = frontiers(world, received[begin:end], deployment.allowed_lateness_ms, base.newest_ms, start_ms)
+                sifted = sift(signals.slice(begin, end - begin), reached, deployment)
+                kept.append(sifted.kept)
+                told.extend(sifted.told)
+
+        waiting: list[Row] = []
+        flushed = False
+        for row in sorted(others, key=arrival):
+            if row.kind is Kind.GAP:
+                end = int(np.searchsorted(received, row.received_at_ms))
+                part(end)
+                if end > begin and intake.listening is not None:
+                    intake.listening = intake.listening.read(int(received[end - 1]), deployment.allowed_lateness_ms)
+                begin = end
+            flushed |= row.kind is Kind.TICK and row.contents().get("op") == FLUSH
             if intake.read(row):
-                touched.add(row.device_id)
-                copy = wait(self.waiting.setdefault(row.device_id, {}), row)
-                if copy:
-                    intake.judgements.append(copy)
+                waiting.append(row)
+            if row.kind is Kind.GAP and intake.listening is not None:
+                base = intake.listening
+        part(signals.num_rows)
         assert intake.listening is not None, "a key group begins with a row"
+        newest_ms = max(newest_ms, int(received[-1]) if len(received) else newest_ms)
         self.listening = intake.listening.read(newest_ms, deployment.allowed_lateness_ms)
         self.policies = intake.policies
+        if intake.judgements:
+            told.append(from_judgements(intake.judgements))
+        return _concat(kept, SIGNAL_SCHEMA), waiting, flushed
+
+    def _judge(
+        self, signals: pa.RecordBatch, commands: Sequence[Row], frontier_ms: int, deployment: Deployment, *, flushed: bool
+    ) -> list[pa.RecordBatch]:
+        judging = Judging(self.devices, self.listening.coverage, self.policies)
+        judging.rows(signals, commands)
+        width_ms = 0 if flushed else deployment.verdict_jitter_ms
+        through_ms = frontier_ms - self._delays(width_ms)
+        left_ms = judging.pass_time(through_ms)
+        self.devices.drop_absent()
+        behind_ms = frontier_ms - width_ms
+        self.listening = replace(self.listening, coverage=self.listening.coverage.forget_before(behind_ms))
+        self.policies = self.policies.pruned(behind_ms)
+        self.due_ms = None
+        if left_ms is not None:
+            self._be_due(self.listening.due_at(frontier_ms + left_ms, deployment.allowed_lateness_ms))
+        return judging.told
+
+    def _delays(self, width_ms: int) -> Any:
+        """Return by how much the verdicts on each device's silence are held back."""
+        if not width_ms or not len(self.devices):
+            return np.zeros(len(self.devices), np.int64)
+        ids = self.devices.ids if not self.devices.ids.offset else pa.concat_arrays([self.devices.ids])
+        _, offsets, text = ids.buffers()
+        ends = np.frombuffer(offsets, np.int32)[: len(ids) + 1]
+        return spread(ends, np.frombuffer(text, np.uint8), width_ms)
+
+    def arm(self, deployment: Deployment) -> None:
+        """Set when something will be due, without judging anything; for devices that were brought in."""
         frontier_ms = self.listening.frontier_ms
-        if frontier_ms is not None:
-            self._judge(frontier_ms, intake.judgements)
-            self.listening, self.policies = self.listening.pruned(), self.policies.pruned(frontier_ms)
-        self.due_ms = self._next_due(deployment)
-        return intake.judgements
+        self.due_ms = None
+        if frontier_ms is None:
+            frontier_ms = _BEFORE_ALL
+        through_ms = np.full(len(self.devices), frontier_ms) - self._delays(deployment.verdict_jitter_ms)
+        judging = Judging(self.devices, self.listening.coverage, self.policies)
+        left_ms = judging.pass_time(through_ms)
+        assert not judging.told, "what is brought in is judged up to its frontier"
+        if left_ms is not None:
+            self._be_due(self.listening.due_at(frontier_ms + left_ms, deployment.allowed_lateness_ms))
+        first_ms = self.waiting.first_ms()
+        if first_ms is not None:
+            self._be_due(self.listening.due_at(first_ms, deployment.allowed_lateness_ms))
 
-    def _judge(self, frontier_ms: int, judgements: list[Judgement]) -> None:
-        fold = Fold(World(self.listening.coverage, self.policies), judgements)
-        for device_id in list(self.devices.keys() | self.waiting.keys()):
-            due = self._take_due(device_id, frontier_ms)
-            device = fold.run(self.devices.get(device_id), due, frontier_ms)
-            if device is None:
-                self.devices.pop(device_id, None)
-            else:
-                self.devices[device_id] = device
-
-    def _take_due(self, device_id: str, frontier_ms: int) -> list[Row]:
-        waiting = self.waiting.get(device_id)
-        if not waiting:
-            return []
-        ordered = sorted(waiting.values(), key=order)
-        due = [row for row in ordered if order(row)[0] <= frontier_ms]
-        for row in due:
-            del waiting[identity(row)]
-        if not waiting:
-            del self.waiting[device_id]
-        return due
-
-    def _next_due(self, deployment: Deployment) -> int | None:
-        """Return the earliest ``received_at`` at which a waiting row or a deadline will be judged."""
-        world = World(self.listening.coverage, self.policies)
-        instants = [order(row)[0] for waiting in self.waiting.values() for row in waiting.values()]
-        for device in self.devices.values():
-            due = next_due(device, world)
-            if due is not None:
-                instants.append(due[0])
-        return self.listening.due_at(min(instants), deployment.allowed_lateness_ms) if instants else None
+    def _be_due(self, received_at_ms: int | None) -> None:
+        if received_at_ms is not None and (self.due_ms is None or received_at_ms < self.due_ms):
+            self.due_ms = received_at_ms
 
     def summary(self, key_group: int) -> Judgement | None:
         """Say how many devices are in which mode, where that has changed since it was last said."""
-        modes = Counter(device.mode.value for device in self.devices.values())
-        counts = json.dumps({mode: modes[mode] for mode in sorted(modes)})
+        counts = json.dumps(self.devices.by_mode(), sort_keys=True)
         if counts == self.counts:
             return None
         self.counts = counts
         at_ms = self.listening.frontier_ms
         return Judgement(Verdict.SUMMARY, "_", event_time_ms=at_ms, key_group=key_group, counts=counts)
 
-    def to_stored(self) -> tuple[bytes, bytes | None]:
-        """Return the stored form: the devices with what is known of us, and the waiting rows (None without any)."""
+    def to_bytes(self) -> bytes:
+        """Return the stored form, but for the chunks."""
+        coverage = self.listening.coverage
         known: dict[str, Any] = {
-            "version": STORED_VERSION,
-            "start_ms": self.listening.coverage.start_ms,
-            "base_ms": self.listening.coverage.base_ms,
-            "gaps": self.listening.coverage.gaps,
+            "start_ms": coverage.start_ms,
+            "base_ms": coverage.base_ms,
+            "gaps": coverage.gaps,
             "newest_ms": self.listening.newest_ms,
             "frontier_ms": self.listening.frontier_ms,
             "policies": [_dated_to_plain(dated) for dated in self.policies.dated],
+            "waiting": self.waiting.to_plain(),
             "counts": self.counts,
             "due_ms": self.due_ms,
         }
-        block = to_bytes(devices_to_batch(self.devices.values()), known)
-        rows = [row for waiting in self.waiting.values() for row in waiting.values()]
-        return block, to_bytes(rows_to_batch(rows)) if rows else None
+        return to_stored(self.devices, known)
 
     @classmethod
-    def from_stored(cls, block: bytes, waiting: bytes | None) -> "KeyGroup":
+    def from_bytes(cls, stored: bytes) -> "KeyGroup":
         """Read the stored form.
 
         Raises:
             FleetError: it was written by a version that this one does not know.
         """
-        batch, known = from_bytes(block)
-        if known.get("version") != STORED_VERSION:
-            raise FleetError(
-                f"state of stored form {known.get('version')} cannot be read by this version, which reads "
-                f"{STORED_VERSION}; run the fleetpulse that wrote it, or begin with an empty home"
-            )
+        devices, known = from_stored(stored)
         coverage = Coverage(known["start_ms"], known["base_ms"], tuple((gap[0], gap[1]) for gap in known["gaps"]))
         return cls(
             Listening(coverage, known["newest_ms"], known["frontier_ms"]),
             Policies(tuple(_dated_from_plain(plain) for plain in known["policies"])),
-            {device.device_id: device for device in batch_to_devices(batch)},
-            _by_device(batch_to_rows(from_bytes(waiting)[0])) if waiting else {},
+            devices,
+            Waiting.from_plain(known["waiting"]),
             known["counts"],
             known["due_ms"],
         )
@@ -165,11 +251,16 @@ def begin(received_at_ms: int) -> KeyGroup:
     return KeyGroup(Listening.begin(received_at_ms))
 
 
-def _by_device(rows: Iterable[Row]) -> dict[str, Waiting]:
-    waiting: dict[str, Waiting] = {}
-    for row in rows:
-        waiting.setdefault(row.device_id, {})[identity(row)] = row
-    return waiting
+def _at(row: Row) -> int:
+    assert row.event_time_ms is not None, "a row without event time does not wait"
+    return row.event_time_ms
+
+
+def _concat(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    some = [batch for batch in batches if batch.num_rows]
+    if not some:
+        return pa.RecordBatch.from_pylist([], schema=schema)
+    return some[0] if len(some) == 1 else pa.concat_batches(some)
 
 
 def _dated_to_plain(dated: Dated) -> dict[str, Any]:

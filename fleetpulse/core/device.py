@@ -13,7 +13,7 @@ from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.judgements import Judgement, Verdict, about
 from fleetpulse.core.machine import HELD, PRESENT, Mode, Trigger, next_mode
 from fleetpulse.core.messages import SIGNALS, Kind, Row
-from fleetpulse.core.policy import DEFAULT_CLASS, MAX_ERRORS, Policies, Rules
+from fleetpulse.core.policy import DEFAULT_CLASS, Policies, Rules
 
 NO_CODE: Final = "unknown"  # what an error without a code is remembered as
 
@@ -28,6 +28,8 @@ class Device:
         quiet_since_ms: since when silence counts: the last signal, or the registration.
         quiet_covered_ms: covered time at that instant.
         class_since_ms: since when it is of its class.
+        error_times_ms: errors that may still count towards degraded, oldest first: bounded by the rule's number.
+        codes: of the last errors, oldest first, as many as the rules show.
         progress: for each step of the flagged sequence but the last, the latest start of a match so far.
         progress_of: the sequence that ``progress`` is about.
         held_until_ms: announced end of maintenance or update.
@@ -256,11 +258,11 @@ class Fold:
         at_ms = row.event_time_ms
         if device is None:
             if self.world.policies.at(at_ms).policy.unknown_devices == "quarantine":
-                self.judgements.append(about(row, Verdict.UNKNOWN_DEVICE, "nobody registered this device"))
+                self.judgements.append(about(row, Verdict.UNKNOWN_DEVICE))
                 return None
             device = self._born(row, DEFAULT_CLASS)
         if device.mode is Mode.DECOMMISSIONED:
-            self.judgements.append(about(row, Verdict.AFTER_DECOMMISSION, "the device is out of service"))
+            self.judgements.append(about(row, Verdict.AFTER_DECOMMISSION))
             return device
         self._heard(device, row)
         if device.death_ms is None or row.received_at_ms > device.death_ms:
@@ -291,11 +293,11 @@ class Fold:
         """Count an error into the facts: degraded by number, flagged by order."""
         assert row.event_time_ms is not None
         at_ms, rules = row.event_time_ms, self._rules(device, row.event_time_ms)
-        device.error_times_ms = (*device.error_times_ms, at_ms)[-MAX_ERRORS:]
-        device.codes = (*device.codes, row.code or NO_CODE)[-MAX_ERRORS:]
-        newest = device.error_times_ms[-rules.degraded_errors :]
-        if len(newest) == rules.degraded_errors and at_ms - newest[0] <= rules.degraded_window_ms:
-            device.degraded_until_ms = newest[0] + rules.degraded_window_ms
+        counted = (*device.error_times_ms, at_ms)[-rules.degraded_errors :]
+        device.error_times_ms = tuple(then for then in counted if at_ms - then <= rules.degraded_window_ms)
+        device.codes = (*device.codes, row.code or NO_CODE)[-rules.last_errors :] if rules.last_errors else ()
+        if len(device.error_times_ms) == rules.degraded_errors:
+            device.degraded_until_ms = device.error_times_ms[0] + rules.degraded_window_ms
             self._change(device, Trigger.ERRORS, at_ms, row)
         if _advance(device, rules, row.code or NO_CODE, at_ms):
             device.flagged_until_ms = at_ms + rules.flagged_hold_ms
@@ -373,7 +375,7 @@ def _dead(device: Device, world: World) -> int | None:
         return None
     grace_ms = world.policies.at(device.death_ms).policy.of(device.device_class).death_grace_ms
     due_ms = world.coverage.earliest(device.death_covered_ms + grace_ms)
-    return None if due_ms is None else max(due_ms, device.death_ms)
+    return None if due_ms is None else max(due_ms, device.death_ms, device.class_since_ms)
 
 
 def _out_of_service(device: Device, world: World) -> int:

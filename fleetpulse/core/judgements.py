@@ -1,10 +1,14 @@
 """Judgements: what the fold says, one row each."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
 
 from fleetpulse.core.machine import Mode, Trigger
 from fleetpulse.core.messages import Row
+from fleetpulse.core.times import format_duration
 
 
 class Verdict(StrEnum):
@@ -13,11 +17,30 @@ class Verdict(StrEnum):
     TRANSITION = "transition"  # a device changed its mode
     LATE = "late"  # a message came when its time had been judged
     CLOCK = "clock"  # a message whose event time cannot be believed
-    DUPLICATE = "duplicate"  # a copy of a message that was waiting
+    DUPLICATE = "duplicate"  # a copy of a message, said when their time is judged
     AFTER_DECOMMISSION = "after_decommission"  # a signal of a device out of service
     UNKNOWN_DEVICE = "unknown_device"  # a signal of a device that nobody registered, where the policy forbids it
     REFUSED = "refused"  # a command, registry or policy row that cannot take effect
     SUMMARY = "summary"  # how many devices of a key group are in which mode
+
+
+REASONS: Final[Mapping[Verdict, str]] = MappingProxyType(
+    {
+        Verdict.DUPLICATE: "the copy received first counts",
+        Verdict.AFTER_DECOMMISSION: "the device is out of service",
+        Verdict.UNKNOWN_DEVICE: "nobody registered this device",
+    }
+)
+
+
+def clock_ahead(lead_ms: int) -> str:
+    """Say why a message's time cannot be believed."""
+    return f"clock ahead by {format_duration(lead_ms)}"
+
+
+def clock_behind(lead_ms: int) -> str:
+    """Say why a message is late."""
+    return f"clock behind by {format_duration(-lead_ms)}, or held up on the way"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +72,8 @@ class Judgement:
     counts: str | None = None
 
 
-def about(row: Row, kind: Verdict, reason: str, late_by_ms: int | None = None) -> Judgement:
-    """Say of a message why it was not judged."""
+def about(row: Row, kind: Verdict, reason: str = "", late_by_ms: int | None = None) -> Judgement:
+    """Say of a message why it was not judged; ``reason`` where it is not always the same, see `REASONS`."""
     return Judgement(
         kind,
         row.device_id,
@@ -61,6 +84,6 @@ def about(row: Row, kind: Verdict, reason: str, late_by_ms: int | None = None) -
         message_kind=row.kind.value,
         boot=row.boot,
         seq=row.seq,
-        reason=reason,
+        reason=reason or REASONS[kind],
         late_by_ms=late_by_ms,
     )

@@ -41,6 +41,7 @@ SIGNALS: Final = frozenset({Kind.HEARTBEAT, Kind.TELEMETRY, Kind.ERROR, Kind.BIR
 FROM_DEVICES: Final = SIGNALS | {Kind.DEATH}
 RESERVED: Final = frozenset(Kind) - FROM_DEVICES
 FOR_EVERYONE: Final = frozenset({Kind.POLICY, Kind.GAP, Kind.TICK})
+FLUSH: Final = "flush"  # the operation of a tick after which no verdict is held back
 RANK: Final[Mapping[Kind, int]] = {kind: rank for rank, kind in enumerate(Kind)}
 
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import Device, Fold, World
-from fleetpulse.core.judgements import Judgement, Verdict, about
+from fleetpulse.core.judgements import Judgement, Verdict, about, clock_ahead, clock_behind
 from fleetpulse.core.messages import FOR_EVERYONE, RANK, Clock, Identity, Kind, Row, identity, order
 from fleetpulse.core.policy import Dated, Policies, PolicyFault, from_normalised
-from fleetpulse.core.times import format_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +21,12 @@ class Deployment:
     Attributes:
         allowed_lateness_ms: how late a message may come and still be judged; at least a second.
         max_clock_lead_ms: how far ahead of us a device's clock may be.
+        verdict_jitter_ms: over how long the verdicts of one deadline are spread, when they are written; 0 writes at once.
     """
 
     allowed_lateness_ms: int = 60_000
     max_clock_lead_ms: int = 300_000
+    verdict_jitter_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ class Intake:
             return False
         lead_ms = row.event_time_ms - row.received_at_ms
         if row.clock is Clock.DEVICE and lead_ms > self.deployment.max_clock_lead_ms:
-            self.judgements.append(about(row, Verdict.CLOCK, f"clock ahead by {format_duration(lead_ms)}"))
+            self.judgements.append(about(row, Verdict.CLOCK, clock_ahead(lead_ms)))
             return False
         frontier_ms = listening.frontier_ms
         if frontier_ms is None or row.event_time_ms > frontier_ms:
@@ -94,8 +95,8 @@ class Intake:
         if row.kind in (Kind.REGISTRY, Kind.CONTROL, Kind.POLICY):
             self.judgements.append(about(row, Verdict.REFUSED, "effective_from lies in what has been judged"))
         else:
-            why = f"clock behind by {format_duration(-lead_ms)}, or held up on the way"
-            self.judgements.append(about(row, Verdict.LATE, why, late_by_ms=frontier_ms - row.event_time_ms))
+            late_by_ms = frontier_ms - row.event_time_ms
+            self.judgements.append(about(row, Verdict.LATE, clock_behind(lead_ms), late_by_ms))
         return False
 
 
@@ -104,19 +105,17 @@ def arrival(row: Row) -> tuple[int, bool, int, int]:
     return (row.received_at_ms, row.kind is not Kind.GAP, -RANK[row.kind], row.digest)
 
 
-Waiting = dict[Identity, Row]
+def in_order(due: Iterable[Row]) -> tuple[list[Row], list[Judgement]]:
+    """Return the rows of a device in the order in which they are judged, and what is said of copies.
 
-
-def wait(waiting: Waiting, row: Row) -> Judgement | None:
-    """Put a row among the waiting; of copies the one received first counts, and the other is said to be a duplicate."""
-    key = identity(row)
-    other = waiting.get(key)
-    if other is None:
-        waiting[key] = row
-        return None
-    first, copy = sorted((other, row), key=lambda each: (each.received_at_ms, each.digest, each.site, each.gateway or ""))
-    waiting[key] = first
-    return about(copy, Verdict.DUPLICATE, "the copy received first counts")
+    Of copies the one received first counts; all of them are due at the same instant, so one call sees them together.
+    """
+    first: dict[Identity, Row] = {}
+    copies: list[Judgement] = []
+    for row in sorted(due, key=lambda each: (each.received_at_ms, each.digest, each.site, each.gateway or "")):
+        if first.setdefault(identity(row), row) is not row:
+            copies.append(about(row, Verdict.DUPLICATE))
+    return sorted(first.values(), key=order), copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +145,10 @@ def outcome(rows: Iterable[Row], deployment: Deployment) -> Outcome:
         deployment: lateness and clock lead.
     """
     intake = Intake(deployment, None, Policies(), [])
-    by_device: dict[str, Waiting] = {}
+    by_device: dict[str, list[Row]] = {}
     for row in sorted(rows, key=arrival):
         if intake.read(row):
-            copy = wait(by_device.setdefault(row.device_id, {}), row)
-            if copy:
-                intake.judgements.append(copy)
+            by_device.setdefault(row.device_id, []).append(row)
     if intake.listening is None:
         return Outcome([], {}, [], None, intake.policies)
     frontier_ms = intake.listening.frontier_ms
@@ -159,10 +156,11 @@ def outcome(rows: Iterable[Row], deployment: Deployment) -> Outcome:
     devices: dict[str, Device] = {}
     waiting: list[Row] = []
     for device_id, messages in by_device.items():
-        ordered = sorted(messages.values(), key=order)
-        due = [row for row in ordered if frontier_ms is not None and order(row)[0] <= frontier_ms]
-        waiting += ordered[len(due) :]
-        device = fold.run(None, due, frontier_ms)
+        due = [row for row in messages if frontier_ms is not None and order(row)[0] <= frontier_ms]
+        waiting += [row for row in messages if frontier_ms is None or order(row)[0] > frontier_ms]
+        ordered, copies = in_order(due)
+        fold.judgements += copies
+        device = fold.run(None, ordered, frontier_ms)
         if device is not None:
             devices[device_id] = device
     return Outcome(fold.judgements, devices, waiting, intake.listening, intake.policies)
@@ -173,4 +171,4 @@ def replay(rows: Iterable[Row], deployment: Deployment) -> list[Judgement]:
     return outcome(rows, deployment).judgements
 
 
-__all__ = ["Deployment", "Intake", "Outcome", "Waiting", "arrival", "outcome", "replay", "wait"]
+__all__ = ["Deployment", "Intake", "Outcome", "arrival", "in_order", "outcome", "replay"]

@@ -2,12 +2,14 @@
 
 Rule 1: an offset is the number of the next Delta version to read; what a version appended never changes.
 Rule 2: versions that only rewrite (OPTIMIZE) are passed over; a version that is gone is an error, not a gap.
-Rule 3: rows that concern everybody go to every key group; a tick goes to group 0: it only moves the watermark.
+Rule 3: rows that concern everybody go to every key group; a tick goes to group 0: it only moves the watermark. One that
+flushes goes to all.
 """
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -18,21 +20,27 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from fleetpulse.columnar.blocks import ROW_SCHEMA
+from fleetpulse.columnar.blocks import KINDS, ROW_SCHEMA, SIGNAL_SCHEMA, to_bytes
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import Kind
+from fleetpulse.core.messages import FLUSH, FROM_DEVICES, Clock, Kind
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 FORMAT: Final = "fleet_blocks"
-BLOCK_COLUMNS: Final = "key_group int, received_at timestamp, started_ms long, block binary"
+BLOCK_COLUMNS: Final = "key_group int, received_at timestamp, started_ms long, signals binary, others binary"
 _BLOCK_SCHEMA: Final = pa.schema(
     [
         ("key_group", pa.int32()),
         ("received_at", pa.timestamp("us", tz="UTC")),
         ("started_ms", pa.int64()),
-        ("block", pa.binary()),
+        ("signals", pa.binary()),
+        ("others", pa.binary()),
     ]
 )
+_MICROS: Final = pa.timestamp("us", tz="UTC")
+_INSTANTS: Final = {"received_at_ms": "received_at", "event_time_ms": "event_time"}  # in a block, and in bronze
+_OF_DEVICES: Final = pa.array(sorted(kind.value for kind in FROM_DEVICES))
+_OF_EVERYBODY: Final = pa.array([Kind.GAP.value, Kind.POLICY.value])
+_KIND_WORDS: Final = pa.array([kind.value for kind in KINDS])
 
 
 @dataclass(frozen=True)
@@ -130,8 +138,10 @@ class BlockReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Pack one task's files: one block a key group."""
         assert isinstance(partition, Files)
-        tables = [_bronze_rows(path) for path in partition.paths]
-        yield from pack(pa.concat_tables(tables).combine_chunks(), self.key_groups, partition.started_ms)
+        tables = [read_bronze(path) for path in partition.paths]
+        rows = pa.concat_tables(tables).combine_chunks()
+        if rows.num_rows:
+            yield pack(rows, self.key_groups, partition.started_ms)
 
     def commit(self, end: dict[str, int]) -> None:
         """Nothing to clean up: bronze is kept by its own retention."""
@@ -154,57 +164,92 @@ class BlockSource(DataSource):
         return BlockReader(dict(self.options))
 
 
-def _bronze_rows(path: str) -> pa.Table:
-    names = [name.removesuffix("_ms") if name in ("received_at_ms", "event_time_ms") else name for name in ROW_SCHEMA.names]
-    table = pq.ParquetFile(path).read(columns=[*names, "device_hash"], use_threads=False)
-    columns = {}
-    for name in ROW_SCHEMA.names:
-        if name in ("received_at_ms", "event_time_ms"):
-            micros = table[name.removesuffix("_ms")].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-            columns[name] = pc.divide(micros, 1000)  # whole milliseconds by construction
-        else:
-            columns[name] = table[name].cast(ROW_SCHEMA.field(name).type)
-    return pa.table({**columns, "device_hash": table["device_hash"]})
+def read_bronze(path: str) -> pa.Table:
+    """Return a file's rows as bronze has them, without what the fold does not read."""
+    names = {_INSTANTS.get(name, name) for name in SIGNAL_SCHEMA.names} - {"device_clock"}
+    file = pq.ParquetFile(path)
+    table = file.read(columns=[*names, "clock", "device_hash"], use_threads=False)
+    if pc.all(_are_signals(table), min_count=0).as_py():
+        return table
+    return file.read(columns=[*{*ROW_SCHEMA.names} - {*_INSTANTS}, *_INSTANTS.values(), "device_hash"], use_threads=False)
 
 
-def pack(rows: pa.Table, key_groups: int, started_ms: int) -> Iterator[pa.RecordBatch]:
-    """Sort rows into key groups and yield one batch with a block for each group that has any.
+def _are_signals(rows: pa.Table) -> pa.ChunkedArray:
+    return pc.and_(pc.is_in(rows["kind"], value_set=_OF_DEVICES), pc.not_equal(rows["clock"], Clock.INVALID.value))
+
+
+def _instants(table: pa.Table, name: str) -> pa.ChunkedArray:
+    return pc.divide(table[_INSTANTS[name]].cast(_MICROS).cast(pa.int64()), 1000)  # whole milliseconds by construction
+
+
+def _signals(rows: pa.Table) -> pa.RecordBatch:
+    """Return rows of bronze as columns of `SIGNAL_SCHEMA`."""
+    columns = {name: rows[name] for name in ("device_id", "site", "boot", "code", "gateway", "digest")}
+    columns |= {name: _instants(rows, name) for name in _INSTANTS}
+    columns["kind"] = pc.index_in(rows["kind"], value_set=_KIND_WORDS)
+    columns["device_clock"] = pc.equal(rows["clock"], Clock.DEVICE.value)
+    columns["seq"] = pc.fill_null(rows["seq"], -1)
+    arrays = [columns[field.name].cast(field.type).combine_chunks() for field in SIGNAL_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=SIGNAL_SCHEMA)
+
+
+def _others(rows: pa.Table) -> pa.RecordBatch:
+    """Return rows of bronze as columns of `ROW_SCHEMA`."""
+    columns = [_instants(rows, field.name) if field.name in _INSTANTS else rows[field.name] for field in ROW_SCHEMA]
+    arrays = [column.cast(field.type).combine_chunks() for column, field in zip(columns, ROW_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
+
+
+def pack(rows: pa.Table, key_groups: int, started_ms: int) -> pa.RecordBatch:
+    """Sort rows of bronze into key groups: a block of signals and one of other rows for each group that has any.
 
     Args:
-        rows: columns of `ROW_SCHEMA` and ``device_hash``.
+        rows: as `read_bronze` returns them, at least one.
         key_groups: how many groups there are.
         started_ms: ``received_at`` of the first row ever.
     """
-    if rows.num_rows == 0:
-        return
-    place = np.asarray(rows["device_hash"].to_numpy()) % key_groups
-    kinds = rows["kind"]
-    shared = np.asarray(pc.is_in(kinds, pa.array([Kind.GAP.value, Kind.POLICY.value])))
-    place[np.asarray(pc.equal(kinds, Kind.TICK.value))] = 0
-    groups: list[int] = []
-    newest: list[int] = []
-    blocks: list[bytes] = []
-    plain = rows.select(ROW_SCHEMA.names)
-    received = plain["received_at_ms"].to_numpy()
-    for group in range(key_groups):
-        at = np.flatnonzero((place == group) | shared)
-        if len(at):
-            groups.append(group)
-            newest.append(int(received[at].max()) * 1000)
-            blocks.append(_ipc(plain.take(pa.array(at)).combine_chunks().to_batches()[0]))
-    yield pa.record_batch(
+    plain = _are_signals(rows)
+    signals: dict[int, bytes] = {}
+    others: dict[int, bytes] = {}
+    newest: dict[int, int] = {}
+    everything = bool(pc.all(plain).as_py())
+    ours = rows if everything else rows.filter(plain)
+    if ours.num_rows:
+        batch, groups = _signals(ours), ours["device_hash"].to_numpy() % key_groups
+        order = np.argsort(groups.astype(np.int16 if key_groups < 2**15 else np.int64), kind="stable")
+        batch, groups = batch.take(pa.array(order)), groups[order]
+        received = batch["received_at_ms"].to_numpy()
+        edges = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+        for begin, end in pairwise(edges):
+            group = int(groups[begin])
+            signals[group] = to_bytes(batch.slice(begin, end - begin))
+            newest[group] = int(received[begin:end].max())
+    if not everything:
+        for group, batch in _shared_out(rows.filter(pc.invert(plain)), key_groups):
+            others[group] = to_bytes(batch)
+            newest[group] = max(newest.get(group, 0), pc.max(batch["received_at_ms"]).as_py())
+    found = sorted(newest)
+    return pa.record_batch(
         [
-            pa.array(groups, pa.int32()),
-            pa.array(newest, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
-            pa.array([started_ms] * len(groups), pa.int64()),
-            pa.array(blocks, pa.binary()),
+            pa.array(found, pa.int32()),
+            pa.array([newest[group] * 1000 for group in found], pa.int64()).cast(_MICROS),
+            pa.array([started_ms] * len(found), pa.int64()),
+            pa.array([signals.get(group) for group in found], pa.binary()),
+            pa.array([others.get(group) for group in found], pa.binary()),
         ],
         schema=_BLOCK_SCHEMA,
     )
 
 
-def _ipc(batch: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+def _shared_out(rows: pa.Table, key_groups: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows that are no signals, by key group."""
+    groups = rows["device_hash"].to_numpy() % key_groups
+    ticks = pc.equal(rows["kind"], Kind.TICK.value)
+    flushing = pc.and_(ticks, pc.fill_null(pc.match_substring(rows["body"], f'"{FLUSH}"'), fill_value=False))
+    shared = pc.or_(pc.is_in(rows["kind"], value_set=_OF_EVERYBODY), flushing).to_numpy()
+    groups[ticks.to_numpy()] = 0
+    batch = _others(rows)
+    for group in range(key_groups) if shared.any() else np.unique(groups).tolist():
+        at = np.flatnonzero((groups == group) | shared)
+        if len(at):
+            yield group, batch.take(pa.array(at))

@@ -1,103 +1,107 @@
 """The operator around a key group: it decodes, calls the fold, encodes, and arms one timer.
 
-Rule 1: no rule about devices is here, and no side effect: all that a call says is in the rows that it yields.
+Rule 1: no rule about devices is here, and no side effect: all that a call says is in the row that it yields.
 Rule 2: the watermark runs one millisecond behind the newest ``received_at``, so that rows that share it are kept; it
 only wakes a group. A timer may fire early; it is armed again.
+Rule 3: a group that has rows is folded once in a batch: its timer is taken away before the fold, and armed after it.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import Row as SparkRow
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from fleetpulse.columnar.blocks import batch_to_rows, from_bytes
+from fleetpulse.columnar.blocks import NO_SIGNALS, batch_to_rows, from_bytes, to_bytes
 from fleetpulse.columnar.group import KeyGroup, begin
-from fleetpulse.core.judgements import Judgement
+from fleetpulse.columnar.told import TOLD_SCHEMA, from_judgements
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS
 
-WATERMARK_DELAY_MS: Final = 1
-_ADDED_LATER: Final = ("judged_at", "generation")  # by the shell: they are not the fold's
-_INSTANTS: Final = tuple(column.name for column in JUDGEMENTS.columns if column.type == "timestamp")
-OUTPUT: Final = ", ".join(
-    f"{column.name}_ms long" if column.name in _INSTANTS else f"{column.name} {column.type}"
-    for column in JUDGEMENTS.columns
-    if column.name not in _ADDED_LATER
-)
-_NAMES: Final = [item.split()[0] for item in OUTPUT.split(", ")]
-_OutputRow = SparkRow(*_NAMES)
+OUTPUT: Final = "key_group int, judgements binary"
+_OutputRow = SparkRow("key_group", "judgements")
+_SQL: Final = {pa.string(): "string", pa.int64(): "long", pa.int32(): "int"}
+TOLD: Final = ", ".join(f"{field.name} {_SQL[field.type]}" for field in TOLD_SCHEMA)
 
 
 class GroupProcessor(StatefulProcessor):
     """One key group's call for each micro-batch in which it has rows, and for its timer.
 
     Args:
-        deployment: lateness and clock lead.
+        deployment: lateness, clock lead and jitter.
     """
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state: the group, what waits in it, and when its timer stands."""
+        """Declare the state: the group with its timer, and what waits in it."""
         self.handle = handle
         self.group = handle.getValueState("group", "block binary, timer long")
-        self.waiting = handle.getValueState("waiting", "rows binary")
+        self.waiting = handle.getMapState("waiting", "number long", "rows binary")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        """Begin with devices that another generation, or the registry, has brought; see `bootstrap.seeds`."""
+        group = KeyGroup.from_bytes(initialState.block)
+        group.arm(self.deployment)
+        self._keep(group, None, timerValues.getCurrentWatermarkInMs())
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Fold the group's blocks of a micro-batch."""
-        messages = []
+        signals: list[pa.RecordBatch] = []
+        others: list[Any] = []
         started_ms = 0
         for row in rows:
-            messages += batch_to_rows(from_bytes(row.block)[0])
+            if row.signals is not None:
+                signals.append(from_bytes(row.signals))
+            if row.others is not None:
+                others += batch_to_rows(from_bytes(row.others))
             started_ms = row.started_ms
-        newest_ms = max(message.received_at_ms for message in messages)
-        yield from self._fold(key[0], messages, newest_ms, timerValues, started_ms)
+        batch = pa.concat_batches(signals) if signals else NO_SIGNALS
+        yield from self._fold(key[0], batch, others, timerValues, started_ms)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         """Let time pass for the group."""
-        yield from self._fold(key[0], [], 0, timerValues, 0)
+        yield from self._fold(key[0], NO_SIGNALS, [], timerValues, 0)
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _fold(self, key_group: int, messages: list[Any], newest_ms: int, timers: Any, started_ms: int) -> Iterator[Any]:
+    def _fold(self, key_group: int, signals: pa.RecordBatch, others: list[Any], timers: Any, started_ms: int) -> Iterator[Any]:
         watermark_ms = timers.getCurrentWatermarkInMs()
-        stored, waiting = self.group.get(), self.waiting.get()
-        group = KeyGroup.from_stored(stored[0], waiting[0] if waiting else None) if stored else begin(started_ms)
-        newest_ms = max(newest_ms, watermark_ms + WATERMARK_DELAY_MS)
-        judgements = group.fold(messages, newest_ms, self.deployment)
+        stored = self.group.get()
+        group = KeyGroup.from_bytes(stored[0]) if stored else begin(started_ms)
+        newest_ms = max([watermark_ms + WATERMARK_DELAY_MS, *(row.received_at_ms for row in others)])
+        step = group.fold(signals, others, newest_ms, self.deployment, self._chunk)
         summary = group.summary(key_group)
-        timer_ms = self._arm(stored[1] if stored else None, group.due_ms, watermark_ms)
-        block, rows = group.to_stored()
-        self.group.update((block, timer_ms))
-        if rows is not None:
-            self.waiting.update((rows,))
-        elif waiting:
-            self.waiting.clear()
-        for judgement in [*judgements, summary] if summary else judgements:
-            yield to_output(judgement)
+        for number, rows in step.chunks:
+            self.waiting.updateValue((number,), (rows,))
+        for number in step.gone:
+            self.waiting.removeKey((number,))
+        self._keep(group, stored[1] if stored else None, watermark_ms)
+        told = [step.told, from_judgements([summary])] if summary else [step.told]
+        if any(batch.num_rows for batch in told):
+            yield _OutputRow(key_group, to_bytes(pa.concat_batches(told)))
 
-    def _arm(self, standing_ms: int | None, due_ms: int | None, watermark_ms: int) -> int | None:
-        """Arm the group's one timer, unless one stands that comes first anyway."""
-        wanted_ms = None if due_ms is None else max(due_ms - WATERMARK_DELAY_MS, watermark_ms + 1)
-        if standing_ms is not None and standing_ms > watermark_ms:
-            if wanted_ms is None or standing_ms <= wanted_ms:
-                return standing_ms
-            self.handle.deleteTimer(standing_ms)
-        if wanted_ms is not None:
-            self.handle.registerTimer(wanted_ms)
-        return wanted_ms
+    def _chunk(self, number: int) -> bytes:
+        found = self.waiting.getValue((number,))
+        assert found is not None, f"chunk {number} is kept until it is judged"
+        return found[0]
+
+    def _keep(self, group: KeyGroup, standing_ms: int | None, watermark_ms: int) -> None:
+        """Keep the group, and arm its one timer unless the right one stands."""
+        wanted_ms = None if group.due_ms is None else max(group.due_ms - WATERMARK_DELAY_MS, watermark_ms + 1)
+        if standing_ms != wanted_ms:
+            if standing_ms is not None:
+                self.handle.deleteTimer(standing_ms)
+            if wanted_ms is not None:
+                self.handle.registerTimer(wanted_ms)
+        self.group.update((group.to_bytes(), wanted_ms))
 
 
-def to_output(judgement: Judgement) -> Any:
-    """Return a judgement as a row of `OUTPUT`."""
-    values = []
-    for name in _NAMES:
-        value = getattr(judgement, name)
-        if name == "last_errors":
-            value = json.dumps(value) if value else None
-        values.append(str(value) if name in ("kind", "from_mode", "to_mode", "trigger") and value else value)
-    return _OutputRow(*values)
+def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Turn rows of `OUTPUT` into judgements, columns of `TOLD`."""
+    for batch in batches:
+        for judgements in batch["judgements"]:
+            yield from_bytes(judgements.as_py())

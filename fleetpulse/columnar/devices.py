@@ -1,0 +1,171 @@
+"""A key group's devices: a matrix of numbers, with words beside.
+
+Rule: a device is what `core.device.Device` says it is, field by field.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from fleetpulse.columnar.kernel import (
+    ABSENT,
+    CLASS,
+    CODES,
+    DEVICE_FIELDS,
+    GATEWAY,
+    MEMORY,
+    MEMORY_WIDTH,
+    MODE,
+    N_CODES,
+    N_TIMES,
+    PROGRESS,
+    PROGRESS_OF,
+    SITE,
+    TIMES,
+    Matrix,
+)
+from fleetpulse.columnar.world import MODES, NONE, Int64s, Vocabulary
+from fleetpulse.core.device import Device
+from fleetpulse.core.policy import DEFAULT_CLASS
+
+pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
+_WORDS: Final = ("site", "device_class", "gateway", "boot", "mode", "memory")
+_PLAIN: Final = tuple((place, name) for place, name in enumerate(DEVICE_FIELDS) if name not in _WORDS)
+
+
+def memory_rows(count: int) -> Matrix:
+    """Return so many empty rows to remember errors in."""
+    rows = np.zeros((count, MEMORY_WIDTH), np.int64)
+    rows[:, PROGRESS:PROGRESS_OF] = NONE
+    rows[:, PROGRESS_OF] = -1
+    return rows
+
+
+@dataclass(slots=True)
+class Devices:
+    """The devices of a key group.
+
+    Attributes:
+        ids: string array, one a device.
+        boots: string array with nulls: the boot last heard of.
+        rows: int64 matrix, device x `DEVICE_FIELDS`.
+        memory: int64 matrix: what is remembered of errors; a device's row is named in its field ``memory``, -1 without.
+        sites, classes, gateways, codes, sequences: the words behind the numbers.
+    """
+
+    ids: pa.StringArray = field(default_factory=lambda: pa.array([], pa.string()))
+    boots: pa.StringArray = field(default_factory=lambda: pa.array([], pa.string()))
+    rows: Matrix = field(default_factory=lambda: np.empty((0, len(DEVICE_FIELDS)), np.int64))
+    memory: Matrix = field(default_factory=lambda: memory_rows(0))
+    sites: Vocabulary = field(default_factory=Vocabulary)
+    classes: Vocabulary = field(default_factory=lambda: Vocabulary([DEFAULT_CLASS]))
+    gateways: Vocabulary = field(default_factory=Vocabulary)
+    codes: Vocabulary = field(default_factory=Vocabulary)
+    sequences: Vocabulary = field(default_factory=Vocabulary)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def admit(self, ids: pa.StringArray) -> None:
+        """Make room for devices that are not there yet; they are absent until a row says otherwise."""
+        if len(ids) == 0:
+            return
+        fresh = np.full((len(ids), len(DEVICE_FIELDS)), NONE, np.int64)
+        fresh[:, MODE], fresh[:, MEMORY] = ABSENT, -1
+        self.ids = pa.concat_arrays([self.ids, ids])
+        self.boots = pa.concat_arrays([self.boots, pa.nulls(len(ids), pa.string())])
+        self.rows = np.concatenate([self.rows, fresh])
+
+    def locate(self, ids: pa.StringArray) -> Int64s:
+        """Return the places of devices, admitting those that are not there yet."""
+        places = pc.index_in(ids, value_set=self.ids)
+        if places.null_count:
+            self.admit(pc.unique(ids.filter(places.is_null())))
+            places = pc.index_in(ids, value_set=self.ids)
+        return places.to_numpy().astype(np.int64)
+
+    def set_boots(self, places: Int64s, boots: pa.StringArray) -> None:
+        """Set the boot of the devices at ``places``."""
+        chosen = np.arange(len(self))
+        chosen[places] = len(self) + np.arange(len(places))
+        self.boots = pa.concat_arrays([self.boots, boots]).take(pa.array(chosen))
+
+    def remember(self, places: Int64s) -> None:
+        """Give the devices at ``places`` a row to remember errors in, where they have none."""
+        places = np.unique(places)
+        places = places[self.rows[places, MEMORY] < 0]
+        if len(places):
+            self.rows[places, MEMORY] = np.arange(len(self.memory), len(self.memory) + len(places))
+            self.memory = np.concatenate([self.memory, memory_rows(len(places))])
+
+    def drop_absent(self) -> None:
+        """Let go of devices without a state."""
+        kept = self.rows[:, MODE] != ABSENT
+        if not kept.all():
+            where = pa.array(np.flatnonzero(kept))
+            self.ids, self.boots, self.rows = self.ids.take(where), self.boots.take(where), self.rows[kept]
+
+    def by_mode(self) -> dict[str, int]:
+        """Return how many devices are in which mode."""
+        counts = np.bincount(self.rows[:, MODE], minlength=len(MODES)) if len(self) else []
+        return {mode.value: int(count) for mode, count in zip(MODES, counts, strict=False) if count}
+
+    # --- one device, as the definition has it
+
+    def get(self, place: int) -> Device | None:
+        """Return a device as `core.device` has it; None where it has no state."""
+        row = self.rows[place]
+        if row[MODE] == ABSENT:
+            return None
+        values: dict[str, Any] = {name: _instant(row[field]) for field, name in _PLAIN}
+        values["seq"] = None if values["seq"] in (None, -1) else values["seq"]
+        values |= {"device_id": self.ids[place].as_py(), "boot": self.boots[place].as_py(), "mode": MODES[row[MODE]]}
+        values |= {"site": self.sites.words[row[SITE]], "device_class": self.classes.words[row[CLASS]]}
+        values["gateway"] = self.gateways.words[row[GATEWAY]] if row[GATEWAY] >= 0 else None
+        return Device(**values, **self._remembered(row[MEMORY]))
+
+    def _remembered(self, slot: int) -> dict[str, Any]:
+        if slot < 0:
+            return {}
+        known = self.memory[slot]
+        times, codes = known[TIMES : TIMES + known[N_TIMES]], known[CODES : CODES + known[N_CODES]]
+        told: dict[str, Any] = {"error_times_ms": tuple(times.tolist()), "codes": tuple(self.codes.words[one] for one in codes)}
+        if known[PROGRESS_OF] >= 0:
+            steps = cast("tuple[str, ...]", self.sequences.words[known[PROGRESS_OF]])
+            starts = known[PROGRESS : PROGRESS + len(steps) - 1].tolist()
+            told |= {"progress_of": steps, "progress": tuple(None if one == NONE else one for one in starts)}
+        return told
+
+    def put(self, place: int, device: Device | None) -> None:
+        """Set a device to what `core.device` has; ``boots`` excepted, see `set_boots`."""
+        row = self.rows[place]
+        if device is None:
+            row[MODE], row[MEMORY] = ABSENT, -1
+            return
+        for field_no, name in _PLAIN:
+            value = getattr(device, name)
+            row[field_no] = (-1 if name == "seq" else NONE) if value is None else value
+        row[MODE], row[SITE] = MODES.index(device.mode), self.sites.number(device.site)
+        row[CLASS] = self.classes.number(device.device_class)
+        row[GATEWAY] = -1 if device.gateway is None else self.gateways.number(device.gateway)
+        if device.error_times_ms or device.codes or device.progress:
+            self.remember(np.array([place]))
+        if row[MEMORY] >= 0:
+            self._put_memory(self.memory[row[MEMORY]], device)
+
+    def _put_memory(self, known: Int64s, device: Device) -> None:
+        known[:] = memory_rows(1)[0]
+        known[TIMES : TIMES + len(device.error_times_ms)] = device.error_times_ms
+        known[CODES : CODES + len(device.codes)] = [self.codes.number(code) for code in device.codes]
+        known[N_TIMES], known[N_CODES] = len(device.error_times_ms), len(device.codes)
+        if device.progress_of:
+            known[PROGRESS_OF] = self.sequences.number(device.progress_of)
+            starts = [NONE if start is None else start for start in device.progress]
+            known[PROGRESS : PROGRESS + len(starts)] = starts
+
+
+def _instant(value: Any) -> int | None:
+    return None if value == NONE else int(value)

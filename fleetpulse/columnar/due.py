@@ -1,0 +1,135 @@
+"""Which rows may still act, and in which order they do: `core.replay.Intake` and `in_order`, over columns.
+
+Rule: it says what they say, which is the definition; the laws in ``tests/property`` compare them.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numba import njit
+
+from fleetpulse.columnar.told import of_signals
+from fleetpulse.columnar.world import NEVER, NONE, Int64s, World, covered
+from fleetpulse.core.judgements import Verdict, clock_ahead, clock_behind
+from fleetpulse.core.replay import Deployment
+
+_PLACE_BITS: Final = 20  # a key group has fewer than a million devices
+_TIME_BITS: Final = 63 - _PLACE_BITS
+
+
+@njit(cache=True)
+def frontiers(world: World, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int) -> Int64s:
+    """Return the frontier at each row, as `Listening.read` gives it; `NONE` where there is none yet.
+
+    Args:
+        world: coverage, which stays the same for all of them.
+        received_ms: when they were received.
+        lateness_ms: allowed lateness.
+        newest_ms: the newest ``received_at`` before them.
+        frontier_ms: the frontier before them, or `NONE`.
+    """
+    found = np.empty(len(received_ms), np.int64)
+    for row in range(len(received_ms)):
+        reach = _greatest(world, covered(world, max(newest_ms, received_ms[row])) - lateness_ms)
+        found[row] = max(frontier_ms, reach)
+    return found
+
+
+@njit(cache=True)
+def _greatest(world: World, covered_ms: int) -> int:
+    """Return the greatest t with ``c(t) <= covered_ms``, as `Coverage.greatest`; `NONE` where there is none."""
+    at_ms, reached = world.start_ms, world.base_ms
+    if covered_ms < reached:
+        return NONE
+    for gap in range(len(world.opened)):
+        span = world.opened[gap] - at_ms
+        if covered_ms - reached < span or world.closed[gap] == NEVER:
+            break
+        at_ms, reached = world.closed[gap], reached + span
+    return at_ms + covered_ms - reached
+
+
+class Sifted(NamedTuple):
+    """Rows, parted.
+
+    Attributes:
+        kept: those that may still act.
+        told: what is said of the others, columns of `TOLD_SCHEMA`.
+    """
+
+    kept: pa.RecordBatch
+    told: list[pa.RecordBatch]
+
+
+def sift(signals: pa.RecordBatch, frontier_ms: Int64s, deployment: Deployment) -> Sifted:
+    """Part rows that may still act from those that came too late, or whose clock cannot be believed.
+
+    Args:
+        signals: columns of `SIGNAL_SCHEMA`.
+        frontier_ms: the frontier at each of them, see `frontiers`.
+        deployment: clock lead.
+    """
+    event_ms = signals["event_time_ms"].to_numpy()
+    lead_ms = event_ms - signals["received_at_ms"].to_numpy()
+    ahead = lead_ms > deployment.max_clock_lead_ms
+    if ahead.any():
+        ahead &= signals["device_clock"].to_numpy(zero_copy_only=False)
+    late = (event_ms <= frontier_ms) & ~ahead
+    told: list[pa.RecordBatch] = []
+    if ahead.any():
+        why = [clock_ahead(lead) for lead in lead_ms[ahead].tolist()]
+        told.append(of_signals(signals.filter(pa.array(ahead)), Verdict.CLOCK, why))
+    if late.any():
+        why = [clock_behind(lead) for lead in lead_ms[late].tolist()]
+        told.append(of_signals(signals.filter(pa.array(late)), Verdict.LATE, why, (frontier_ms - event_ms)[late]))
+    return Sifted(signals.filter(pa.array(~(ahead | late))) if told else signals, told)
+
+
+def in_order(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
+    """Return which rows are judged, in their order, and which are copies of a row that was received before.
+
+    Args:
+        signals: columns of `SIGNAL_SCHEMA`, all rows of their devices that are due.
+        places: the device of each, as a number below 2^20.
+    """
+    event_ms = signals["event_time_ms"].to_numpy()
+    base_ms = int(event_ms.min())
+    assert int(event_ms.max()) - base_ms < 1 << _TIME_BITS, "event times lie within the tables' range"
+    packed = (places << _TIME_BITS) | (event_ms - base_ms)
+    order = np.argsort(packed)
+    ordered = packed[order]
+    same = ordered[1:] == ordered[:-1]
+    if not same.any():
+        return order, order[:0]
+    tied = np.zeros(len(order), bool)
+    tied[1:] = same
+    tied[:-1] |= same
+    rows = order[tied]
+    kept, copies = _untie(signals.take(pa.array(rows)), packed[rows])
+    others = order[~tied]
+    where = np.searchsorted(packed[others], packed[rows[kept]])
+    return np.insert(others, where, rows[kept]), rows[copies]
+
+
+def _untie(signals: pa.RecordBatch, packed: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the order of rows of the same device and instant, and the copies among them."""
+    received, digest, seq = (signals[name].to_numpy() for name in ("received_at_ms", "digest", "seq"))
+    kind, boot = signals["kind"].to_numpy().astype(np.int64), _rank(signals["boot"])
+    told_apart = np.where(seq < 0, digest, 0)  # the digest counts only where there is no seq
+    identity = (boot, told_apart, kind, seq, packed)
+    first = np.lexsort((_rank(signals["gateway"]), _rank(signals["site"]), digest, received, *identity))
+    copy = np.zeros(len(first), bool)
+    copy[1:] = np.logical_and.reduce([key[first[1:]] == key[first[:-1]] for key in identity])
+    kept = first[~copy]
+    kept = kept[np.lexsort(tuple(key[kept] for key in (received, boot, digest, kind, seq, packed)))]
+    return kept, first[copy]
+
+
+def _rank(words: pa.StringArray) -> Int64s:
+    """Return a number for each word that orders as the words do; nothing comes first."""
+    encoded = words.dictionary_encode()
+    places = np.empty(len(encoded.dictionary) + 1, np.int64)
+    places[:-1] = np.argsort(np.argsort(np.array(encoded.dictionary.to_pylist(), object)))
+    places[-1] = -1
+    return places[encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()]

@@ -1,0 +1,170 @@
+"""What is due in a key group, judged: by the compiled fold, or by the definition where operators or the registry have a say.
+
+Rule: a device whose registry or control rows are due is folded by `core.device` itself; all others by the kernel.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from fleetpulse.columnar import kernel
+from fleetpulse.columnar.blocks import KINDS, NO_SIGNALS, batch_to_signals
+from fleetpulse.columnar.devices import Devices
+from fleetpulse.columnar.due import in_order
+from fleetpulse.columnar.told import from_judgements, of_signals, transitions
+from fleetpulse.columnar.world import NEVER, Int64s, Vocabulary, World, world_arrays
+from fleetpulse.core.coverage import Coverage
+from fleetpulse.core.device import NO_CODE, Fold
+from fleetpulse.core.device import World as CoreWorld
+from fleetpulse.core.judgements import REASONS, Verdict
+from fleetpulse.core.messages import Kind, Row
+from fleetpulse.core.policy import Policies
+from fleetpulse.core.replay import in_order as core_in_order
+
+pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
+_TOLD_ROWS: Final = 16_384
+_ERROR: Final = KINDS.index(Kind.ERROR)
+_NOTES: Final = {kernel.AFTER_DECOMMISSION: Verdict.AFTER_DECOMMISSION, kernel.UNKNOWN_DEVICE: Verdict.UNKNOWN_DEVICE}
+
+
+class Judging:
+    """One call's judging of what is due.
+
+    Args:
+        devices: of the key group; changed in place.
+        coverage: when we listened.
+        policies: those that may be in force.
+    """
+
+    def __init__(self, devices: Devices, coverage: Coverage, policies: Policies) -> None:
+        self.told: list[pa.RecordBatch] = []  # columns of `TOLD_SCHEMA`
+        self._devices, self._coverage, self._policies = devices, coverage, policies
+        self._buffer = np.empty((0, kernel.TOLD_WIDTH), np.int64)
+
+    def _arrays(self) -> World:
+        devices = self._devices
+        return world_arrays(self._coverage, self._policies, devices.classes.words, devices.codes, devices.sequences)
+
+    def rows(self, signals: pa.RecordBatch, commands: Sequence[Row]) -> None:
+        """Judge rows that are due, silence acting between them.
+
+        Args:
+            signals: columns of `SIGNAL_SCHEMA`, in any order, copies among them.
+            commands: registry and control rows.
+        """
+        places = self._devices.locate(signals["device_id"])
+        if commands:
+            ordered = self._devices.locate(pa.array([row.device_id for row in commands], pa.string()))
+            theirs = np.isin(places, ordered)
+            told_apart = signals.filter(pa.array(theirs))
+            self._by_definition([*batch_to_signals(told_apart), *commands])
+            signals, places = signals.filter(pa.array(~theirs)), places[~theirs]
+        if signals.num_rows:
+            self._by_kernel(signals, places)
+
+    def _by_definition(self, rows: Sequence[Row]) -> None:
+        by_device: dict[str, list[Row]] = {}
+        for row in rows:
+            by_device.setdefault(row.device_id, []).append(row)
+        places = self._devices.locate(pa.array(list(by_device), pa.string()))
+        fold = Fold(CoreWorld(self._coverage, self._policies))
+        boots: list[str | None] = []
+        for place, due in zip(places.tolist(), by_device.values(), strict=True):
+            ordered, copies = core_in_order(due)
+            fold.judgements += copies
+            device = fold.run(self._devices.get(place), ordered, None)
+            self._devices.put(place, device)
+            boots.append(device.boot if device else None)
+        self._devices.set_boots(places, pa.array(boots, pa.string()))
+        self.told.append(from_judgements(fold.judgements))
+
+    def _by_kernel(self, signals: pa.RecordBatch, places: Int64s) -> None:
+        devices = self._devices
+        order, copies = in_order(signals, places)
+        if len(copies):
+            self.told.append(of_signals(signals.take(pa.array(copies)), Verdict.DUPLICATE, [REASONS[Verdict.DUPLICATE]]))
+        kinds = signals["kind"].to_numpy()
+        devices.remember(places[kinds == _ERROR])
+        touched, boots, words = self._boots(signals, places)
+        rows = np.empty((len(order), len(kernel.ROW_FIELDS)), np.int64)
+        columns = {
+            kernel.R_DEVICE: places,
+            kernel.R_EVENT: signals["event_time_ms"].to_numpy(),
+            kernel.R_RECEIVED: signals["received_at_ms"].to_numpy(),
+            kernel.R_KIND: kinds,
+            kernel.R_BOOT: boots,
+            kernel.R_SEQ: signals["seq"].to_numpy(),
+            kernel.R_CODE: _numbers(signals["code"], devices.codes, NO_CODE),
+            kernel.R_GATEWAY: _numbers(signals["gateway"], devices.gateways),
+            kernel.R_SITE: _numbers(signals["site"], devices.sites),
+        }
+        for field, values in columns.items():
+            rows[:, field] = values[order]
+        world, first = self._arrays(), 0
+        before = devices.rows[touched, kernel.BOOT]
+        while first < len(rows):
+            buffer = self._room(len(rows) - first)
+            first, said = kernel.judge_rows(devices.rows, devices.memory, world, rows, first, buffer)
+            self._tell(buffer[:said], signals, order)
+        after = devices.rows[touched, kernel.BOOT]
+        changed = after != before
+        if changed.any():
+            devices.set_boots(touched[changed], words.take(pa.array(after[changed], mask=after[changed] < 0)))
+
+    def _boots(self, signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s, pa.StringArray]:
+        """Number the boots of rows and of the devices that they are about; return these devices, the rows' numbers, the words."""
+        devices = self._devices
+        seen = np.zeros(len(devices), bool)
+        seen[places] = True
+        touched = np.flatnonzero(seen)
+        encoded = pa.concat_arrays([devices.boots.take(pa.array(touched)), signals["boot"]]).dictionary_encode()
+        numbers = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
+        devices.rows[touched, kernel.BOOT] = numbers[: len(touched)]
+        return touched, numbers[len(touched) :], encoded.dictionary
+
+    def pass_time(self, through_ms: Int64s) -> int | None:
+        """Let silence act on each device through its instant.
+
+        Returns:
+            The earliest deadline that is left, counted from each device's own instant; None without one.
+        """
+        devices, world, first, left_ms = self._devices, self._arrays(), 0, NEVER
+        while first < len(devices):
+            buffer = self._room(len(devices) - first)
+            first, said, left = kernel.let_pass(devices.rows, devices.memory, world, through_ms, first, buffer)
+            left_ms = min(left_ms, left)
+            self._tell(buffer[:said], NO_SIGNALS, None)
+        return None if left_ms == NEVER else left_ms
+
+    def _room(self, rows: int) -> kernel.Matrix:
+        wanted = min(_TOLD_ROWS, rows + kernel.ROOM)
+        if len(self._buffer) < wanted:
+            self._buffer = np.empty((wanted, kernel.TOLD_WIDTH), np.int64)
+        return self._buffer
+
+    def _tell(self, told: kernel.Matrix, signals: pa.RecordBatch, order: Int64s | None) -> None:
+        if not len(told):
+            return
+        told = told.copy()
+        what, row = told[:, kernel.T_WHAT], told[:, kernel.T_ROW]
+        if order is not None:
+            about = row >= 0
+            row[about] = order[row[about]]
+        for note, verdict in _NOTES.items():
+            noted = row[what == note]
+            if len(noted):
+                self.told.append(of_signals(signals.take(pa.array(noted)), verdict, [REASONS[verdict]]))
+        changes = told[what == kernel.TRANSITION]
+        if len(changes):
+            self.told.append(transitions(changes, self._devices, self._policies, signals))
+
+
+def _numbers(words: pa.StringArray, vocabulary: Vocabulary, instead: str | None = None) -> Int64s:
+    """Return the numbers of words; of nothing that of ``instead``, or -1."""
+    encoded = words.dictionary_encode()
+    nothing = -1 if instead is None else vocabulary.number(instead)
+    numbers = np.array([*map(vocabulary.number, encoded.dictionary.to_pylist()), nothing], np.int64)
+    return numbers[encoded.indices.fill_null(len(numbers) - 1).to_numpy()]

@@ -1,0 +1,389 @@
+"""The fold of `core.device`, compiled: signals, wills and deadlines of a key group's devices.
+
+Rule 1: it says what `core.device` says, which is the definition; the laws in ``tests/property`` compare them.
+Rule 2: a device is a row of one matrix, a message a row of another, in the order in which they are judged; times are
+epoch milliseconds, words are numbers, `NONE` is nothing. What operators and the registry say is left to `core.device`.
+Rule 3: it stops between two rows when ``told`` is full, and goes on from there.
+"""
+
+from typing import Final
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from fleetpulse.columnar.world import (
+    DEATH_GRACE,
+    DEGRADED_ERRORS,
+    DEGRADED_WINDOW,
+    FLAGGED_HOLD,
+    FLAGGED_WINDOW,
+    FORGET_AFTER,
+    LAST_ERRORS,
+    MODES,
+    NEVER,
+    NONE,
+    TIMEOUT,
+    TRIGGERS,
+    Int64s,
+    World,
+    covered,
+    earliest,
+    in_force,
+)
+from fleetpulse.core.machine import Mode, Trigger
+from fleetpulse.core.messages import RANK, Kind
+from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE
+
+Matrix = NDArray[np.int64]
+
+DEVICE_FIELDS: Final = (
+    "site", "device_class", "gateway", "life_ms", "quiet_since_ms", "quiet_covered_ms", "mode", "transition_no", "mode_since_ms",
+    "class_since_ms", "last_seen_ms", "boot", "seq", "reboots", "runtime_ms", "degraded_until_ms", "flagged_until_ms",
+    "held_until_ms", "death_ms", "death_covered_ms", "memory",
+)  # fmt: skip
+(SITE, CLASS, GATEWAY, LIFE, QUIET_SINCE, QUIET_COVERED, MODE, NUMBER, MODE_SINCE, CLASS_SINCE, LAST_SEEN, BOOT, SEQ, REBOOTS,
+ RUNTIME, DEGRADED_UNTIL, FLAGGED_UNTIL, HELD_UNTIL, DEATH, DEATH_COVERED, MEMORY) = range(len(DEVICE_FIELDS))  # fmt: skip
+ABSENT: Final = -1  # the mode of a device without a state
+
+# What is remembered of errors: a row of its own for each device that had any.
+TIMES, N_TIMES = 0, MAX_ERRORS
+CODES, N_CODES = N_TIMES + 1, N_TIMES + 1 + MAX_ERRORS
+PROGRESS, PROGRESS_OF = N_CODES + 1, N_CODES + 1 + MAX_SEQUENCE
+MEMORY_WIDTH: Final = PROGRESS_OF + 1
+
+ROW_FIELDS: Final = ("device", "event_time_ms", "received_at_ms", "kind", "boot", "seq", "code", "gateway", "site")
+R_DEVICE, R_EVENT, R_RECEIVED, R_KIND, R_BOOT, R_SEQ, R_CODE, R_GATEWAY, R_SITE = range(len(ROW_FIELDS))
+
+TOLD_FIELDS: Final = ("what", "device", "at_ms", "row", "from", "to", "trigger", "number", "last_seen_ms", "runtime_ms",
+                      "life_ms", "device_class", "site", "gateway", "policy", "shown")  # fmt: skip
+(T_WHAT, T_DEVICE, T_AT, T_ROW, T_FROM, T_TO, T_TRIGGER, T_NUMBER, T_LAST_SEEN, T_RUNTIME, T_LIFE, T_CLASS, T_SITE, T_GATEWAY,
+ T_POLICY, T_SHOWN) = range(len(TOLD_FIELDS))  # fmt: skip
+T_CODES: Final = len(TOLD_FIELDS)
+TOLD_WIDTH: Final = T_CODES + MAX_ERRORS
+TRANSITION, AFTER_DECOMMISSION, UNKNOWN_DEVICE = range(3)
+ROOM: Final = 16  # more than one row, with the deadlines before it, can tell
+
+_ERROR, _DEATH = RANK[Kind.ERROR], RANK[Kind.DEATH]
+_PROVISIONED, _ONLINE, _DEGRADED, _OFFLINE, _FLAGGED, _DECOMMISSIONED, _FORGOTTEN = (
+    MODES.index(mode)
+    for mode in (
+        Mode.PROVISIONED,
+        Mode.ONLINE,
+        Mode.DEGRADED,
+        Mode.OFFLINE,
+        Mode.FLAGGED,
+        Mode.DECOMMISSIONED,
+        Mode.FORGOTTEN,
+    )
+)
+_SIGNAL, _SILENCE, _WILL, _ERRORS, _RECOVERED, _SEQUENCE, _HOLD_OVER, _UNTIL, _FORGET = (
+    TRIGGERS.index(trigger)
+    for trigger in (
+        Trigger.SIGNAL,
+        Trigger.SILENCE,
+        Trigger.DEATH,
+        Trigger.ERRORS,
+        Trigger.RECOVERED,
+        Trigger.SEQUENCE,
+        Trigger.HOLD_OVER,
+        Trigger.UNTIL,
+        Trigger.FORGET,
+    )
+)
+
+
+@njit(cache=True)
+def _change(
+    devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, i: int, trigger: int, at_ms: int, row: int
+) -> int:
+    """Take the way that the table gives, and write it down; return how many judgements are told."""
+    mode = devices[i, MODE]
+    target = world.following[mode, trigger]
+    if target < 0:
+        return said
+    if target == _ONLINE:
+        if devices[i, LAST_SEEN] == NONE:
+            target = _PROVISIONED
+        elif devices[i, FLAGGED_UNTIL] != NONE:
+            target = _FLAGGED
+        elif devices[i, DEGRADED_UNTIL] != NONE:
+            target = _DEGRADED
+    if target == mode:
+        return said
+    policy, slot = in_force(world, at_ms), devices[i, MEMORY]
+    devices[i, NUMBER] += 1
+    told[said, T_WHAT], told[said, T_DEVICE], told[said, T_AT], told[said, T_ROW] = TRANSITION, i, at_ms, row
+    told[said, T_FROM], told[said, T_TO], told[said, T_TRIGGER], told[said, T_NUMBER] = mode, target, trigger, devices[i, NUMBER]
+    told[said, T_LAST_SEEN], told[said, T_RUNTIME] = devices[i, LAST_SEEN], devices[i, RUNTIME]
+    told[said, T_LIFE], told[said, T_CLASS] = devices[i, LIFE], devices[i, CLASS]
+    told[said, T_SITE], told[said, T_GATEWAY], told[said, T_POLICY] = devices[i, SITE], devices[i, GATEWAY], policy
+    told[said, T_SHOWN] = 0
+    if slot >= 0:
+        known = memory[slot, N_CODES]
+        shown = min(known, world.rules[policy, devices[i, CLASS], LAST_ERRORS])
+        told[said, T_SHOWN] = shown
+        for one in range(shown):
+            told[said, T_CODES + one] = memory[slot, CODES + known - shown + one]
+    devices[i, MODE], devices[i, MODE_SINCE] = target, at_ms
+    if not world.held[target]:
+        devices[i, HELD_UNTIL] = NONE
+    return said + 1
+
+
+@njit(cache=True)
+def _silent(devices: Matrix, world: World, i: int, rule: int) -> int:
+    """Return when silence reaches a limit, each instant by the policy then in force; `NEVER` where it does not."""
+    since_ms, count = devices[i, QUIET_SINCE], len(world.effective_ms)
+    for policy in range(count):
+        end_ms = world.effective_ms[policy + 1] if policy + 1 < count else NEVER
+        if end_ms <= since_ms:
+            continue
+        due_ms = earliest(world, devices[i, QUIET_COVERED] + world.rules[policy, devices[i, CLASS], rule])
+        if due_ms != NONE:
+            due_ms = max(due_ms, world.effective_ms[policy], devices[i, CLASS_SINCE])
+            if due_ms < end_ms:
+                return due_ms
+    return NEVER
+
+
+@njit(cache=True)
+def _dead(devices: Matrix, world: World, i: int) -> int:
+    """Return when the grace after the will is over; `NEVER` without a will."""
+    death_ms = devices[i, DEATH]
+    if death_ms == NONE:
+        return NEVER
+    grace_ms = world.rules[in_force(world, death_ms), devices[i, CLASS], DEATH_GRACE]
+    due_ms = earliest(world, devices[i, DEATH_COVERED] + grace_ms)
+    return NEVER if due_ms == NONE else max(due_ms, death_ms, devices[i, CLASS_SINCE])
+
+
+@njit(cache=True)
+def _next_due(devices: Matrix, world: World, i: int) -> tuple[int, int]:
+    """Return the earliest deadline and what acts then; of two at the same instant the one that comes first here."""
+    mode = devices[i, MODE]
+    due_ms, trigger = NEVER, -1
+    held_ms = devices[i, HELD_UNTIL] if world.held[mode] else NONE
+    if world.present[mode] or world.held[mode] or mode == _PROVISIONED:
+        silent_ms = max(_silent(devices, world, i, TIMEOUT), held_ms)
+        if silent_ms < due_ms:
+            due_ms, trigger = silent_ms, _SILENCE
+        if mode != _PROVISIONED:
+            dead_ms = max(_dead(devices, world, i), held_ms)
+            if dead_ms < due_ms:
+                due_ms, trigger = dead_ms, _WILL
+    if held_ms != NONE and held_ms < due_ms:
+        due_ms, trigger = held_ms, _UNTIL
+    if devices[i, DEGRADED_UNTIL] != NONE and devices[i, DEGRADED_UNTIL] < due_ms:
+        due_ms, trigger = devices[i, DEGRADED_UNTIL], _RECOVERED
+    if devices[i, FLAGGED_UNTIL] != NONE and devices[i, FLAGGED_UNTIL] < due_ms:
+        due_ms, trigger = devices[i, FLAGGED_UNTIL], _HOLD_OVER
+    if mode == _OFFLINE:
+        forget_ms = max(_silent(devices, world, i, FORGET_AFTER), devices[i, MODE_SINCE])
+        if forget_ms < due_ms:
+            due_ms, trigger = forget_ms, _FORGET
+    if mode == _DECOMMISSIONED:
+        since_ms = devices[i, MODE_SINCE]
+        forget_ms = since_ms + world.rules[in_force(world, since_ms), devices[i, CLASS], FORGET_AFTER]
+        if forget_ms < due_ms:
+            due_ms, trigger = forget_ms, _FORGET
+    return due_ms, trigger
+
+
+@njit(cache=True)
+def _expire(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, i: int, before_ms: int) -> int:
+    """Let deadlines act, earliest first, until none lies before ``before_ms``."""
+    while devices[i, MODE] != ABSENT:
+        due_ms, trigger = _next_due(devices, world, i)
+        if due_ms >= before_ms:
+            break
+        if trigger == _RECOVERED:
+            devices[i, DEGRADED_UNTIL] = NONE
+        elif trigger == _HOLD_OVER:
+            devices[i, FLAGGED_UNTIL] = NONE
+        elif trigger == _UNTIL:
+            devices[i, HELD_UNTIL] = NONE
+        said = _change(devices, memory, world, told, said, i, trigger, due_ms, -1)
+        if devices[i, MODE] == _FORGOTTEN:
+            devices[i, MODE] = ABSENT
+    return said
+
+
+@njit(cache=True)
+def _born(devices: Matrix, memory: Matrix, world: World, i: int, rows: Matrix, j: int) -> None:
+    """Begin a life, of the default class (number 0)."""
+    at_ms = rows[j, R_EVENT]
+    slot = devices[i, MEMORY]
+    devices[i, :] = NONE
+    devices[i, SITE], devices[i, CLASS], devices[i, GATEWAY] = rows[j, R_SITE], 0, rows[j, R_GATEWAY]
+    devices[i, LIFE], devices[i, QUIET_SINCE], devices[i, QUIET_COVERED] = at_ms, at_ms, covered(world, at_ms)
+    devices[i, MODE], devices[i, NUMBER], devices[i, MODE_SINCE], devices[i, CLASS_SINCE] = _PROVISIONED, 0, at_ms, at_ms
+    devices[i, BOOT], devices[i, SEQ], devices[i, REBOOTS], devices[i, RUNTIME] = -1, -1, 0, 0
+    devices[i, MEMORY] = slot
+    if slot >= 0:
+        memory[slot, N_TIMES], memory[slot, N_CODES], memory[slot, PROGRESS_OF] = 0, 0, -1
+
+
+@njit(cache=True)
+def _heard(devices: Matrix, world: World, i: int, rows: Matrix, j: int) -> None:
+    """Note a signal: last seen, runtime, reboots, gateway."""
+    at_ms, mode = rows[j, R_EVENT], devices[i, MODE]
+    now_covered = covered(world, at_ms)
+    gap = now_covered - devices[i, QUIET_COVERED]
+    timeout_ms = world.rules[in_force(world, at_ms), devices[i, CLASS], TIMEOUT]
+    if devices[i, LAST_SEEN] != NONE and (world.present[mode] or world.held[mode]) and gap <= timeout_ms:
+        devices[i, RUNTIME] += gap
+    boot, seq = rows[j, R_BOOT], rows[j, R_SEQ]
+    backwards = 0 <= seq < devices[i, SEQ]
+    if backwards or (boot >= 0 and devices[i, BOOT] >= 0 and boot != devices[i, BOOT]):
+        devices[i, REBOOTS] += 1
+    devices[i, LAST_SEEN] = devices[i, QUIET_SINCE] = at_ms
+    devices[i, QUIET_COVERED] = now_covered
+    if boot >= 0:
+        devices[i, BOOT] = boot
+    if seq >= 0:
+        devices[i, SEQ] = seq
+    if rows[j, R_GATEWAY] >= 0:
+        devices[i, GATEWAY] = rows[j, R_GATEWAY]
+
+
+@njit(cache=True)
+def _advance(memory: Matrix, slot: int, world: World, policy: int, of_class: int, code: int, at_ms: int) -> bool:
+    """Advance the flagged sequence by one code; True where that completes it. The latest start of each prefix is kept."""
+    count = 0
+    while count < MAX_SEQUENCE and world.steps[policy, of_class, count] >= 0:
+        count += 1
+    if memory[slot, PROGRESS_OF] != world.sequence[policy, of_class]:
+        for step in range(count - 1):
+            memory[slot, PROGRESS + step] = NONE
+    complete = False
+    for step in range(count - 1, -1, -1):
+        if world.steps[policy, of_class, step] != code:
+            continue
+        start_ms = at_ms if step == 0 else memory[slot, PROGRESS + step - 1]
+        if start_ms == NONE or at_ms - start_ms > world.rules[policy, of_class, FLAGGED_WINDOW]:
+            continue
+        if step == count - 1:
+            complete = True
+        else:
+            memory[slot, PROGRESS + step] = start_ms
+    memory[slot, PROGRESS_OF] = -1
+    for step in range(count - 1):
+        if memory[slot, PROGRESS + step] != NONE:
+            memory[slot, PROGRESS_OF] = world.sequence[policy, of_class]
+    return complete
+
+
+@njit(cache=True)
+def _error(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
+    """Count an error into the facts: degraded by number, flagged by order."""
+    at_ms, slot, of_class = rows[j, R_EVENT], devices[i, MEMORY], devices[i, CLASS]
+    policy = in_force(world, at_ms)
+    least_ms = at_ms - world.rules[policy, of_class, DEGRADED_WINDOW]
+    needed, shown = world.rules[policy, of_class, DEGRADED_ERRORS], world.rules[policy, of_class, LAST_ERRORS]
+    count = 0
+    for one in range(max(0, memory[slot, N_TIMES] + 1 - needed), memory[slot, N_TIMES]):
+        if memory[slot, TIMES + one] >= least_ms:
+            memory[slot, TIMES + count] = memory[slot, TIMES + one]
+            count += 1
+    memory[slot, TIMES + count] = at_ms
+    memory[slot, N_TIMES] = count + 1
+    known = memory[slot, N_CODES]
+    skipped = max(0, known + 1 - shown)
+    for one in range(skipped, known):
+        memory[slot, CODES + one - skipped] = memory[slot, CODES + one]
+    if shown > 0:
+        memory[slot, CODES + known - skipped] = rows[j, R_CODE]
+    memory[slot, N_CODES] = known + 1 - skipped
+    if count + 1 == needed:
+        devices[i, DEGRADED_UNTIL] = memory[slot, TIMES] + world.rules[policy, of_class, DEGRADED_WINDOW]
+        said = _change(devices, memory, world, told, said, i, _ERRORS, at_ms, j)
+    if _advance(memory, slot, world, policy, of_class, rows[j, R_CODE], at_ms):
+        devices[i, FLAGGED_UNTIL] = at_ms + world.rules[policy, of_class, FLAGGED_HOLD]
+        said = _change(devices, memory, world, told, said, i, _SEQUENCE, at_ms, j)
+    return said
+
+
+@njit(cache=True)
+def _note(told: Matrix, said: int, what: int, i: int, j: int) -> int:
+    told[said, T_WHAT], told[said, T_DEVICE], told[said, T_ROW] = what, i, j
+    return said + 1
+
+
+@njit(cache=True)
+def _apply(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, rows: Matrix, j: int) -> int:
+    """Let one signal or will act."""
+    i, at_ms, boot = rows[j, R_DEVICE], rows[j, R_EVENT], rows[j, R_BOOT]
+    if rows[j, R_KIND] == _DEATH:
+        mode = devices[i, MODE]
+        earlier = boot >= 0 and devices[i, BOOT] >= 0 and boot != devices[i, BOOT]
+        if mode not in (ABSENT, _DECOMMISSIONED) and not earlier:
+            devices[i, DEATH], devices[i, DEATH_COVERED] = at_ms, covered(world, at_ms)
+        return said
+    if devices[i, MODE] == ABSENT:
+        if world.quarantines[in_force(world, at_ms)]:
+            return _note(told, said, UNKNOWN_DEVICE, i, j)
+        _born(devices, memory, world, i, rows, j)
+    if devices[i, MODE] == _DECOMMISSIONED:
+        return _note(told, said, AFTER_DECOMMISSION, i, j)
+    _heard(devices, world, i, rows, j)
+    if devices[i, DEATH] == NONE or rows[j, R_RECEIVED] > devices[i, DEATH]:
+        devices[i, DEATH] = devices[i, DEATH_COVERED] = NONE
+        said = _change(devices, memory, world, told, said, i, _SIGNAL, at_ms, j)
+    if rows[j, R_KIND] == _ERROR:
+        said = _error(devices, memory, world, told, said, i, rows, j)
+    return said
+
+
+@njit(cache=True)
+def judge_rows(devices: Matrix, memory: Matrix, world: World, rows: Matrix, first: int, told: Matrix) -> tuple[int, int]:
+    """Judge rows from ``first`` on, silence acting between them.
+
+    Returns:
+        The row to go on with (their number when all are judged), and how many judgements are told.
+    """
+    said = 0
+    for j in range(first, len(rows)):
+        if said + ROOM > len(told):
+            return j, said
+        said = _expire(devices, memory, world, told, said, rows[j, R_DEVICE], rows[j, R_EVENT])
+        said = _apply(devices, memory, world, told, said, rows, j)
+    return len(rows), said
+
+
+@njit(cache=True)
+def spread(offsets: NDArray[np.int32], text: NDArray[np.uint8], width_ms: int) -> Int64s:
+    """Return for each device a delay below ``width_ms`` that follows from its id alone (FNV-1a), in milliseconds.
+
+    Args:
+        offsets: where each id begins in ``text``, and where the last one ends.
+        text: the ids in UTF-8.
+        width_ms: at least 1.
+    """
+    delays = np.empty(len(offsets) - 1, np.int64)
+    for i in range(len(delays)):
+        mixed = np.uint64(14695981039346656037)
+        for at in range(offsets[i], offsets[i + 1]):
+            mixed = (mixed ^ np.uint64(text[at])) * np.uint64(1099511628211)
+        delays[i] = np.int64((mixed >> np.uint64(1)) % np.uint64(width_ms))
+    return delays
+
+
+@njit(cache=True)
+def let_pass(devices: Matrix, memory: Matrix, world: World, through_ms: Int64s, first: int, told: Matrix) -> tuple[int, int, int]:
+    """Let silence act on each device from ``first`` on, through its instant of ``through_ms``.
+
+    Returns:
+        The device to go on with, how many judgements are told, and the earliest deadline that is left, counted from
+        each device's own instant (`NEVER` without one).
+    """
+    said, left_ms = 0, NEVER
+    for i in range(first, len(devices)):
+        if said + ROOM > len(told):
+            return i, said, left_ms
+        said = _expire(devices, memory, world, told, said, i, through_ms[i] + 1)
+        if devices[i, MODE] != ABSENT:
+            due_ms, _ = _next_due(devices, world, i)
+            if due_ms != NEVER:
+                left_ms = min(left_ms, due_ms - through_ms[i])
+    return len(devices), said, left_ms

@@ -1,0 +1,136 @@
+"""What waits for its time: chunks that are written once, read when they come due, and deleted.
+
+Rule 1: a chunk holds rows of one span of event time, so that few are open at a time; it is never rewritten.
+Rule 2: a row is due in the call that moves the frontier past it: what lies at or before the frontier before has been judged.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from fleetpulse.columnar.blocks import SIGNAL_SCHEMA, from_bytes, to_bytes
+
+_SPANS: Final = 8  # of a chunk in the allowed lateness, where batches are shorter than that
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What is known of a chunk without reading it.
+
+    Attributes:
+        number: under which it is kept.
+        first_ms: event time of the first row that is still to be judged.
+        last_ms: event time of the last.
+        rows: how many it holds.
+        signals: whether its columns are those of `SIGNAL_SCHEMA`; otherwise of `ROW_SCHEMA`.
+    """
+
+    number: int
+    first_ms: int
+    last_ms: int
+    rows: int
+    signals: bool
+
+    def to_plain(self) -> list[Any]:
+        """Return it as JSON has it."""
+        return [self.number, self.first_ms, self.last_ms, self.rows, int(self.signals)]
+
+
+@dataclass(slots=True)
+class Waiting:
+    """The chunks of a key group.
+
+    Attributes:
+        chunks: in the order in which they were written.
+        written: how many were ever written: the next one's number.
+    """
+
+    chunks: list[Chunk] = field(default_factory=list[Chunk])
+    written: int = 0
+
+    def __len__(self) -> int:
+        return sum(chunk.rows for chunk in self.chunks)
+
+    def first_ms(self) -> int | None:
+        """Return the event time of the first row that waits."""
+        return min((chunk.first_ms for chunk in self.chunks), default=None)
+
+    def write(self, batch: pa.RecordBatch, width_ms: int) -> Iterator[tuple[int, bytes]]:
+        """Take in rows; yield the chunks to be kept, by number.
+
+        Args:
+            batch: columns of `SIGNAL_SCHEMA` or `ROW_SCHEMA`.
+            width_ms: of the span of event time that a chunk holds.
+        """
+        if not batch.num_rows:
+            return
+        event_ms = batch["event_time_ms"].to_numpy()
+        spans = event_ms // width_ms
+        if spans.min() != spans.max():
+            order = np.argsort(spans, kind="stable")
+            batch, event_ms, spans = batch.take(pa.array(order)), event_ms[order], spans[order]
+        edges = [0, *(np.flatnonzero(np.diff(spans)) + 1).tolist(), batch.num_rows]
+        for begin, end in pairwise(edges):
+            times = event_ms[begin:end]
+            chunk = Chunk(self.written, int(times.min()), int(times.max()), end - begin, batch.schema.equals(SIGNAL_SCHEMA))
+            self.chunks.append(chunk)
+            self.written += 1
+            yield chunk.number, to_bytes(batch.slice(begin, end - begin))
+
+    def take(
+        self, after_ms: int | None, through_ms: int, read: Callable[[int], bytes]
+    ) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch], list[int]]:
+        """Take what is due.
+
+        Args:
+            after_ms: the frontier before: what lies at or before it has been judged.
+            through_ms: the frontier now.
+            read: returns a chunk by its number.
+
+        Returns:
+            Due batches of signals and of other rows, and the numbers of the chunks that are no longer needed.
+        """
+        signals: list[pa.RecordBatch] = []
+        others: list[pa.RecordBatch] = []
+        gone: list[int] = []
+        kept: list[Chunk] = []
+        for chunk in self.chunks:
+            if chunk.first_ms > through_ms:
+                kept.append(chunk)
+                continue
+            batch = from_bytes(read(chunk.number))
+            event_ms = batch["event_time_ms"].to_numpy()
+            due = event_ms <= through_ms
+            if after_ms is not None:
+                due &= event_ms > after_ms
+            (signals if chunk.signals else others).append(batch if due.all() else batch.filter(pa.array(due)))
+            if chunk.last_ms <= through_ms:
+                gone.append(chunk.number)
+            else:
+                kept.append(replace(chunk, first_ms=int(event_ms[event_ms > through_ms].min())))
+        self.chunks = kept
+        return signals, others, gone
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {"written": self.written, "chunks": [chunk.to_plain() for chunk in self.chunks]}
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> "Waiting":
+        """The inverse of `to_plain`."""
+        return cls([Chunk(*values[:4], signals=bool(values[4])) for values in plain["chunks"]], plain["written"])
+
+
+def span_ms(advance_ms: int, lateness_ms: int) -> int:
+    """Return the width of the span that a chunk holds: what comes due in one call, but not less than a part of the lateness.
+
+    Args:
+        advance_ms: how far the frontier has moved in this call.
+        lateness_ms: allowed lateness.
+    """
+    least = max(advance_ms, lateness_ms // _SPANS, 1)
+    return 1 << (least - 1).bit_length()
