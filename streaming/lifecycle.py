@@ -1,6 +1,5 @@
 """The lifecycle job: bronze in, judgements out. The JVM plans, shuffles blocks, keeps state and commits."""
 
-import json
 import os
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.block_source import FORMAT, BlockSource
+from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.group_processor import OUTPUT, WATERMARK_DELAY_MS, GroupProcessor
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import Stop, write_status
@@ -60,22 +60,6 @@ def start(spark: SparkSession, home: Home, pause: str = "200 milliseconds") -> S
         .trigger(processingTime=pause)
         .start(str(home.table(JUDGEMENTS.name)))
     )
-
-
-def judged_up_to(checkpoint: Path) -> tuple[int, int] | None:
-    """Return the newest committed batch and the ``received_at`` up to which it judged, in epoch milliseconds.
-
-    Read from the checkpoint itself, so that it is true whether the job runs, stopped or was killed. None before
-    the first batch.
-    """
-    committed = [int(path.name) for path in (checkpoint / "commits").glob("*") if path.name.isdecimal()]
-    for batch in sorted(committed, reverse=True):
-        try:
-            metadata = json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[1])
-        except (OSError, ValueError, IndexError):
-            continue
-        return batch, int(metadata["batchWatermarkMs"]) + WATERMARK_DELAY_MS
-    return None
 
 
 def run_lifecycle(home: Home, stop: Stop) -> None:

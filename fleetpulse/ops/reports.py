@@ -3,17 +3,14 @@
 Rule: a report computes no verdict. What is due for a device is asked of the definition (`core.replay`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
-import pyarrow as pa
-
-from fleetpulse.columnar.blocks import ROW_SCHEMA, batch_to_rows
 from fleetpulse.core.device import World, next_due
 from fleetpulse.core.machine import Trigger
 from fleetpulse.core.messages import EVERYONE, SIGNALS, Clock, Kind, Row
 from fleetpulse.core.replay import Outcome, outcome
-from fleetpulse.io.delta import query
+from fleetpulse.io.delta import fetch, query, reading
 from fleetpulse.io.home import Home
 
 _SIGNALS: Final = ", ".join(f"'{kind.value}'" for kind in sorted(SIGNALS))
@@ -149,11 +146,11 @@ def rows(home: Home, device_id: str | None = None) -> list[Row]:
     """Return the rows of bronze: all, or those of a device and those that concern everybody but ticks."""
     names = ", ".join(
         f"epoch_ms({name.removesuffix('_ms')}) AS {name}" if name in ("received_at_ms", "event_time_ms") else name
-        for name in ROW_SCHEMA.names
+        for name in (field.name for field in fields(Row))
     )
     where = "" if device_id is None else "WHERE device_id = ? OR kind IN ('gap', 'policy')"
     found = query(home, f"SELECT {names} FROM messages {where}", [] if device_id is None else [device_id], tables=["messages"])
-    return batch_to_rows(pa.Table.from_pylist(found, schema=ROW_SCHEMA))
+    return [Row(**{**row, "kind": Kind(row["kind"]), "clock": Clock(row["clock"])}) for row in found]
 
 
 def _due(told: Outcome, device_id: str) -> dict[str, Any]:
@@ -174,17 +171,19 @@ def _due(told: Outcome, device_id: str) -> dict[str, Any]:
 
 def counts(home: Home) -> dict[str, Any]:
     """Return how many devices are in which mode, and how many rows there are of each kind of judgement."""
-    modes = query(home, f"SELECT to_mode AS mode, count(*) AS n FROM ({_NEWEST_OF_DEVICE}) GROUP BY to_mode ORDER BY n DESC")
-    kinds = query(home, "SELECT kind, count(*) AS n FROM judgements WHERE kind != 'summary' GROUP BY kind ORDER BY kind")
-    became = query(home, "SELECT to_mode AS mode, count(*) AS n FROM transitions GROUP BY to_mode ORDER BY to_mode")
-    landed = query(home, "SELECT count(*) AS n, epoch_ms(max(received_at)) AS newest FROM messages", tables=["messages"])
-    refused = query(home, "SELECT reason, count(*) AS n FROM quarantine GROUP BY reason ORDER BY reason", tables=["quarantine"])
-    silent = query(
-        home,
-        """SELECT count(*) AS n FROM (SELECT device_id, arg_max(op, effective_from) AS op FROM devices GROUP BY device_id)
-           WHERE op = 'add' AND device_id NOT IN (SELECT device_id FROM transitions)""",
-        tables=["devices", "judgements"],
-    )
+    with reading(home, ("judgements", "messages", "quarantine", "devices")) as tables:
+        modes = fetch(
+            tables, f"SELECT to_mode AS mode, count(*) AS n FROM ({_NEWEST_OF_DEVICE}) GROUP BY to_mode ORDER BY n DESC"
+        )
+        kinds = fetch(tables, "SELECT kind, count(*) AS n FROM judgements WHERE kind != 'summary' GROUP BY kind ORDER BY kind")
+        became = fetch(tables, "SELECT to_mode AS mode, count(*) AS n FROM transitions GROUP BY to_mode ORDER BY to_mode")
+        landed = fetch(tables, "SELECT count(*) AS n, epoch_ms(max(received_at)) AS newest FROM messages")
+        refused = fetch(tables, "SELECT reason, count(*) AS n FROM quarantine GROUP BY reason ORDER BY reason")
+        silent = fetch(
+            tables,
+            """SELECT count(*) AS n FROM (SELECT device_id, arg_max(op, effective_from) AS op FROM devices GROUP BY device_id)
+               WHERE op = 'add' AND device_id NOT IN (SELECT device_id FROM transitions)""",
+        )
     by_mode = {row["mode"]: row["n"] for row in modes}
     if silent[0]["n"]:
         by_mode["provisioned"] = by_mode.get("provisioned", 0) + silent[0]["n"]
