@@ -16,6 +16,7 @@ from fleetpulse.core.times import format_duration
 HOME_VERSION: Final = 1
 KEY_GROUPS: Final = 8  # fixed for a generation: 8 groups carry about 100,000 devices
 BRIDGE: Final = "bridge-1"
+_NOT_IN_PATHS: Final = "%[]{}*?\\^|"  # Delta's readers take some of them for an encoding or a pattern, and some end on them
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class Home:
             deployment: lateness and clock lead that were asked for; None takes what is there, or the defaults.
 
         Raises:
-            FleetError: it is another deployment's, or cannot be written.
+            FleetError: it is another deployment's, or cannot be written, or tables cannot lie in a folder of that name.
         """
         if self.exists():
             made_for = self.deployment()
@@ -118,6 +119,11 @@ class Home:
                     f"leave them out, or name another --home"
                 )
         else:
+            if odd := [sign for sign in _NOT_IN_PATHS if sign in str(self.path.absolute())]:
+                raise FleetError(
+                    f'a home\'s path has none of {" ".join(_NOT_IN_PATHS)}; got {" ".join(odd)} in "{self.path.absolute()}"; '
+                    f"name another with --home"
+                )
             record = {
                 "version": HOME_VERSION,
                 "deployment": asdict(deployment or Deployment()),
