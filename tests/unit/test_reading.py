@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, TABLES
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
+from fleetpulse.ops import reports
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.unit
@@ -93,3 +94,54 @@ def test_the_verbs_that_look_load_neither_spark_nor_pandas() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_mirror_reads_what_is_new_and_begins_anew_when_files_are_put_together(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    mirror = delta.Mirror(home, ["judgements"])
+    mirror.refresh()
+    seen: list[list[str]] = []
+    for number, device_id in enumerate("abc", 1):
+        delta.create(home, JUDGEMENTS)
+        delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [transition(device_id, number)]), "test", number)
+        mirror.refresh()
+        mirror.refresh()
+        found = delta.fetch(mirror.connection, "SELECT device_id FROM transitions ORDER BY device_id")
+        seen.append([row["device_id"] for row in found])
+    assert seen == [["a"], ["a", "b"], ["a", "b", "c"]]
+    DeltaTable(str(home.table("judgements"))).optimize.compact()
+    mirror.refresh()
+    found = delta.fetch(mirror.connection, "SELECT device_id FROM transitions ORDER BY device_id")
+    assert [row["device_id"] for row in found] == ["a", "b", "c"]
+
+
+def test_files_that_cannot_hold_a_value_are_spared_and_the_others_read(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    delta.create(home, MESSAGES)
+    for number, kind in enumerate(("gap", "heartbeat", "gap"), 1):
+        row = {"received_at_ms": number * 1_000, "kind": kind, "device_id": "d", "site": "s", "clock": "received"}
+        delta.append(home, MESSAGES, delta.to_table(MESSAGES, [row]), "test", number)
+    assert len(delta.files_of(home, MESSAGES, "kind", ["gap"])) == 2
+    found = delta.query(
+        home, "SELECT count(*) AS n FROM messages WHERE kind = 'gap'", tables=["messages"], only={"messages": ("kind", ["gap"])}
+    )
+    assert found == [{"n": 2}]
+    assert [file.rows for file in delta.files_of(home, MESSAGES, "received_at")] == [1, 1, 1]
+
+
+def test_the_first_batch_shows_how_far_it_judged_when_every_group_says_so(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.prepare(None)
+    assert reports.frontier_ms(home, None) is None
+    delta.create(home, JUDGEMENTS)
+
+    def summary(number: int, group: int, at_ms: int | None) -> None:
+        row = {"kind": "summary", "device_id": "_", "key_group": group, "event_time_ms": at_ms}
+        delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [row]), "test", number)
+
+    summary(1, 0, 5_000)
+    assert reports.frontier_ms(home, None) == 5_000
+    summary(2, 1, 3_000)
+    assert reports.frontier_ms(home, None) == 3_000
+    summary(3, 2, None)
+    assert reports.frontier_ms(home, None) is None
