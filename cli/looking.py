@@ -206,9 +206,15 @@ def listen(
     home: HomeOption = DEFAULT_HOME,
     topic: Annotated[str, typer.Option("--topic", help="An MQTT topic filter.")] = "#",
     for_s: Annotated[float, typer.Option("--for", min=1, help="So many seconds.")] = 3600.0,
+    last: Annotated[
+        int, typer.Option("--last", min=0, help="First so many that came before, where all topics are asked for.")
+    ] = 5,
     json_lines: JsonOption = False,
 ) -> None:
-    """Show messages as they come, on any topic, and what becomes of each."""
+    """Show messages as they come, on any topic, and what becomes of each; a message that waits is shown again when it is judged.
+
+    The bridge's own canaries are left out where all topics are asked for; --topic fleet/_/+/tick shows them.
+    """
     from cli.listening import listen as run
 
-    run(_opened(home), topic, for_s, json_lines=json_lines)
+    run(_opened(home), topic, for_s, last, json_lines=json_lines)
