@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import structlog
 import typer
 
 from fleetpulse.core.errors import FleetError
@@ -13,7 +12,6 @@ from fleetpulse.core.mapping import TopicMapping, decode_mapped, parse_mappings
 from fleetpulse.io.broker import load_address
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import Stop
-from fleetpulse.settings import load_settings
 
 jobs = typer.Typer(hidden=True, help="The processes of a run.")
 HomeOption = Annotated[Path, typer.Option("--home")]
@@ -35,6 +33,8 @@ def load_mappings(home: Home) -> tuple[TopicMapping, ...]:
 
 
 def _begin(parent: int | None) -> Stop:
+    import structlog
+
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(), cache_logger_on_first_use=True)
     return Stop(parent).on_signals()
 
@@ -47,6 +47,7 @@ def bridge(
     not_live: Annotated[bool, typer.Option("--not-live")] = False,
 ) -> None:
     """From the broker to segments."""
+    from fleetpulse.settings import load_settings
     from streaming.bridge import BridgeSettings, run_bridge
 
     at = Home(home)

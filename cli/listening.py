@@ -1,102 +1,319 @@
-"""``fleet listen``: every message on the broker, and what becomes of it."""
+"""``fleet listen``: the last messages, then every one on the broker as it comes, and what becomes of each.
+
+Rule 1: what becomes of a message is predicted by the definition's own coverage, and said again when the frontier has passed it.
+Rule 2: it only looks on: a session of its own, nothing acknowledged in another's name, at most `REMEMBERED` messages in memory.
+"""
 
 import os
 import time
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
 
-from rich.console import Console
+import typer
 
 from cli.jobs import load_mappings
 from cli.looking import judged_ms
-from cli.output import as_json
+from cli.output import as_json, console
+from fleetpulse.core.coverage import Listening
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.mapping import TopicMapping, decode_mapped
-from fleetpulse.core.messages import Kind, Origin, Rejection, Row
+from fleetpulse.core.messages import EVERYONE, Clock, Identity, Kind, Origin, Rejection, Row, identity
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.broker import load_address
-from fleetpulse.io.home import Home
+from fleetpulse.io.home import BRIDGE, Home
 from fleetpulse.io.mqtt import Arrived, Receiver
-from fleetpulse.ops import reports
+
+REMEMBERED: Final = 1_000  # shown messages that are followed until they are judged
+CANARY: Final = f"fleet/{EVERYONE}/{BRIDGE}/{Kind.TICK.value}"
+EVERYTHING: Final = "#"
+_ASK_S: Final = 1.0  # how often the checkpoint is asked how far is judged
+_COVERAGE_S: Final = 5.0  # how often gaps are read again
 
 
-def fate(
-    message: Arrived, now_ms: int, frontier_ms: int | None, deployment: Deployment, mappings: tuple[TopicMapping, ...]
-) -> str:
-    """Return what becomes of a message, in words.
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of a message.
+
+    Attributes:
+        state: one word for programs: judged, waiting, late, duplicate, unjudged, quarantined, foreign, history, retained, canary.
+        words: the sentence for people.
+    """
+
+    state: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A message as it was shown.
+
+    Attributes:
+        received_at_ms: when it came.
+        topic: where it was published.
+        payload: its beginning, as text.
+        row: what it was decoded to; None where it was not.
+    """
+
+    received_at_ms: int
+    topic: str
+    payload: str
+    row: Row | None = None
+
+
+def fate(shown: Shown, listening: Listening | None, deployment: Deployment) -> Fate:
+    """Return what becomes of a decoded message, as far as can be said when it comes.
+
+    Args:
+        shown: the message.
+        listening: coverage as known from the rows that have landed.
+        deployment: lateness and clock lead.
+    """
+    row = shown.row
+    assert row is not None, "what was not decoded is not judged"
+    if row.event_time_ms is None:
+        return Fate("unjudged", f"listed, not judged: {row.note}")
+    lead_ms = row.event_time_ms - shown.received_at_ms
+    if row.clock is Clock.DEVICE and lead_ms > deployment.max_clock_lead_ms:
+        return Fate("unjudged", f"listed, not judged: its clock is ahead by {format_duration(lead_ms)}")
+    heard = (listening or Listening.begin(shown.received_at_ms)).read(shown.received_at_ms, deployment.allowed_lateness_ms)
+    if heard.frontier_ms is not None and row.event_time_ms <= heard.frontier_ms:
+        return Fate("late", f"late by {format_duration(heard.frontier_ms - row.event_time_ms)}: its time has been judged")
+    due_ms = heard.due_at(row.event_time_ms, deployment.allowed_lateness_ms)
+    if due_ms is None:
+        return Fate("waiting", "waiting: a gap is open, and nothing is judged until it is closed")
+    return Fate("waiting", f"waiting until about {format_instant(due_ms)}, when its time is judged")
+
+
+def read_message(message: Arrived, now_ms: int, mappings: tuple[TopicMapping, ...]) -> tuple[Shown, Fate | None]:
+    """Decode a message as landing will; with its fate where that is known without asking how far is judged.
 
     Args:
         message: as the broker delivered it.
         now_ms: when that was.
-        frontier_ms: what has been judged.
-        deployment: lateness and clock lead.
         mappings: for topics that are not ours.
     """
-    ours = message.topic.startswith("fleet/") or any(mapping.match(message.topic) for mapping in mappings)
+    shown = Shown(now_ms, message.topic, message.payload[:200].decode(errors="backslashreplace"))
     if message.topic.startswith("replay/"):
-        return "history: it is taken where the bridge was started for it"
-    if not ours:
-        return "not our topic: nobody takes it; ours begin with fleet/, others need a mapping (fleet map test)"
+        return shown, Fate("history", "history: it is taken where the bridge was started for it")
+    if not message.topic.startswith("fleet/") and not any(mapping.match(message.topic) for mapping in mappings):
+        words = "not our topic: nobody takes it; ours begin with fleet/, others need a mapping (fleet map test)"
+        return shown, Fate("foreign", words)
     if message.retained:
-        return "a retained copy: not a signal"
-    origin = Origin.BRIDGE if message.topic.endswith("/tick") else Origin.MQTT
-    row = decode_mapped(mappings, message.topic, message.payload, now_ms, origin)
+        return shown, Fate("retained", "a retained copy: not a signal")
+    if message.topic == CANARY:
+        return shown, Fate("canary", "our own canary: we are listening")
+    row = decode_mapped(mappings, message.topic, message.payload, now_ms, Origin.MQTT)
     if isinstance(row, Rejection):
-        return f"quarantined because {row.reason}: {row.detail}"
-    return _fate_of_row(row, now_ms, frontier_ms, deployment)
+        return shown, Fate("quarantined", f"quarantined because {row.reason}: {row.detail}")
+    return Shown(now_ms, shown.topic, shown.payload, row), None
 
 
-def _fate_of_row(row: Row, now_ms: int, frontier_ms: int | None, deployment: Deployment) -> str:
-    if row.kind is Kind.TICK:
-        return "our own canary: we are listening"
-    if row.event_time_ms is None:
-        return f"listed, not judged: {row.note}"
-    lead_ms = row.event_time_ms - now_ms
-    if lead_ms > deployment.max_clock_lead_ms:
-        return f"listed, not judged: its clock is ahead by {format_duration(lead_ms)}"
-    if frontier_ms is not None and row.event_time_ms <= frontier_ms:
-        return f"late by {format_duration(frontier_ms - row.event_time_ms)}: its time has been judged"
-    due_ms = row.event_time_ms + deployment.allowed_lateness_ms
-    return f"waiting until about {format_instant(due_ms)}, when its time is judged"
+class Followed:
+    """Shown messages that wait for the frontier; beyond ``limit`` the one shown first is no longer followed.
+
+    Args:
+        limit: how many are remembered.
+    """
+
+    def __init__(self, limit: int = REMEMBERED) -> None:
+        self._limit = limit
+        self._waiting: dict[Identity, Shown] = {}
+        self.forgotten = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, shown: Shown) -> bool:
+        """Follow a message; False where one of the same identity is followed already: this is a copy."""
+        assert shown.row is not None, "only what was decoded waits"
+        key = identity(shown.row)
+        if key in self._waiting:
+            return False
+        self._waiting[key] = shown
+        if len(self._waiting) > self._limit:
+            del self._waiting[next(iter(self._waiting))]
+            self.forgotten += 1
+        return True
+
+    def passed(self, frontier_ms: int | None) -> list[Shown]:
+        """Return, once each, the messages whose time is judged, in order of event time."""
+        if frontier_ms is None:
+            return []
+        keys = sorted((key for key in self._waiting if key[2] <= frontier_ms), key=lambda key: key[2])
+        return [self._waiting.pop(key) for key in keys]
 
 
-def listen(home: Home, topic: str, for_s: float, *, json_lines: bool) -> None:
+def verdicts(passed: Iterable[Shown], said: Iterable[dict[str, Any]]) -> list[tuple[Shown, Fate]]:
+    """Return what became of messages that the frontier has passed.
+
+    Args:
+        passed: the messages.
+        said: judgements about them, as `reports.said_of` returns them.
+    """
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for judgement in said:
+        key = (judgement["device_id"], judgement["message_kind"], judgement["event_time_ms"], judgement["seq"])
+        found.setdefault(key, []).append(judgement)
+    became: list[tuple[Shown, Fate]] = []
+    for shown in passed:
+        row = shown.row
+        about = found.get((row.device_id, row.kind.value, row.event_time_ms, row.seq), []) if row else []
+        became.append((shown, _verdict(about)))
+    return became
+
+
+def _verdict(about: list[dict[str, Any]]) -> Fate:
+    moved = [f"{one['from_mode']} -> {one['to_mode']} ({one['trigger']})" for one in about if one["kind"] == "transition"]
+    if moved:
+        return Fate("judged", f"judged: {', '.join(moved)}")
+    for one in about:
+        if one["kind"] == "late":
+            return Fate("late", f"late by {format_duration(one['late_by_ms'] or 0)}: {one['reason']}")
+        if one["kind"] != "duplicate":  # that is said of the copy; the one received first was judged
+            return Fate("unjudged", f"not judged, {one['kind'].replace('_', ' ')}: {one['reason']}")
+    return Fate("judged", "judged: it changed no mode")
+
+
+class Listener:
+    """Shows messages and follows them.
+
+    Args:
+        home: the home.
+        topic: an MQTT topic filter.
+        json_lines: for a program.
+    """
+
+    def __init__(self, home: Home, topic: str, *, json_lines: bool) -> None:
+        self.home, self.topic, self.json_lines = home, topic, json_lines
+        self.deployment, self.mappings = home.deployment(), load_mappings(home)
+        self.followed = Followed()
+        self._console = console()
+        self._judged_ms: int | None = None
+        self._asked_s = self._covered_s = float("-inf")
+        self._listening: Listening | None = None
+        self._told = 0
+
+    def earlier(self, last: int, before_ms: int) -> None:
+        """Show the last messages that had landed before we listened."""
+        from fleetpulse.ops import reports
+
+        landed: list[Shown] = []
+        for one in reports.recent(self.home, last, before_ms):
+            shown = Shown(one["received_at_ms"], one["topic"], one["payload"], one["row"])
+            if one["row"] is None:
+                self._say(shown, Fate("quarantined", f"quarantined because {one['reason']}: {one['detail']}"))
+            elif one["row"].event_time_ms is None:
+                self._say(shown, fate(shown, None, self.deployment))
+            else:
+                landed.append(shown)
+        frontier_ms = reports.frontier_ms(self.home, judged_ms(self.home))
+        known = [one for one in landed if frontier_ms is not None and one.row and (one.row.event_time_ms or 0) <= frontier_ms]
+        for shown, became in verdicts(known, reports.said_of(self.home, [one.row for one in known if one.row])):
+            self._say(shown, became)
+        for shown in landed:
+            if shown not in known:
+                self._tell(shown)
+
+    def take(self, message: Arrived) -> None:
+        """Show a message."""
+        if message.topic == CANARY and self.topic == EVERYTHING:
+            return  # one each few seconds, and no device's
+        shown, known = read_message(message, _now_ms(), self.mappings)
+        if known is not None:
+            self._say(shown, known)
+        else:
+            self._tell(shown)
+
+    def _tell(self, shown: Shown) -> None:
+        from fleetpulse.ops import reports
+
+        if time.monotonic() - self._covered_s > _COVERAGE_S:
+            self._listening, self._covered_s = reports.listening(self.home, None), time.monotonic()
+        told = fate(shown, self._listening, self.deployment)
+        if told.state == "waiting" and not self.followed.add(shown):
+            told = Fate("duplicate", "a copy of a message that waits: the one received first counts")
+        self._say(shown, told)
+
+    def follow(self) -> None:
+        """Say of waiting messages that they were judged, once they were."""
+        if not self.followed or time.monotonic() - self._asked_s < _ASK_S:
+            return
+        self._asked_s = time.monotonic()
+        judged = judged_ms(self.home)
+        if judged is None or judged == self._judged_ms:
+            return
+        from fleetpulse.ops import reports
+
+        self._judged_ms = judged
+        passed = self.followed.passed(reports.frontier_ms(self.home, judged))
+        if passed:
+            for shown, became in verdicts(passed, reports.said_of(self.home, [one.row for one in passed if one.row])):
+                self._say(shown, became, again=True)
+        if self.followed.forgotten > self._told:
+            self._told = self.followed.forgotten
+            typer.echo(f"fleet: more than {REMEMBERED} wait; {self._told} were shown and are no longer followed", err=True)
+
+    def _say(self, shown: Shown, told: Fate, *, again: bool = False) -> None:
+        if self.json_lines:
+            line = {"received_at_ms": shown.received_at_ms, "topic": shown.topic, "payload": shown.payload}
+            as_json([{**line, "state": told.state, "fate": told.words}])
+            return
+        out = self._console
+        at = format_instant(shown.received_at_ms)[11:23]
+        payload = "" if again else f"  {shown.payload}"
+        out.print(f"{at}  {shown.topic}{payload}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"              -> {told.words}", markup=False, highlight=False, soft_wrap=True, style=_STYLES.get(told.state))
+
+
+_STYLES: Final = {
+    "judged": "green",
+    "waiting": "cyan",
+    "late": "yellow",
+    "duplicate": "yellow",
+    "unjudged": "yellow",
+    "quarantined": "red",
+    "foreign": "bright_black",
+}
+
+
+def listen(home: Home, topic: str, for_s: float, last: int, *, json_lines: bool) -> None:
     """Show messages until the time is over or Ctrl-C.
 
     Raises:
-        FleetError: no broker is known.
+        FleetError: nothing runs in the home, or the broker does not let us in.
     """
-    console = Console()
-    deployment, mappings = home.deployment(), load_mappings(home)
-    receiver = Receiver(load_address(home.run("broker")), f"fleet-listen-{os.getpid()}", persistent=False)
-    receiver.subscribe({topic})
-    frontier_ms, asked_at, told = None, 0.0, None
+    if home.owner() is None:
+        raise FleetError(
+            f'nothing runs in "{home.path}", so that no message comes; start it with: ./fleet up --home {home.path} '
+            f"(what came before is in: ./fleet devices, late, quarantine)"
+        )
+    address = load_address(home.run("broker"))
+    receiver = Receiver(address, f"fleet-listen-{os.getpid()}", (topic,), persistent=False)
+    listener = Listener(home, topic, json_lines=json_lines)
     limit = time.monotonic() + for_s
+    problem, heard = None, False
     try:
         while time.monotonic() < limit:
-            if time.monotonic() - asked_at > 2:
-                frontier_ms, asked_at = reports.frontier_ms(home, judged_ms(home)), time.monotonic()
-            for message in receiver.poll(0.2):
-                _print(console, message, fate(message, _now_ms(), frontier_ms, deployment, mappings), json_lines)
+            arrived = receiver.poll(0.2)
+            if receiver.connected and not heard:  # what comes from now on is kept for us: there is time to look back
+                heard = True
+                typer.echo(f"fleet: listening to {topic} on {address}; Ctrl-C ends it", err=True)
+                if last and topic == EVERYTHING:
+                    listener.earlier(last, _now_ms())
+            for message in arrived:
+                listener.take(message)
                 receiver.ack([message.token])
-            if receiver.problem and receiver.problem != told:
-                told = receiver.problem
-                console.print(f"[red]{told}[/]")
+            listener.follow()
+            if receiver.problem != problem:
+                problem = receiver.problem
+                if problem:
+                    typer.echo(f"fleet: {problem}; trying again", err=True)
     except KeyboardInterrupt:
         return
     finally:
         receiver.close()
-
-
-def _print(console: Console, message: Arrived, words: str, json_lines: bool) -> None:
-    payload = message.payload[:200].decode(errors="backslashreplace")
-    row: dict[str, Any] = {"received_at_ms": _now_ms(), "topic": message.topic, "payload": payload, "fate": words}
-    if json_lines:
-        as_json([row])
-    else:
-        console.print(
-            f"{format_instant(row['received_at_ms'])[11:23]}  {message.topic}  {payload}", markup=False, highlight=False
-        )
-        console.print(f"              -> {words}", markup=False, style="cyan", highlight=False)
 
 
 def _now_ms() -> int:

@@ -9,9 +9,9 @@ import typer
 from cli.output import as_json, as_table, cell, console, instant_ms, plain_row, show
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.times import format_duration, format_instant
+from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import read_status
-from fleetpulse.ops import reports
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line, all rows.")]
@@ -50,8 +50,6 @@ def _opened(home: Path) -> Home:
 
 def judged_ms(home: Home) -> int | None:
     """Return the ``received_at`` up to which the job has judged."""
-    from streaming.lifecycle import judged_up_to
-
     reached = judged_up_to(home.checkpoint)
     return reached[1] if reached and reached[1] > 1 else None
 
@@ -63,6 +61,8 @@ def status(home: HomeOption = DEFAULT_HOME, json_lines: JsonOption = False) -> N
 
 def status_facts(home: Home) -> dict[str, Any]:
     """Return what `fleet status` shows."""
+    from fleetpulse.ops import reports
+
     facts = reports.counts(home)
     judged = judged_ms(home)
     facts["judged_received_at_ms"] = judged
@@ -103,6 +103,8 @@ def devices(
     last: LastOption = 200,
 ) -> None:
     """List devices with their mode, since when, and when they were last heard."""
+    from fleetpulse.ops import reports
+
     rows = reports.devices(_opened(home), mode)
     columns = ("device_id", "mode", "since", "last_seen", "site", "device_class", "transitions", "messages", "reason")
     show(rows if json_lines else rows[:last], columns, "devices", json_lines=json_lines, total=len(rows))
@@ -116,6 +118,8 @@ def transitions(
     device: Annotated[str | None, typer.Option("--device", help="Of this device only.")] = None,
 ) -> None:
     """List mode changes, in order of event time."""
+    from fleetpulse.ops import reports
+
     opened = _opened(home)
     rows = reports.transitions(opened, device, None if json_lines else last)
     show(rows, TRANSITION_COLUMNS, "transitions", json_lines=json_lines)
@@ -124,6 +128,8 @@ def transitions(
 
 
 def _follow(home: Home, rows: list[dict[str, Any]], device: str | None, json_lines: bool) -> None:
+    from fleetpulse.ops import reports
+
     shown = console()
     newest = max((row["judged_at"] for row in rows), default=None)
     try:
@@ -146,6 +152,8 @@ def _follow(home: Home, rows: list[dict[str, Any]], device: str | None, json_lin
 
 def late(home: HomeOption = DEFAULT_HOME, json_lines: JsonOption = False, last: LastOption = 50) -> None:
     """List messages that came when their time had been judged."""
+    from fleetpulse.ops import reports
+
     rows = reports.late(_opened(home), None if json_lines else last)
     columns = ("received_at", "device_id", "message_kind", "seq", "event_time", "late_by_ms", "reason")
     show(rows, columns, "late messages", json_lines=json_lines)
@@ -153,6 +161,8 @@ def late(home: HomeOption = DEFAULT_HOME, json_lines: JsonOption = False, last: 
 
 def quarantine(home: HomeOption = DEFAULT_HOME, json_lines: JsonOption = False, last: LastOption = 50) -> None:
     """List messages that could not be decoded, with the reason and the raw payload."""
+    from fleetpulse.ops import reports
+
     rows = reports.quarantine(_opened(home), None if json_lines else last)
     shown = rows if json_lines else [{**row, "payload": row["payload"][:60]} for row in rows]
     show(shown, ("received_at", "topic", "reason", "detail", "payload"), "quarantine", json_lines=json_lines)
@@ -164,6 +174,8 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
     Raises:
         FleetError: nobody has heard of it.
     """
+    from fleetpulse.ops import reports
+
     standing = reports.standing(home, device_id, judged_ms(home))
     if standing is None:
         raise FleetError(f'no device "{device_id}" was registered or heard in "{home.path}"; list them with: ./fleet devices')
@@ -194,9 +206,15 @@ def listen(
     home: HomeOption = DEFAULT_HOME,
     topic: Annotated[str, typer.Option("--topic", help="An MQTT topic filter.")] = "#",
     for_s: Annotated[float, typer.Option("--for", min=1, help="So many seconds.")] = 3600.0,
+    last: Annotated[
+        int, typer.Option("--last", min=0, help="First so many that came before, where all topics are asked for.")
+    ] = 5,
     json_lines: JsonOption = False,
 ) -> None:
-    """Show messages as they come, on any topic, and what becomes of each."""
+    """Show messages as they come, on any topic, and what becomes of each; a message that waits is shown again when it is judged.
+
+    The bridge's own canaries are left out where all topics are asked for; --topic fleet/_/+/tick shows them.
+    """
     from cli.listening import listen as run
 
-    run(_opened(home), topic, for_s, json_lines=json_lines)
+    run(_opened(home), topic, for_s, last, json_lines=json_lines)

@@ -19,7 +19,6 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import parse_duration_ms
 from fleetpulse.io.broker import parse_broker_url
 from fleetpulse.io.home import Home
-from fleetpulse.settings import load_settings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -54,6 +53,8 @@ def deployment_of(home: Path, lateness: str | None) -> Deployment | None:
         FleetError: the settings have faults.
         Misuse: the lateness is below a second.
     """
+    from fleetpulse.settings import load_settings  # it costs a tenth of a second, and the verbs that look need none
+
     lateness_ms = None if lateness is None else parse_duration_ms(lateness)
     if lateness_ms is not None and lateness_ms < 1_000:
         raise Misuse(f'--lateness must be at least 1s; got "{lateness}"')

@@ -10,13 +10,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Self
 
+import typer
+
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.broker import Broker, BrokerAddress, save_address
 from fleetpulse.io.home import Home
+from fleetpulse.io.jars import absent_jars, resolve_jars
+from fleetpulse.io.java import find_java
 from fleetpulse.io.process import read_status
 
 ROOT: Final = Path(__file__).parents[1]
 _STOP_S: Final = 20
+_WORDS: Final = 700  # a sentence of ours ends with what to do: it is not to be cut off
 _RESTARTS: Final = 5
 
 
@@ -119,7 +124,7 @@ def last_words(log: Path) -> str:
     except OSError:
         return "it has no log"
     telling = [line for line in lines if "Error" in line or "fleet:" in line]
-    return (telling or lines or ["it said nothing"])[-1][:300]
+    return (telling or lines or ["it said nothing"])[-1][:_WORDS]
 
 
 class Run:
@@ -164,7 +169,16 @@ class Run:
         return address
 
     def start(self, name: str, arguments: Sequence[str] = (), restarts: int = 0) -> Job:
-        """Start a job; jobs are stopped in the reverse order."""
+        """Start a job; jobs are stopped in the reverse order.
+
+        Raises:
+            FleetError: Java or the JARs that the lifecycle job needs cannot be had: it would die of it, and be started again.
+        """
+        if name == "lifecycle":
+            find_java()
+            if absent := absent_jars():
+                typer.echo(f"fleet: fetching {len(absent)} JARs of Delta into the project's cache (once)", err=True)
+            resolve_jars()
         job = Job(self.home, name, arguments, restarts)
         self.jobs.append(job)
         job.start()

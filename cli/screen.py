@@ -13,6 +13,7 @@ from cli.output import MODE_COLOURS, as_table
 from cli.processes import Run
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.broker import BrokerAddress
+from fleetpulse.io.delta import Mirror
 from fleetpulse.ops import reports
 
 _REFRESH_S = 2.0
@@ -27,6 +28,7 @@ class Screen:
         self.address = address
         self.began = time.monotonic()
         self._read_at = float("-inf")
+        self._mirror = Mirror(run.home, reports.COUNTED)
         self._counts: dict[str, Any] = {"devices": {}, "messages": 0, "judgements": {}, "quarantine": {}}
         self._last: list[dict[str, Any]] = []
         self._frontier_ms: int | None = None
@@ -36,8 +38,9 @@ class Screen:
         if time.monotonic() - self._read_at < _REFRESH_S:
             return
         home = self.run.home
-        self._counts = reports.counts(home)
-        self._last = reports.transitions(home, last=_LAST)
+        self._mirror.refresh()
+        self._counts = reports.counts_of(home, self._mirror.connection)
+        self._last = reports.transitions_of(self._mirror.connection, last=_LAST)
         self._frontier_ms = reports.frontier_ms(home, judged_ms(home))
         if self._last and self.first_verdict_s is None:
             self.first_verdict_s = time.monotonic() - self.began

@@ -1,14 +1,19 @@
 """Delta tables from outside the JVM: made from their declaration, appended to exactly once, and read with SQL."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import duckdb
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from duckdb import DuckDBPyConnection
 
-from fleetpulse.core.tables import JUDGEMENTS, READINGS, Table
+from fleetpulse.core.tables import JUDGEMENTS, READINGS, TABLES, Table
 from fleetpulse.io.home import Home
 
 _ARROW: Final = {
@@ -18,6 +23,7 @@ _ARROW: Final = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "binary": pa.binary(),
 }
+_SQL: Final = {"string": "VARCHAR", "long": "BIGINT", "int": "INTEGER", "timestamp": "TIMESTAMPTZ", "binary": "BLOB"}
 
 
 def arrow_schema(table: Table) -> pa.Schema:
@@ -64,34 +70,169 @@ def append(home: Home, table: Table, rows: pa.Table, writer: str, number: int) -
     write_deltalake(str(home.table(table.name)), rows, mode="append", commit_properties=properties)
 
 
+Only = Mapping[str, tuple[str, Sequence[Any]]]  # table -> a column, and the values of it that are looked for
+
+
+@contextmanager
+def reading(
+    home: Home, tables: Iterable[str] = (JUDGEMENTS.name,), only: Only = MappingProxyType({})
+) -> Iterator[DuckDBPyConnection]:
+    """Open tables, and the readings of judgements (``transitions``, ``late_events`` ...), as they stand now, for SQL.
+
+    DuckDB reads the files itself: the way over ``pyarrow.dataset`` imports pandas, and costs ten times as much for a file.
+    A table that is not there yet reads as empty, and so does a column that a file does not have.
+
+    Args:
+        home: the home.
+        tables: their names.
+        only: spares files whose statistics say that none of these values is in them; the SQL must ask for them all the same.
+    """
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone='UTC'")
+        for name in tables:
+            table = declared(name)
+            files = [file.path for file in files_of(home, table, *only[name])] if name in only else _paths(home, table)
+            connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {_no_rows(table)}")
+            if files:
+                _from_files(connection, table, files).create_view(name, replace=True)
+        _name_readings(connection, tables)
+        yield connection
+
+
+class Mirror:
+    """Tables of a home in memory, for one who looks again and again: a refresh reads only the files that are new.
+
+    Args:
+        home: the home.
+        tables: their names.
+    """
+
+    def __init__(self, home: Home, tables: Sequence[str]) -> None:
+        self.home = home
+        self.connection = duckdb.connect()
+        self.connection.execute("SET TimeZone='UTC'")
+        self._known: dict[str, set[Path]] = {name: set() for name in tables}
+        for name in tables:
+            self.connection.execute(f"CREATE TABLE {name} AS SELECT * FROM {_no_rows(declared(name))}")
+        _name_readings(self.connection, tables)
+
+    def refresh(self) -> None:
+        """Take in what was written since; all of it anew where files were put together or removed."""
+        for name, known in self._known.items():
+            present = set(_paths(self.home, declared(name)))
+            if known - present:
+                self.connection.execute(f"DELETE FROM {name}")
+                known.clear()
+            if fresh := sorted(present - known):
+                _from_files(self.connection, declared(name), fresh).insert_into(name)
+                known |= present
+
+
+def declared(name: str) -> Table:
+    """Return the declaration of a table."""
+    return next(table for table in TABLES if table.name == name)
+
+
+def _no_rows(table: Table) -> str:
+    nothing = ", ".join(f"CAST(NULL AS {_SQL[column.type]}) AS {_quoted(column.name)}" for column in table.columns)
+    return f"(SELECT {nothing} WHERE false)"
+
+
+def _name_readings(connection: DuckDBPyConnection, tables: Iterable[str]) -> None:
+    if JUDGEMENTS.name in tables:
+        for name, kind in READINGS.items():
+            connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {JUDGEMENTS.name} WHERE kind = '{kind}'")
+
+
+def _from_files(connection: DuckDBPyConnection, table: Table, files: Iterable[Path]) -> duckdb.DuckDBPyRelation:
+    names = [escape(str(file)) for file in files]  # DuckDB would take a bracket in a home's path for a pattern
+    found = connection.read_parquet(names, hive_partitioning=bool(table.partitioned_by), union_by_name=True)
+    # Spark writes instants without their zone, Arrow with it: what a table declares is what is read.
+    columns = ", ".join(
+        f"CAST({_quoted(column.name) if column.name in found.columns else 'NULL'} AS {_SQL[column.type]}) "
+        f"AS {_quoted(column.name)}"
+        for column in table.columns
+    )
+    return found.project(columns)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of a table, as the log describes it.
+
+    Attributes:
+        path: where it lies.
+        rows: how many it holds; None where the log does not say.
+        least: the least value of the column that was asked about; None where the log does not say.
+        greatest: likewise the greatest.
+    """
+
+    path: Path
+    rows: int | None
+    least: Any
+    greatest: Any
+
+
+def files_of(home: Home, table: Table, column: str, values: Sequence[Any] | None = None) -> list[File]:
+    """Return the files of a table's newest version, without opening one.
+
+    Args:
+        home: the home.
+        table: the table.
+        column: whose statistics are wanted.
+        values: leave out the files that hold none of them for sure; None leaves out none.
+    """
+    if not (home.table(table.name) / "_delta_log").exists():
+        return []
+    log = DeltaTable(str(home.table(table.name))).get_add_actions(flatten=True)
+    nothing = [None] * log.num_rows
+    told = (
+        log[name].to_pylist() if name in log.column_names else nothing
+        for name in ("path", "num_records", f"min.{column}", f"max.{column}")
+    )
+    files = [File(home.table(table.name) / path, *rest) for path, *rest in zip(*told, strict=True)]
+    if values is None:
+        return files
+    return [
+        file
+        for file in files
+        if file.least is None or file.greatest is None or any(file.least <= value <= file.greatest for value in values)
+    ]
+
+
+def _paths(home: Home, table: Table) -> list[Path]:
+    """Return the files of a table's newest version; `DeltaTable.file_uris` would spell a space in a home's path ``%20``."""
+    folder = home.table(table.name)
+    if not (folder / "_delta_log").exists():
+        return []
+    return [folder / str(name) for name in DeltaTable(str(folder)).get_add_actions()["path"].to_pylist()]
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'  # a column is named trigger
+
+
+def fetch(connection: DuckDBPyConnection, sql: str, parameters: Iterable[Any] = ()) -> list[dict[str, Any]]:
+    """Run SQL over opened tables; return rows by column name."""
+    result = connection.execute(sql, list(parameters))
+    names = [column[0] for column in result.description]
+    return [dict(zip(names, values, strict=True)) for values in result.fetchall()]
+
+
 def query(
-    home: Home, sql: str, parameters: Iterable[Any] = (), tables: Iterable[str] = (JUDGEMENTS.name,)
+    home: Home,
+    sql: str,
+    parameters: Iterable[Any] = (),
+    tables: Iterable[str] = (JUDGEMENTS.name,),
+    only: Only = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
     """Run SQL over tables, and over the readings of judgements (``transitions``, ``late_events`` ...).
 
     Returns:
         Rows by column name. A table that is not there yet reads as empty.
     """
-    with duckdb.connect() as connection:
-        connection.execute("SET TimeZone='UTC'")
-        for name in tables:
-            path = home.table(name)
-            if (path / "_delta_log").exists():
-                connection.register(name, DeltaTable(str(path)).to_pyarrow_dataset())
-            else:
-                connection.register(name, _empty(name))
-        if JUDGEMENTS.name in tables:
-            for reading, kind in READINGS.items():
-                connection.execute(f"CREATE VIEW {reading} AS SELECT * FROM {JUDGEMENTS.name} WHERE kind = '{kind}'")
-        result = connection.execute(sql, list(parameters))
-        names = [column[0] for column in result.description]
-        return [dict(zip(names, values, strict=True)) for values in result.fetchall()]
-
-
-def _empty(name: str) -> pa.Table:
-    from fleetpulse.core.tables import TABLES
-
-    return next(to_table(table, []) for table in TABLES if table.name == name)
+    with reading(home, tables, only) as connection:
+        return fetch(connection, sql, parameters)
 
 
 def version(path: Path) -> int:

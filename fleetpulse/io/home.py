@@ -1,5 +1,6 @@
 """A home: the folder in which one installation keeps everything, and the lock that lets one run use it."""
 
+import errno
 import fcntl
 import json
 import os
@@ -16,6 +17,19 @@ from fleetpulse.core.times import format_duration
 HOME_VERSION: Final = 1
 KEY_GROUPS: Final = 8  # fixed for a generation: 8 groups carry about 100,000 devices
 BRIDGE: Final = "bridge-1"
+_NOT_IN_PATHS: Final = "%[]{}*?\\^|"  # Delta's readers take some of them for an encoding or a pattern, and some end on them
+
+_BEFORE_A_HOME: Final = frozenset({"settings.toml", "mapping.toml", "home.json.new", "lost+found", ".DS_Store"})
+_ANOTHER: Final = "name another with --home"
+
+
+def _cure(error: OSError) -> str:
+    """Return what to do about a folder that the system refuses."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"free some space, or {_ANOTHER}"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"make it yours to write, or {_ANOTHER}"
+    return _ANOTHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +96,17 @@ class Home:
             raise FleetError(
                 f'there is no fleet in "{self.path}"; begin one with: ./fleet up --home {self.path}, or name another with --home'
             ) from None
+        except NotADirectoryError:
+            raise FleetError(f'a home is a folder; "{self.path}" is, or lies below, a file; {_ANOTHER}') from None
+        except OSError as error:
+            raise FleetError(f'the home "{self.path}" cannot be read ({error.strerror}); {_cure(error)}') from None
         except ValueError as error:
             raise FleetError(f'"{self.path}/home.json" is damaged ({error}); restore it, or begin another home') from None
-        if record.get("version") != HOME_VERSION:
+        if not isinstance(record, dict) or "version" not in record:
+            raise FleetError(f'"{self.path}/home.json" was not written by fleetpulse; {_ANOTHER}')
+        if record["version"] != HOME_VERSION:
             raise FleetError(
-                f'the home "{self.path}" has form {record.get("version")}; this version knows {HOME_VERSION}; '
+                f'the home "{self.path}" has form {record["version"]}; this version knows {HOME_VERSION}; '
                 f"use the fleetpulse that made it, or another home"
             )
         return record
@@ -106,7 +126,7 @@ class Home:
             deployment: lateness and clock lead that were asked for; None takes what is there, or the defaults.
 
         Raises:
-            FleetError: it is another deployment's, or cannot be written.
+            FleetError: it is another deployment's, or cannot be written, or tables cannot lie in a folder of that name.
         """
         if self.exists():
             made_for = self.deployment()
@@ -118,6 +138,15 @@ class Home:
                     f"leave them out, or name another --home"
                 )
         else:
+            if odd := [sign for sign in _NOT_IN_PATHS if sign in str(self.path.absolute())]:
+                raise FleetError(
+                    f'a home\'s path has none of {" ".join(_NOT_IN_PATHS)}; got {" ".join(odd)} in "{self.path.absolute()}"; '
+                    f"{_ANOTHER}"
+                )
+            if strange := self._strangers():
+                raise FleetError(
+                    f'a home begins in a new or an empty folder; "{self.path}" is no home and holds {strange}; {_ANOTHER}'
+                )
             record = {
                 "version": HOME_VERSION,
                 "deployment": asdict(deployment or Deployment()),
@@ -125,8 +154,20 @@ class Home:
                 "recordings": {},
             }
             self._write_record(record)
-        for folder in (self.broker, self.segments, self.commands, self.logs, self.path / "run", self.path / "tables"):
-            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for folder in (self.broker, self.segments, self.commands, self.logs, self.path / "run", self.path / "tables"):
+                folder.mkdir(parents=True, exist_ok=True)
+            (self.path / "lock").touch()
+        except OSError as error:
+            raise FleetError(f'the home "{self.path}" cannot be written ({error.strerror}); {_cure(error)}') from None
+
+    def _strangers(self) -> str:
+        """Name some of what lies in a folder that is no home; empty where a home may begin."""
+        try:
+            names = sorted(path.name for path in self.path.iterdir() if path.name not in _BEFORE_A_HOME)
+        except OSError:
+            return ""  # there is none yet, or making it says why not
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
     def remember(self, recording: str, facts: dict[str, Any]) -> None:
         """Write down what a recording is played with, so that the same command can go on with it."""
@@ -141,9 +182,7 @@ class Home:
             fresh.write_text(json.dumps(record, indent=1))
             fresh.replace(self.path / "home.json")
         except OSError as error:
-            raise FleetError(
-                f'the home "{self.path}" cannot be written ({error.strerror}); free some space, or name another with --home'
-            ) from None
+            raise FleetError(f'the home "{self.path}" cannot be written ({error.strerror}); {_cure(error)}') from None
 
     @contextmanager
     def locked(self, by: str) -> Iterator[None]:

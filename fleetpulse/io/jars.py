@@ -102,10 +102,21 @@ def resolve_jars(folder: Path | None = None, jars: Sequence[Jar] = JARS) -> list
         FleetError: one cannot be fetched, or is not what was pinned.
     """
     folder = folder or cache_dir() / "jars"
-    if absent := [jar for jar in jars if not (folder / jar.name).exists()]:
+    if absent := absent_jars(folder, jars):
         with ThreadPoolExecutor(max_workers=4) as pool:  # the wait is the network's
-            list(pool.map(lambda jar: _install(folder, jar), absent))
+            under_way = [pool.submit(_install, folder, jar) for jar in absent]
+            try:
+                for one in under_way:
+                    one.result()
+            finally:
+                pool.shutdown(cancel_futures=True)  # one that cannot be had is enough to say so
     return [folder / jar.name for jar in jars]
+
+
+def absent_jars(folder: Path | None = None, jars: Sequence[Jar] = JARS) -> list[Jar]:
+    """Return the JARs that are not in the cache."""
+    folder = folder or cache_dir() / "jars"
+    return [jar for jar in jars if not (folder / jar.name).exists()]
 
 
 def _install(folder: Path, jar: Jar) -> None:

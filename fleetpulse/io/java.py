@@ -72,7 +72,17 @@ def _fetch(seen: str) -> Path:
     try:
         return Path(str(cjdk.java_home(vendor="temurin", version=str(MINIMUM), cache_dir=cache_dir() / "jdk")))
     except Exception as error:  # what it lets through differs with its release: network, archive, disk
-        raise FleetError(f"Java {MINIMUM} or newer is needed: {seen}, and none could be fetched ({error}); {_CURE}") from error
+        raise FleetError(
+            f"Java {MINIMUM} or newer is needed: {seen}, and none could be fetched ({_reason(error)}); {_CURE}"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return the deepest cause in one line: what is above it repeats it, with addresses and objects."""
+    while (deeper := error.__cause__ or error.__context__) is not None:
+        error = deeper
+    lines = str(error).splitlines()
+    return (lines[0] if lines else type(error).__name__)[:200]
 
 
 def _remember(fetched: Path, home: Path) -> None:

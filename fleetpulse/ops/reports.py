@@ -3,19 +3,21 @@
 Rule: a report computes no verdict. What is due for a device is asked of the definition (`core.replay`).
 """
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
-import pyarrow as pa
-
-from fleetpulse.columnar.blocks import ROW_SCHEMA, batch_to_rows
+from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import World, next_due
 from fleetpulse.core.machine import Trigger
 from fleetpulse.core.messages import EVERYONE, SIGNALS, Clock, Kind, Row
 from fleetpulse.core.replay import Outcome, outcome
-from fleetpulse.io.delta import query
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io.delta import DuckDBPyConnection, fetch, files_of, query, reading
 from fleetpulse.io.home import Home
 
+COUNTED: Final = ("judgements", "quarantine", "devices")
 _SIGNALS: Final = ", ".join(f"'{kind.value}'" for kind in sorted(SIGNALS))
 _NEWEST_OF_DEVICE: Final = """
     SELECT * FROM transitions
@@ -26,6 +28,11 @@ _TRANSITION: Final = """
     runtime_ms, last_errors, reason, policy_version, received_at, judged_at
 """
 
+_ROW: Final = ", ".join(
+    f"epoch_ms({name.removesuffix('_ms')}) AS {name}" if name in ("received_at_ms", "event_time_ms") else name
+    for name in (field.name for field in fields(Row))
+)
+
 
 def transitions(home: Home, device_id: str | None = None, last: int | None = None) -> list[dict[str, Any]]:
     """Return transitions, in order of event time.
@@ -35,11 +42,17 @@ def transitions(home: Home, device_id: str | None = None, last: int | None = Non
         device_id: of this device only.
         last: only so many, the newest.
     """
+    with reading(home) as tables:
+        return transitions_of(tables, device_id, last)
+
+
+def transitions_of(tables: DuckDBPyConnection, device_id: str | None = None, last: int | None = None) -> list[dict[str, Any]]:
+    """Return what `transitions` does, from judgements that are open."""
     where, parameters = ("WHERE device_id = ?", [device_id]) if device_id else ("", [])
     limit = f"LIMIT {int(last)}" if last is not None else ""
     order = "event_time {0}, device_id {0}, life {0}, transition_no {0}"
     inner = f"SELECT {_TRANSITION} FROM transitions {where} ORDER BY {order.format('DESC')} {limit}"
-    return query(home, f"SELECT * FROM ({inner}) ORDER BY {order.format('ASC')}", parameters)
+    return fetch(tables, f"SELECT * FROM ({inner}) ORDER BY {order.format('ASC')}", parameters)
 
 
 def transitions_since(home: Home, version: int | None) -> list[dict[str, Any]]:
@@ -122,38 +135,145 @@ def standing(home: Home, device_id: str, judged_ms: int | None) -> Standing | No
     listed = [row for row in devices(home) if row["device_id"] == device_id]
     if not listed:
         return None
-    told = outcome(_rows(home, device_id, judged_ms), home.deployment())
-    return Standing({**listed[0], **_due(told, device_id)}, transitions(home, device_id))
+    if judged_ms is None:  # the first batch is under way: what is due is not known, and nothing is guessed
+        facts: dict[str, Any] = {"judged_up_to_ms": _first_frontier_ms(home)}
+    else:
+        facts = _due(outcome(_rows(home, device_id, judged_ms), home.deployment()), device_id)
+    return Standing({**listed[0], **facts}, transitions(home, device_id))
 
 
 def frontier_ms(home: Home, judged_ms: int | None) -> int | None:
-    """Return the frontier of what has been judged, in epoch milliseconds."""
+    """Return the frontier of what has been judged, in epoch milliseconds.
+
+    Args:
+        home: the home.
+        judged_ms: ``received_at`` up to which the job has judged; None where its checkpoint does not say so yet.
+    """
     if judged_ms is None:
+        return _first_frontier_ms(home)
+    told = listening(home, judged_ms)
+    return told.frontier_ms if told else None
+
+
+def _first_frontier_ms(home: Home) -> int | None:
+    """Return up to where the first batch has judged: the checkpoint says so with the second, the summaries with their rows.
+
+    Each key group that has had a row says a summary then, at its own frontier; all of them have come to the least.
+    """
+    found = query(
+        home,
+        """SELECT epoch_ms(min(reached)) AS least, count(reached) = count(*) AS all_have_one FROM
+           (SELECT key_group, max(event_time) AS reached FROM judgements WHERE kind = 'summary' GROUP BY key_group)""",
+    )
+    return found[0]["least"] if found[0]["all_have_one"] else None
+
+
+def listening(home: Home, through_ms: int | None) -> Listening | None:
+    """Return coverage and frontier, by the rows received up to an instant; by all that have landed where it is None.
+
+    Of bronze only the files with gap rows are opened: somebody asks each second.
+    """
+    span = _span(home)
+    if span is None:
         return None
-    told = outcome(_rows(home, EVERYONE, judged_ms), home.deployment())
-    return told.listening.frontier_ms if told.listening else None
+    told = query(home, "SELECT DISTINCT received_at FROM coverage", tables=["coverage"])
+    gaps: list[Row] = []
+    if told:
+        only = {"messages": ("received_at", [row["received_at"] for row in told])}
+        found = query(home, f"SELECT {_ROW} FROM messages WHERE kind = 'gap'", tables=["messages"], only=only)
+        gaps = [_row(row) for row in found]
+    return outcome(_through(gaps, span, through_ms), home.deployment()).listening
 
 
-def _rows(home: Home, device_id: str, judged_ms: int | None) -> list[Row]:
-    """Return a device's rows and those for everybody, as far as is judged; two ticks stand for how far we have listened."""
-    span = query(home, "SELECT epoch_ms(min(received_at)) a, epoch_ms(max(received_at)) z FROM messages", tables=["messages"])
-    first_ms, last_ms = span[0]["a"], span[0]["z"]
-    if first_ms is None:
+def recent(home: Home, last: int, before_ms: int) -> list[dict[str, Any]]:
+    """Return the last messages that landed, oldest first, decoded or quarantined; the bridge's own rows are left out.
+
+    Returns:
+        ``received_at_ms``, ``topic``, ``payload`` (as text, and of what was decoded), ``row`` (None where it was quarantined),
+        ``reason`` and ``detail``.
+    """
+    decoded = f"SELECT {_ROW} FROM messages WHERE origin != 'bridge' AND epoch_ms(received_at) < ?"
+    refused = """SELECT epoch_ms(received_at) AS received_at_ms, topic, payload, reason, detail FROM quarantine
+                 WHERE epoch_ms(received_at) < ?"""
+    order = f"ORDER BY received_at_ms DESC LIMIT {int(last)}"
+    with reading(home, ("messages", "quarantine")) as tables:
+        rows_ = [_row(found) for found in fetch(tables, f"{decoded} {order}", [before_ms])]
+        quarantined = fetch(tables, f"{refused} {order}", [before_ms])
+    nothing: dict[str, Any] = {"row": None, "reason": None, "detail": None}
+    listed = [
+        {
+            **nothing,
+            "received_at_ms": row.received_at_ms,
+            "topic": f"fleet/{row.site}/{row.device_id}/{row.kind.value}",
+            "payload": _payload(row),
+            "row": row,
+        }
+        for row in rows_
+    ]
+    listed += [
+        {**nothing, **one, "payload": (one["payload"] or b"")[:200].decode(errors="backslashreplace")} for one in quarantined
+    ]
+    return sorted(listed, key=lambda one: one["received_at_ms"])[-last:]
+
+
+def _payload(row: Row) -> str:
+    if row.body:
+        return row.body[:200]
+    content = {"ts": row.event_time_ms, "seq": row.seq, "boot": row.boot, "code": row.code}
+    return json.dumps({name: value for name, value in content.items() if value is not None})
+
+
+def said_of(home: Home, messages: Iterable[Row]) -> list[dict[str, Any]]:
+    """Return the judgements that were made of messages: what they changed, or why they were not judged."""
+    wanted = list(messages)
+    instants = [row.event_time_ms for row in wanted if row.event_time_ms is not None]
+    if not instants:
         return []
-    through_ms = last_ms if judged_ms is None else min(judged_ms, last_ms)
+    return query(
+        home,
+        """SELECT kind, device_id, message_kind, epoch_ms(event_time) AS event_time_ms, seq, from_mode, to_mode, "trigger",
+           reason, late_by_ms FROM judgements WHERE message_kind IS NOT NULL AND epoch_ms(event_time) BETWEEN ? AND ?
+           AND list_contains(?, device_id) ORDER BY life, transition_no""",
+        [min(instants), max(instants), sorted({row.device_id for row in wanted})],
+    )
+
+
+def _rows(home: Home, device_id: str, through_ms: int) -> list[Row]:
+    """Return a device's rows and those for everybody, up to an instant."""
+    span = _span(home)
+    return [] if span is None else _through(rows(home, device_id), span, through_ms)
+
+
+def _through(rows_: list[Row], span: tuple[int, int], through_ms: int | None) -> list[Row]:
+    """Return rows up to an instant; two ticks stand for how far we have listened."""
+    first_ms, last_ms = span
+    through_ms = last_ms if through_ms is None else min(through_ms, last_ms)
     ticks = [Row(at, Kind.TICK, EVERYONE, EVERYONE, at, Clock.RECEIVED) for at in (first_ms, through_ms)]
-    return [row for row in rows(home, device_id) if row.received_at_ms <= through_ms] + ticks
+    return [row for row in rows_ if row.received_at_ms <= through_ms] + ticks
+
+
+def _span(home: Home) -> tuple[int, int] | None:
+    """Return ``received_at`` of the first and of the newest row of bronze, from its log; None without rows."""
+    files = [file for file in files_of(home, MESSAGES, "received_at") if file.rows != 0]
+    if not files:
+        return None
+    if any(file.least is None or file.greatest is None for file in files):
+        found = query(home, "SELECT min(received_at) AS a, max(received_at) AS z FROM messages", tables=["messages"])
+        least, greatest = found[0]["a"], found[0]["z"]
+    else:
+        least, greatest = min(file.least for file in files), max(file.greatest for file in files)
+    return round(least.timestamp() * 1000), round(greatest.timestamp() * 1000)
 
 
 def rows(home: Home, device_id: str | None = None) -> list[Row]:
     """Return the rows of bronze: all, or those of a device and those that concern everybody but ticks."""
-    names = ", ".join(
-        f"epoch_ms({name.removesuffix('_ms')}) AS {name}" if name in ("received_at_ms", "event_time_ms") else name
-        for name in ROW_SCHEMA.names
-    )
     where = "" if device_id is None else "WHERE device_id = ? OR kind IN ('gap', 'policy')"
-    found = query(home, f"SELECT {names} FROM messages {where}", [] if device_id is None else [device_id], tables=["messages"])
-    return batch_to_rows(pa.Table.from_pylist(found, schema=ROW_SCHEMA))
+    found = query(home, f"SELECT {_ROW} FROM messages {where}", [] if device_id is None else [device_id], tables=["messages"])
+    return [_row(row) for row in found]
+
+
+def _row(found: dict[str, Any]) -> Row:
+    return Row(**{**found, "kind": Kind(found["kind"]), "clock": Clock(found["clock"])})
 
 
 def _due(told: Outcome, device_id: str) -> dict[str, Any]:
@@ -174,25 +294,32 @@ def _due(told: Outcome, device_id: str) -> dict[str, Any]:
 
 def counts(home: Home) -> dict[str, Any]:
     """Return how many devices are in which mode, and how many rows there are of each kind of judgement."""
-    modes = query(home, f"SELECT to_mode AS mode, count(*) AS n FROM ({_NEWEST_OF_DEVICE}) GROUP BY to_mode ORDER BY n DESC")
-    kinds = query(home, "SELECT kind, count(*) AS n FROM judgements WHERE kind != 'summary' GROUP BY kind ORDER BY kind")
-    became = query(home, "SELECT to_mode AS mode, count(*) AS n FROM transitions GROUP BY to_mode ORDER BY to_mode")
-    landed = query(home, "SELECT count(*) AS n, epoch_ms(max(received_at)) AS newest FROM messages", tables=["messages"])
-    refused = query(home, "SELECT reason, count(*) AS n FROM quarantine GROUP BY reason ORDER BY reason", tables=["quarantine"])
-    silent = query(
-        home,
+    with reading(home, COUNTED) as tables:
+        return counts_of(home, tables)
+
+
+def counts_of(home: Home, tables: DuckDBPyConnection) -> dict[str, Any]:
+    """Return what `counts` does, from tables (`COUNTED`) that are open; bronze itself is counted by its log."""
+    modes = fetch(
+        tables, f"SELECT to_mode AS mode, count(*) AS n FROM ({_NEWEST_OF_DEVICE}) GROUP BY to_mode ORDER BY n DESC, mode"
+    )
+    kinds = fetch(tables, "SELECT kind, count(*) AS n FROM judgements WHERE kind != 'summary' GROUP BY kind ORDER BY kind")
+    became = fetch(tables, "SELECT to_mode AS mode, count(*) AS n FROM transitions GROUP BY to_mode ORDER BY to_mode")
+    refused = fetch(tables, "SELECT reason, count(*) AS n FROM quarantine GROUP BY reason ORDER BY reason")
+    silent = fetch(
+        tables,
         """SELECT count(*) AS n FROM (SELECT device_id, arg_max(op, effective_from) AS op FROM devices GROUP BY device_id)
            WHERE op = 'add' AND device_id NOT IN (SELECT device_id FROM transitions)""",
-        tables=["devices", "judgements"],
     )
     by_mode = {row["mode"]: row["n"] for row in modes}
     if silent[0]["n"]:
         by_mode["provisioned"] = by_mode.get("provisioned", 0) + silent[0]["n"]
+    span = _span(home)
     return {
         "devices": by_mode,
         "transitions": {row["mode"]: row["n"] for row in became},
         "judgements": {row["kind"]: row["n"] for row in kinds},
-        "messages": landed[0]["n"],
-        "newest_received_at_ms": landed[0]["newest"],
+        "messages": sum(file.rows or 0 for file in files_of(home, MESSAGES, "received_at")),
+        "newest_received_at_ms": span[1] if span else None,
         "quarantine": {row["reason"]: row["n"] for row in refused},
     }

@@ -20,8 +20,9 @@ from fleetpulse.core.scenario import Scenario, scenario_policy, simulate
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.block_source import BlockReader
+from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
-from streaming.lifecycle import judged_up_to, start
+from streaming.lifecycle import start
 from tests.histories import START, row, tick
 
 pytestmark = pytest.mark.spark

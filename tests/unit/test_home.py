@@ -1,0 +1,55 @@
+"""A home is used by whom it fits, and refused in one sentence otherwise."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.home import Home
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize("name", ["a[b]", "per%20cent", "all*", "back\\slash"])
+def test_a_home_whose_tables_could_not_be_read_is_refused_before_it_is_made(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match="path has none of"):
+        Home(tmp_path / name).prepare(None)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_file_is_no_home_and_neither_is_what_lies_below_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(FleetError, match="a home is a folder"):
+            Home(path).record()
+        with pytest.raises(FleetError, match="cannot be written"):
+            Home(path).prepare(None)
+
+
+def test_a_folder_of_other_things_is_not_made_a_home(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(FleetError, match="is no home and holds thesis"):
+        Home(tmp_path).prepare(None)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_home_may_begin_where_its_settings_lie_and_is_taken_again(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text("")
+    Home(tmp_path).prepare(None)
+    (tmp_path / "note.txt").write_text("mine")
+    Home(tmp_path).prepare(None)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '"text"', "{", '{"version": 99}'])
+def test_a_record_that_is_not_ours_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "home.json").write_text(content)
+    with pytest.raises(FleetError, match="another"):
+        Home(tmp_path).record()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_is_named_with_its_cure(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(FleetError, match="make it yours to write"):
+        Home(tmp_path / "home").prepare(None)

@@ -1,0 +1,116 @@
+"""What `fleet listen` says of a message, when it comes and when it was judged."""
+
+from dataclasses import replace
+
+import pytest
+
+from cli.listening import CANARY, REMEMBERED, Followed, Shown, fate, read_message, verdicts
+from fleetpulse.core.coverage import Listening
+from fleetpulse.core.messages import Row
+from fleetpulse.core.replay import Deployment
+from fleetpulse.io.mqtt import Arrived
+from tests.histories import START, signal
+
+pytestmark = pytest.mark.unit
+DEPLOYMENT = Deployment(60_000, 300_000)
+LISTENING = Listening.begin(START - 3_600_000).read(START - 1_000, 60_000)
+
+
+def shown(row: Row) -> Shown:
+    return Shown(row.received_at_ms, f"fleet/site/{row.device_id}/{row.kind}", "{}", row)
+
+
+def arrived(topic: str, payload: bytes = b"{}", *, retained: bool = False) -> Arrived:
+    return Arrived(topic, payload, retained, None)
+
+
+def test_a_message_in_time_waits_until_the_lateness_has_passed_since_it_happened() -> None:
+    told = fate(shown(signal(0)), LISTENING, DEPLOYMENT)
+    assert told.state == "waiting" and "2023-11-14T22:14:20.000Z" in told.words
+
+
+def test_a_message_is_late_by_how_far_it_lies_behind_the_frontier_of_its_own_instant() -> None:
+    told = fate(shown(signal(0, received_s=90)), LISTENING, DEPLOYMENT)
+    assert (told.state, told.words) == ("late", "late by 30s: its time has been judged")
+    assert fate(shown(signal(0, received_s=59.9)), LISTENING, DEPLOYMENT).state == "waiting"
+
+
+def test_the_time_of_a_gap_is_added_to_the_wait_and_an_open_one_has_no_end() -> None:
+    opened = LISTENING.open_gap(START - 900, START - 30_000)
+    told = fate(shown(signal(0)), opened, DEPLOYMENT)
+    assert told.state == "waiting" and "a gap is open" in told.words
+    closed = opened.close_gap(START - 800, START + 120_000)
+    told = fate(shown(signal(0)), closed, DEPLOYMENT)
+    assert told.state == "waiting" and "2023-11-14T22:16:20.000Z" in told.words  # 60 s behind its end
+
+
+def test_a_clock_ahead_or_no_time_at_all_is_listed_and_not_judged() -> None:
+    assert fate(shown(signal(301, received_s=0)), LISTENING, DEPLOYMENT).state == "unjudged"
+    assert fate(shown(signal(300, received_s=0)), LISTENING, DEPLOYMENT).state == "waiting"
+    known, told = read_message(arrived("fleet/s/d/heartbeat", b'{"ts": 1700000000}'), START, ())
+    assert told is None
+    assert "looks like seconds" in fate(known, LISTENING, DEPLOYMENT).words
+
+
+@pytest.mark.parametrize(
+    ("message", "state"),
+    [
+        (arrived("zigbee/x"), "foreign"),
+        (arrived("replay/x"), "history"),
+        (arrived("fleet/s/d/heartbeat", retained=True), "retained"),
+        (arrived("fleet/s/d/heartbeat", b"\xff\x00"), "quarantined"),
+        (arrived("fleet/s/d/nonsense"), "quarantined"),
+        (arrived("fleet/s/d/tick"), "quarantined"),
+        (arrived(CANARY), "canary"),
+    ],
+)
+def test_what_is_known_at_once_is_said_at_once(message: Arrived, state: str) -> None:
+    _, told = read_message(message, START, ())
+    assert told is not None and told.state == state
+
+
+def test_a_waiting_message_is_given_back_once_when_the_frontier_has_reached_it() -> None:
+    followed = Followed()
+    first, second = shown(signal(10, seq=2)), shown(signal(5, seq=1))
+    assert followed.add(first) and followed.add(second)
+    assert followed.passed(None) == []
+    assert followed.passed(START + 4_999) == []
+    assert followed.passed(START + 10_000) == [second, first]
+    assert followed.passed(START + 10_000) == [] and len(followed) == 0
+
+
+def test_a_copy_is_known_while_the_message_received_first_waits() -> None:
+    followed = Followed()
+    assert followed.add(shown(signal(10, seq=1)))
+    assert not followed.add(shown(signal(10, seq=1, received_s=12)))
+    assert followed.add(shown(signal(10, seq=2)))
+
+
+def test_memory_is_bounded_and_the_message_shown_first_is_forgotten_first() -> None:
+    followed = Followed()
+    for number in range(REMEMBERED + 5):
+        followed.add(shown(signal(number, seq=number)))
+    assert len(followed) == REMEMBERED and followed.forgotten == 5
+    assert followed.passed(START + 5_000)[0].row == signal(5, seq=5)
+
+
+def test_what_was_said_of_a_message_is_what_became_of_it() -> None:
+    moved, plain, late, refused = (shown(signal(1, device, seq=7)) for device in ("moved", "plain", "late", "refused"))
+    about = {"message_kind": "heartbeat", "event_time_ms": START + 1_000, "seq": 7, "reason": "why", "late_by_ms": 1_500}
+    said = [
+        {**about, "kind": "transition", "device_id": "moved", "from_mode": "offline", "to_mode": "online", "trigger": "signal"},
+        {**about, "kind": "duplicate", "device_id": "plain"},  # said of its copy
+        {**about, "kind": "late", "device_id": "late"},
+        {**about, "kind": "after_decommission", "device_id": "refused"},
+        {**about, "kind": "late", "device_id": "plain", "seq": 8},  # another message
+    ]
+    became = [told for _, told in verdicts([moved, plain, late, refused], said)]
+    assert [told.state for told in became] == ["judged", "judged", "late", "unjudged"]
+    assert became[0].words == "judged: offline -> online (signal)"
+    assert became[1].words == "judged: it changed no mode"
+    assert "after decommission: why" in became[3].words
+
+
+def test_a_message_that_was_not_decoded_is_not_followed() -> None:
+    with pytest.raises(AssertionError):
+        Followed().add(replace(shown(signal(1)), row=None))
