@@ -141,7 +141,9 @@ def _devices(fleet: Fleet, rng: np.random.Generator) -> _Devices:
         silent_from = np.where(silent, QUIET_HOUR_MS, never)
         last = rng.integers(QUIET_HOUR_MS // 3 * 2, QUIET_HOUR_MS - _LONGEST_DELAY_MS, count)
         phase = np.where(silent, rng.integers(0, end_ms - QUIET_HOUR_MS, count), last)
-    back = np.where(silent & (rng.random(count) < 0.5), silent_from + fleet.timeout_ms + rng.integers(5_000, 15_000, count), never)
+    back = np.where(
+        silent & (rng.random(count) < 0.5), silent_from + fleet.timeout_ms + rng.integers(5_000, 15_000, count), never
+    )
     if fleet.one_in != 1:
         back = np.where(back < never, phase + fleet.timeout_ms + 5_000, never)
     return _Devices(
@@ -295,7 +297,9 @@ def _columns(
         "event_time": instant("event_ms"),
         "kind": chosen([*KINDS, "policy"], rows["kind"], np.zeros(count, bool)),
         "device_id": names.take(pa.array(rows["device"])),
-        "site": chosen([*(f"site-{number}" for number in range(5)), EVERYONE], np.where(own, 5, device % 5), np.zeros(count, bool)),
+        "site": chosen(
+            [*(f"site-{number}" for number in range(5)), EVERYONE], np.where(own, 5, device % 5), np.zeros(count, bool)
+        ),
         "clock": chosen(["device", "received"], own.astype(np.int64), np.zeros(count, bool)),
         "boot": chosen([f"b{number:03x}" for number in range(4096)], boots[device]),
         "seq": pa.array(rows["seq"], mask=own),

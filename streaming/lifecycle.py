@@ -15,7 +15,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
-from fleetpulse.io.block_source import FORMAT, BlockSource
+from fleetpulse.io.block_source import FORMAT, MAX_ROWS, BlockSource
 from fleetpulse.io.group_processor import OUTPUT, WATERMARK_DELAY_MS, GroupProcessor
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import Stop, write_status
@@ -25,13 +25,24 @@ _LOG: Final = structlog.get_logger("lifecycle")
 GENERATION: Final = 1
 
 
-def judged(spark: SparkSession, messages: Path, deployment: Deployment, key_groups: int) -> DataFrame:
-    """Return the streaming table of judgements over a table of messages."""
+def judged(
+    spark: SparkSession, messages: Path, deployment: Deployment, key_groups: int, *, max_rows: int = MAX_ROWS
+) -> DataFrame:
+    """Return the streaming table of judgements over a table of messages.
+
+    Args:
+        spark: the session.
+        messages: where the table lies.
+        deployment: lateness and clock lead.
+        key_groups: how many; fixed with the checkpoint.
+        max_rows: what a batch aims at; 1 makes each version a batch.
+    """
     spark.dataSource.register(BlockSource)
     blocks = (
         spark.readStream.format(FORMAT)
         .option("path", str(messages))
         .option("key_groups", str(key_groups))
+        .option("max_rows", str(max_rows))
         .load()
         .withWatermark("received_at", f"{WATERMARK_DELAY_MS} milliseconds")
     )

@@ -4,7 +4,7 @@ import java.util.Arrays
 
 import scala.collection.mutable.ArrayBuffer
 
-/** A heartbeat, or an error: then it has a code. */
+/** A heartbeat, whose code is empty (the avro encoding of state takes no null in an array), or an error. */
 final case class Message(deviceId: String, eventMs: Long, receivedMs: Long, boot: String, seq: Long, code: String)
 
 /** Durations in milliseconds. */
@@ -19,7 +19,7 @@ final case class Rules(
   *
   * What waits lies in columns, in the order in which it will be judged. */
 final case class Device(
-    mode: Byte,
+    mode: Int, // not Byte: the avro encoding of state has none
     transitions: Long,
     lastSeen: Long,
     runtime: Long,
@@ -47,11 +47,11 @@ final case class Transition(
 object Fold {
   final val Never = Long.MinValue
 
-  final val Provisioned: Byte = 0
-  final val Online: Byte = 1
-  final val Degraded: Byte = 2
-  final val Flagged: Byte = 3
-  final val Offline: Byte = 4
+  final val Provisioned: Int = 0
+  final val Online: Int = 1
+  final val Degraded: Int = 2
+  final val Flagged: Int = 3
+  final val Offline: Int = 4
   private val Names = Array("provisioned", "online", "degraded", "flagged", "offline")
 
   private val NoLongs = Array.empty[Long]
@@ -103,13 +103,13 @@ final class Fold(id: String, known: Device, rules: Rules) {
   private def comesBefore(message: Message, at: Int): Boolean = {
     if (message.eventMs != times(at)) message.eventMs < times(at)
     else if (message.seq != seqs(at)) message.seq < seqs(at)
-    else message.code == null && codes(at) != null
+    else message.code.isEmpty && !codes(at).isEmpty
   }
 
   private def isCopy(message: Message, before: Int): Boolean = {
     var at = before - 1
     while (at >= 0 && times(at) == message.eventMs && seqs(at) == message.seq) {
-      if ((codes(at) == null) == (message.code == null) && boots(at) == message.boot) return true
+      if (codes(at).isEmpty == message.code.isEmpty && boots(at) == message.boot) return true
       at -= 1
     }
     false
@@ -144,7 +144,7 @@ final class Fold(id: String, known: Device, rules: Rules) {
     while (next < count && times(next) <= frontierMs) {
       expire(times(next))
       hear(times(next))
-      if (codes(next) != null) countError(times(next), codes(next))
+      if (!codes(next).isEmpty) countError(times(next), codes(next))
       next += 1
     }
     expire(frontierMs + 1)
@@ -162,7 +162,7 @@ final class Fold(id: String, known: Device, rules: Rules) {
     var at = nextDeadline
     var next = 0
     while (next < count) {
-      if (!present || codes(next) != null) {
+      if (!present || !codes(next).isEmpty) {
         if (at == Never || times(next) < at) at = times(next)
         next = count
       }
@@ -200,7 +200,7 @@ final class Fold(id: String, known: Device, rules: Rules) {
     }
   }
 
-  private def worn: Byte =
+  private def worn: Int =
     if (flaggedUntil != Never) Flagged else if (degradedUntil != Never) Degraded else Online
 
   private def hear(atMs: Long): Unit = {
@@ -228,7 +228,7 @@ final class Fold(id: String, known: Device, rules: Rules) {
     }
   }
 
-  private def change(to: Byte, trigger: String, atMs: Long): Unit = {
+  private def change(to: Int, trigger: String, atMs: Long): Unit = {
     transitions += 1
     out += Transition(id, transitions, Names(mode), Names(to), trigger, atMs, runtime)
     mode = to
