@@ -47,7 +47,7 @@ class DeviceProcessor(StatefulProcessor):
         known = self.device.get() or UNKNOWN
         fold = Fold(key[0], known, self.rules)
         for row in rows:
-            fold.take(row.eventMs, row.receivedMs, row.boot, row.seq, row.code)
+            fold.take(*row[1:6])
         fold.fold_to(fold.frontier(timerValues.getCurrentWatermarkInMs()))
         self.device.update(fold.to_state(self._arm(known[TIMER], fold.wake_at())))
         return (_OutputRow(*values) for values in fold.out)
