@@ -1,4 +1,4 @@
-"""The verbs of those who develop: test, lint, lock.
+"""The verbs of those who develop: test, lint, lock, bench.
 
 Rule: a check that fails does not hide the next one; what failed is named at the end, and the exit code says so.
 """
@@ -23,6 +23,7 @@ LOCKS: Final = {  # in this order: dev is held to the versions of runtime
     "dev": ["pyproject.toml", "--extra", "dev", "--constraint", "requirements/runtime.txt"],
     "uv": ["-"],
 }
+PEER_LOCK: Final = ("bench/pyflink/requirements.in", "bench/pyflink/requirements.txt")  # of an environment of its own
 _NO_TESTS: Final = 5  # pytest's exit code
 _ABSENT: Final[tuple[tuple[str, ...], bool]] = ((), False)
 
@@ -32,6 +33,9 @@ def register(app: typer.Typer) -> None:
     app.command("test", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(test)
     app.command("lint")(lint)
     app.command("lock")(lock)
+    bench = typer.Typer(no_args_is_help=True, help="Measure this project beside its peers.")
+    bench.command("lifecycle")(bench_lifecycle)
+    app.add_typer(bench, name="bench")
 
 
 def _call(command: list[str], stdin: str | None = None) -> int:
@@ -168,3 +172,19 @@ def lock(
         command += ["--upgrade"] if upgrade else []
         if _call([*command, *sources, "--output-file", f"requirements/{kind}.txt"], stdin="uv\n" if kind == "uv" else None):
             raise FleetError(f"uv cannot compile requirements/{kind}.txt; its own words are above")
+    wanted, target = PEER_LOCK
+    if _call([*command, "--no-annotate", wanted, "--output-file", target]):
+        raise FleetError(f"uv cannot compile {target}; its own words are above")
+
+
+def bench_lifecycle(
+    quick: Annotated[bool, typer.Option("--quick", help="All contenders over a small fleet.")] = False,
+    flat: Annotated[bool, typer.Option("--flat", help="Whether devices that are silent cost anything.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+    only: Annotated[list[str] | None, typer.Option("--only", help="This contender; may be given again.")] = None,
+    devices: Annotated[list[int] | None, typer.Option("--devices", min=1, help="Another size; --flat takes several.")] = None,
+) -> None:
+    """Run the lifecycle job beside its peers; results are compared row by row."""
+    from bench.lifecycle import bench_lifecycle as run
+
+    run(quick=quick, flat=flat, json_lines=json_lines, only=only or (), devices=devices or ())

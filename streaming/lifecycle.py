@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
-from fleetpulse.io.block_source import FORMAT, BlockSource
+from fleetpulse.io.block_source import FORMAT, MAX_ROWS, BlockSource
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, judged_up_to
 from fleetpulse.io.group_processor import OUTPUT, TOLD, GroupProcessor, unpack
 from fleetpulse.io.home import Home
@@ -27,7 +26,7 @@ GENERATION: Final = 1
 
 
 def judged(
-    spark: SparkSession, messages: Path, deployment: Deployment, key_groups: int, options: Mapping[str, str] | None = None
+    spark: SparkSession, messages: Path, deployment: Deployment, key_groups: int, *, max_rows: int = MAX_ROWS
 ) -> DataFrame:
     """Return the streaming table of judgements over a table of messages.
 
@@ -36,12 +35,12 @@ def judged(
         messages: path of the table.
         deployment: lateness, clock lead and jitter.
         key_groups: how many there are; fixed for a checkpoint.
-        options: further options of the source, see `BlockReader`.
+        max_rows: what a batch aims at; 1 makes each version a batch.
     """
     spark.dataSource.register(BlockSource)
     blocks = (
         spark.readStream.format(FORMAT)
-        .options(path=str(messages), key_groups=str(key_groups), **(options or {}))
+        .options(path=str(messages), key_groups=key_groups, max_rows=max_rows)
         .load()
         .withWatermark("received_at", f"{WATERMARK_DELAY_MS} milliseconds")
     )

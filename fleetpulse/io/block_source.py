@@ -26,6 +26,7 @@ from fleetpulse.core.messages import FLUSH, FROM_DEVICES, Clock, Kind
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 FORMAT: Final = "fleet_blocks"
+MAX_ROWS: Final = 200_000  # a batch aims at
 BLOCK_COLUMNS: Final = "key_group int, received_at timestamp, started_ms long, signals binary, others binary"
 _BLOCK_SCHEMA: Final = pa.schema(
     [
@@ -99,7 +100,7 @@ class BlockReader(DataSourceStreamReader):
     def __init__(self, options: dict[str, str]) -> None:
         self.log = DeltaLog(Path(options["path"]))
         self.key_groups = int(options["key_groups"])
-        self.max_rows = int(options.get("max_rows", "200000"))
+        self.max_rows = int(options.get("max_rows", MAX_ROWS))
         self.parallelism = int(options.get("parallelism", "2"))
         self._started_ms: int | None = None
         self._known_end = 0

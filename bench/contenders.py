@@ -1,0 +1,127 @@
+"""Who takes part: each contender's streaming table over the same input, and the query that runs it.
+
+Rule 1: a batch is a version of the input's table, for everyone.
+Rule 2: session, state store, checkpoint, trigger and sink are everyone's; what differs is in `Contender.build` alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from bench import python_peers
+from bench.generate import DEGRADED_WINDOW_MS, FILES, KINDS, LATENESS_MS, Input
+from bench.python_fold import Rules
+from fleetpulse.core import policy
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import JUDGEMENTS
+from streaming.lifecycle import judged
+
+REFERENCE: Final = "scala-flat-map-groups"
+OURS: Final = "ours"
+_DEVICES_A_GROUP: Final = 8_000  # 4,000 to 16,000 are aimed at
+_MAX_CLOCK_LEAD_MS: Final = 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way to do the job on Spark.
+
+    Attributes:
+        name: as the table and the JSON have it.
+        build: its streaming table.
+        partitioned_by: columns of its sink that are folders.
+        encoding: of its state. Spark refuses avro, which our settings ask for, to the older operators; unsaferow
+            costs them less than avro would.
+    """
+
+    name: str
+    build: Callable[[SparkSession, Input], DataFrame]
+    partitioned_by: tuple[str, ...] = ()
+    encoding: str = "avro"
+
+
+def rules(source: Input) -> Rules:
+    """Return what the peers' folds need of the policy that the input's first row states."""
+    defaults = policy.Rules()
+    return Rules(
+        LATENESS_MS,
+        source.fleet.timeout_ms,
+        DEGRADED_WINDOW_MS,
+        defaults.flagged_window_ms,
+        defaults.flagged_hold_ms,
+    )
+
+
+def key_groups(devices: int) -> int:
+    """Return how many key groups ours takes: groups of the aimed-at size, and one a core at the least."""
+    return max(2, -(-devices // _DEVICES_A_GROUP))
+
+
+def messages(spark: SparkSession, source: Input) -> DataFrame:
+    """Return the peers' messages, in the columns that the Scala peers declare; the watermark stands at the frontier."""
+    rows = (
+        spark.readStream.format("delta")
+        .option("startingVersion", "0")
+        .option("maxFilesPerTrigger", str(FILES))
+        .load(str(source.path))
+        .withWatermark("received_at", f"{LATENESS_MS} milliseconds")
+    )
+    return rows.where(F.col("kind").isin(*KINDS)).select(
+        F.col("device_id").alias("deviceId"),
+        F.unix_millis("event_time").alias("eventMs"),
+        F.unix_millis("received_at").alias("receivedMs"),
+        "boot",
+        "seq",
+        F.coalesce("code", F.lit("")).alias("code"),
+        "received_at",  # carries the watermark to the operator
+    )
+
+
+def _ours(spark: SparkSession, source: Input) -> DataFrame:
+    deployment = Deployment(LATENESS_MS, _MAX_CLOCK_LEAD_MS)
+    return judged(spark, source.path, deployment, key_groups(source.fleet.devices), max_rows=1)
+
+
+def _scala(entry: str) -> Callable[[SparkSession, Input], DataFrame]:
+    def build(spark: SparkSession, source: Input) -> DataFrame:
+        jvm: Any = spark._jvm  # noqa: SLF001 - the door to the JVM has no public name
+        jobs = jvm.fleetpulse.bench.Jobs
+        found = getattr(jobs, entry)(messages(spark, source)._jdf, jobs.rules(*rules(source)))  # noqa: SLF001
+        return DataFrame(found, spark)
+
+    return build
+
+
+def _python(entry: Callable[[DataFrame, Rules], DataFrame]) -> Callable[[SparkSession, Input], DataFrame]:
+    return lambda spark, source: entry(messages(spark, source), rules(source))
+
+
+ON_SPARK: Final = {
+    contender.name: contender
+    for contender in (
+        Contender(OURS, _ours, JUDGEMENTS.partitioned_by),
+        Contender(REFERENCE, _scala("flatMapGroups"), encoding="unsaferow"),
+        Contender("scala-transform-with-state", _scala("transformWithState")),
+        Contender("python-transform-with-state", _python(python_peers.transform_with_state)),
+        Contender("python-apply-in-pandas", _python(python_peers.apply_in_pandas), encoding="unsaferow"),
+    )
+}
+
+
+def start(contender: Contender, spark: SparkSession, source: Input, place: Path) -> StreamingQuery:
+    """Start a contender's query; its sink is ``place/out``, its checkpoint ``place/checkpoint``."""
+    spark.conf.set("spark.sql.streaming.stateStore.encodingFormat", contender.encoding)
+    return (
+        contender.build(spark, source)
+        .writeStream.format("delta")
+        .option("checkpointLocation", str(place / "checkpoint"))
+        .partitionBy(*contender.partitioned_by)
+        .outputMode("append")
+        .trigger(processingTime="0 seconds")
+        .start(str(place / "out"))
+    )

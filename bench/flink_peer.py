@@ -1,0 +1,134 @@
+"""The peer outside Spark, seen from the harness: its environment, its JARs, and its input.
+
+Rule 1: its environment is a lock of its own, installed by hash into the project's cache on first use.
+Rule 2: where it cannot be had, that is a reason to be named, not an error of the benchmark.
+Rule 3: it reads the table's rows in their order, heartbeats and errors alone, from one Parquet file: Flink gives no order
+between files, and an input out of order would not be the same input. Writing that file is not measured.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
+import pyspark
+
+from bench.contenders import rules
+from bench.generate import KINDS, Input
+from bench.worker import MEMORY
+from cli.environment import EnvironmentFault, find_uv, gist
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.block_source import DeltaLog
+from fleetpulse.io.jars import Jar, resolve_jars
+from fleetpulse.io.java import cache_dir, find_java
+
+pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
+NAME: Final = "pyflink-keyed-process"
+ROOT: Final = Path(__file__).parents[1]
+LOCK: Final = Path(__file__).parent / "pyflink" / "requirements.txt"
+PARQUET: Final = Jar(
+    "org.apache.flink",
+    "flink-sql-parquet",
+    "2.3.0",
+    "f30617f4a5a6d437750f155ff72178ab34439aec91df64d96621c260559ba5fd",
+)
+_LIMIT_S: Final = 900
+
+
+def environment() -> Path:
+    """Return PyFlink's Python, installing its environment where it is not there yet.
+
+    Raises:
+        FleetError: it cannot be installed, with the reason that the installer gives.
+    """
+    venv = cache_dir() / "bench" / "pyflink"
+    python, stamp = venv / "bin" / "python", venv / "fleet.txt"
+    if not (stamp.exists() and stamp.read_bytes() == LOCK.read_bytes()):
+        shutil.rmtree(venv, ignore_errors=True)
+        try:
+            uv = str(find_uv(ROOT, cache_dir()))
+        except EnvironmentFault as fault:
+            raise FleetError(str(fault)) from None
+        _call([uv, "venv", "--quiet", "--python", sys.executable, str(venv)])
+        _call([uv, "pip", "sync", "--quiet", "--require-hashes", "--python", str(python), str(LOCK)])
+        _call([str(python), "-c", "import pyflink.datastream"])
+        shutil.copyfile(LOCK, stamp)
+    return python
+
+
+def _call(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise FleetError(f"{Path(command[0]).name} {command[1]} took longer than {_LIMIT_S} s") from None
+    if done.returncode:
+        raise FleetError(f"{Path(command[0]).name} {command[1]}: {gist(done.stderr or done.stdout)}")
+
+
+def command() -> tuple[list[str], dict[str, str]]:
+    """Return how its process is started, and with which variables.
+
+    Raises:
+        FleetError: its environment or its JARs cannot be had.
+    """
+    resolve_jars(jars=[PARQUET])
+    python = environment()
+    hadoop = (Path(pyspark.__file__).parent / "jars").glob("hadoop-client-*.jar")  # Flink's Parquet asks for these classes
+    variables = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK_"))},
+        "JAVA_HOME": str(find_java()),
+        "JAVA_TOOL_OPTIONS": f"-Xmx{MEMORY} -Duser.timezone=UTC",
+        "HADOOP_CLASSPATH": os.pathsep.join(map(str, hadoop)),
+        "PYTHONPATH": str(ROOT),
+        "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", "")]),
+        "TZ": "UTC",
+    }
+    return [str(python), "-P", "-m", "bench.pyflink.job"], variables
+
+
+def request(source: Input, place: Path, versions: int) -> dict[str, Any]:
+    """Return what its process is to run: the first versions of an input."""
+    return {
+        "file": str(_rows(source, versions)),
+        "place": str(place),
+        "rules": list(rules(source)),
+        "jars": [jar.as_uri() for jar in resolve_jars(jars=[PARQUET])],
+        "mode": "thread",
+    }
+
+
+def _rows(source: Input, versions: int) -> Path:
+    target = source.path.parent / f"rows-{versions}.parquet"
+    if target.exists():
+        return target
+    fresh = target.with_name(f".{os.getpid()}-{target.name}")
+    log = DeltaLog(source.path)
+    files = [path for version in range(versions + 1) for path, _ in log.appended(version)]  # version 0 made the table
+    schema = pa.schema(
+        [
+            ("device_id", pa.string()),
+            ("event_ms", pa.int64()),
+            ("received_ms", pa.int64()),
+            ("boot", pa.string()),
+            ("seq", pa.int64()),
+            ("code", pa.string()),
+        ]
+    )
+    with pq.ParquetWriter(fresh, schema) as writer:
+        for path in files:
+            table = pq.ParquetFile(path).read(columns=["kind", "device_id", "event_time", "received_at", "boot", "seq", "code"])
+            table = table.filter(pc.is_in(table["kind"], pa.array(KINDS)))
+            columns = [table["device_id"], _ms(table["event_time"]), _ms(table["received_at"])]
+            columns += [table["boot"], table["seq"], pc.fill_null(table["code"], "")]
+            writer.write_table(pa.table(columns, schema=schema))
+    fresh.replace(target)
+    return target
+
+
+def _ms(instants: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.divide(instants.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()), 1000)

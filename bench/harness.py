@@ -1,0 +1,154 @@
+"""Contenders as warm processes, one each, asked one at a time.
+
+Rule 1: nothing but the process that is asked works while a run is measured.
+Rule 2: measured is what follows the first batch, up to the commit of the last: the rows of a running stream. Flink has no
+batches: there it is a run over everything, less a run over the first version alone.
+"""
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench import flink_peer
+from bench.generate import Input
+from bench.measure import Reading, Watch, size_bytes
+from fleetpulse.core.errors import FleetError
+
+_LOOK_S = 0.005
+
+
+class DidNotFinish(Exception):
+    """A contender took longer than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run of one contender cost.
+
+    Attributes:
+        messages: rows measured.
+        wall_s: time that they took.
+        cpu_s: CPU that they took.
+        batch_ms: of each measured batch; none where there are no batches.
+        peak_bytes: resident memory of the process tree at its greatest.
+        checkpoint_bytes: on disk after the run; 0 where nothing is left.
+        out: the sink.
+    """
+
+    messages: int
+    wall_s: float
+    cpu_s: float
+    batch_ms: list[int]
+    peak_bytes: int
+    checkpoint_bytes: int
+    out: Path
+
+
+@dataclass(slots=True)
+class Warm:
+    """A contender's process.
+
+    Attributes:
+        name: of the contender.
+        work: where it may write.
+        limit_s: how long an answer may take.
+    """
+
+    name: str
+    work: Path
+    limit_s: float
+    _process: subprocess.Popen[bytes] = field(init=False)
+    _tree: psutil.Process = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.work.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-P", "-m", "bench.worker", self.name, str(self.work / "spark")]
+        variables = {**os.environ, "PYTHONPATH": str(flink_peer.ROOT)}
+        if self.name == flink_peer.NAME:
+            command, variables = flink_peer.command()
+        with (self.work / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=variables, cwd=self.work
+            )
+        self._tree = psutil.Process(self._process.pid)
+
+    def run(self, source: Input, number: int) -> Run:
+        """Run over an input, and say what it cost.
+
+        Raises:
+            DidNotFinish: it took longer than it may; its process is ended.
+            FleetError: it failed.
+        """
+        place = self.work / f"run-{number}"
+        if self.name == flink_peer.NAME:
+            return self._on_flink(source, place)
+        fields = {"path": str(source.path), "counts": source.counts, "newest_ms": source.newest_ms}
+        commits = place / "checkpoint" / "commits"
+        watch = Watch.begin(self._tree, [commits / "0", commits / str(len(source.counts) - 1)])
+        answer, _ = self._ask({"fleet": asdict(source.fleet), "place": str(place), **fields}, watch)
+        return _run(source, watch.passed[0], watch.passed[1], watch.peak_bytes, answer["batch_ms"][1:], place)
+
+    def _on_flink(self, source: Input, place: Path) -> Run:
+        head = Watch.begin(self._tree, [])
+        _, head_end = self._ask(flink_peer.request(source, place / "head", 1), head)
+        whole = Watch.begin(self._tree, [])
+        _, whole_end = self._ask(flink_peer.request(source, place, len(source.counts)), whole)
+        spent = Reading(
+            whole_end.wall_s - whole.began.wall_s - (head_end.wall_s - head.began.wall_s),
+            whole_end.cpu_s - whole.began.cpu_s - (head_end.cpu_s - head.began.cpu_s),
+        )
+        return _run(source, Reading(0, 0), spent, max(head.peak_bytes, whole.peak_bytes), [], place)
+
+    def _ask(self, request: dict[str, Any], watch: Watch) -> tuple[dict[str, Any], Reading]:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write(json.dumps(request).encode() + b"\n")
+        stdin.flush()
+        limit_s = time.monotonic() + self.limit_s
+        with selectors.DefaultSelector() as ready:
+            ready.register(stdout, selectors.EVENT_READ)
+            while not ready.select(_LOOK_S):
+                watch.look()
+                if time.monotonic() > limit_s:
+                    self.end()
+                    raise DidNotFinish
+        answered = watch.now()
+        line = stdout.readline()
+        answer = json.loads(line) if line else {"fault": "its process ended"}
+        if "fault" in answer:
+            log = (self.work / "log").read_text(errors="replace").splitlines()[-5:]
+            raise FleetError("\n".join([f"{self.name} failed: {answer['fault']}", *log]))
+        return answer, answered
+
+    def end(self) -> None:
+        """End the process and its descendants."""
+        try:
+            tree = [*self._tree.children(recursive=True), self._tree]
+        except psutil.Error:
+            return
+        for process in tree:
+            try:
+                process.kill()
+            except psutil.Error:
+                continue
+        self._process.wait()
+
+
+def _run(source: Input, begin: Reading, end: Reading, peak_bytes: int, batch_ms: list[int], place: Path) -> Run:
+    return Run(
+        sum(source.counts[1:]),
+        end.wall_s - begin.wall_s,
+        end.cpu_s - begin.cpu_s,
+        batch_ms,
+        peak_bytes,
+        size_bytes(place / "checkpoint"),
+        place / "out",
+    )

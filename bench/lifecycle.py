@@ -1,0 +1,183 @@
+"""The lifecycle job beside its peers: the same input, interleaved runs of warm processes, results compared row by row.
+
+Rule 1: a figure is the median of the measured rounds; before them one round warms up, and is compared but not counted.
+Rule 2: contenders that disagree are an error, and no figure is shown.
+Rule 3: a contender that cannot be had, or takes too long, is a row that says so.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from rich.console import Console
+
+from bench import courses, flink_peer
+from bench.compare import difference
+from bench.contenders import REFERENCE
+from bench.courses import Course, Plan
+from bench.generate import Input, prepare
+from bench.harness import DidNotFinish, Run, Warm
+from cli.output import as_table, console
+from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.io.java import cache_dir
+
+COLUMNS = (
+    "contender",
+    "devices",
+    "active",
+    "messages_per_cpu_s",
+    "messages_per_s",
+    "batch_p50_ms",
+    "batch_p95_ms",
+    "checkpoint_bytes_per_device",
+    "peak_rss_mb",
+    "ratio",
+    "equal",
+    "note",
+)
+
+
+def bench_lifecycle(*, quick: bool, flat: bool, json_lines: bool, only: Sequence[str] = (), devices: Sequence[int] = ()) -> None:
+    """Run the benchmark and show what came of it.
+
+    Args:
+        quick: everyone over a small fleet.
+        flat: whether a batch's time depends on devices that are silent.
+        json_lines: an object a line, for programs.
+        only: these contenders; all of the plan's by default.
+        devices: other sizes than the plan's; for ``quick`` one, for ``flat`` two or more.
+
+    Raises:
+        FleetError: results differ, or a contender failed.
+        Misuse: a contender that is none, or sizes for the full plan.
+    """
+    if unknown := [name for name in only if name not in courses.ALL]:
+        raise Misuse(f'"{unknown[0]}" is no contender; there are {", ".join(courses.ALL)}')
+    if (quick and flat) or (devices and not (quick or flat)):
+        raise Misuse("--quick and --flat exclude each other, and --devices belongs to one of them")
+    if flat:
+        plan = courses.flat(devices) if devices else courses.flat()
+    else:
+        plan = courses.quick(*devices[:1]) if quick else courses.full()
+    rows = run_plan(plan.restricted(only) if only else plan, Console(stderr=True))
+    if json_lines:
+        for row in rows:
+            sys.stdout.write(json.dumps({name: row[name] for name in COLUMNS}) + "\n")
+        return
+    console().print(as_table([_for_people(row) for row in rows], COLUMNS, "lifecycle"))
+    if flat:
+        console().print("\n".join(flatness(rows)))
+
+
+def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
+    """Run a plan and return a row for each contender of each course."""
+    work = cache_dir().resolve() / "bench" / f"work-{os.getpid()}"
+    running: dict[str, Warm] = {}
+    runs: dict[tuple[int, str], list[Run]] = {}
+    notes: dict[tuple[int, str], str] = {}
+    try:
+        for number in range(plan.rounds + 1):
+            for place, course in enumerate(plan.courses):
+                with _status(shown, f"round {number} of {plan.rounds}: {course.fleet.devices:,} devices"):
+                    source = prepare(course.fleet)
+                    found = _round(course, source, number, (plan, work, running, {n for p, n in notes if p == place}))
+                outcome = {name: run for name, run in found.items() if isinstance(run, Run)}
+                notes |= {(place, name): run for name, run in found.items() if isinstance(run, str)}
+                _require_equal(outcome, source, number)
+                for name, run in outcome.items():
+                    if number:
+                        runs.setdefault((place, name), []).append(run)
+                    shutil.rmtree(run.out.parent, ignore_errors=True)
+    finally:
+        for warm in running.values():
+            warm.end()
+        shutil.rmtree(work, ignore_errors=True)
+    return [
+        figures(course, name, runs, place, notes.get((place, name)))
+        for place, course in enumerate(plan.courses)
+        for name in course.contenders
+    ]
+
+
+def _status(shown: Console, text: str) -> AbstractContextManager[Any]:
+    return shown.status(text) if shown.is_terminal else nullcontext()
+
+
+def _round(
+    course: Course, source: Input, number: int, kept: tuple[Plan, Path, dict[str, Warm], set[str]]
+) -> dict[str, Run | str]:
+    """Run each contender once; where there is no run, say why not."""
+    plan, work, running, out_of_it = kept
+    found: dict[str, Run | str] = {}
+    for name in course.contenders:
+        if name in out_of_it:
+            continue
+        try:
+            if name not in running:
+                running[name] = Warm(name, work / name, plan.limit_s)
+            found[name] = running[name].run(source, number)
+        except DidNotFinish:
+            found[name] = f"did not finish in {plan.limit_s:.0f} s"
+            del running[name]
+        except FleetError as error:
+            if name != flink_peer.NAME or name in running:
+                raise
+            found[name] = f"absent: {error}"
+    return found
+
+
+def _require_equal(found: dict[str, Run], source: Input, number: int) -> None:
+    if found and (said := difference({name: run.out for name, run in found.items()}, source.judged_to_ms)):
+        raise FleetError(f"the contenders disagree in round {number} over {source.fleet}\n{said}")
+
+
+def figures(course: Course, name: str, runs: dict[tuple[int, str], list[Run]], place: int, note: str | None) -> dict[str, Any]:
+    """Return the row of a contender: medians over its runs."""
+    mine, reference = runs.get((place, name), []), runs.get((place, REFERENCE), [])
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    row |= {"contender": name, "devices": course.fleet.devices, "active": round(1 / course.fleet.one_in, 3), "note": note}
+    if not mine or note:
+        return row
+    batch_ms = [each for run in mine for each in run.batch_ms]
+    per_cpu_s = median(run.messages / run.cpu_s for run in mine)
+    checkpoint = median(run.checkpoint_bytes for run in mine) / course.fleet.devices
+    row |= {
+        "messages_per_cpu_s": round(per_cpu_s),
+        "messages_per_s": round(median(run.messages / run.wall_s for run in mine)),
+        "batch_p50_ms": round(median(batch_ms)) if batch_ms else None,
+        "batch_p95_ms": round(quantiles(batch_ms, n=20, method="inclusive")[-1]) if len(batch_ms) > 1 else None,
+        "checkpoint_bytes_per_device": round(checkpoint, 1) or None,
+        "peak_rss_mb": round(max(run.peak_bytes for run in mine) / 1e6),
+        "equal": True,
+    }
+    if reference:
+        row["ratio"] = round(per_cpu_s / max(run.messages / run.cpu_s for run in reference), 3)
+    return row
+
+
+def flatness(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Say of each contender how its cost per message at the greatest size compares with that at the smallest."""
+    said: list[str] = []
+    for name in dict.fromkeys(row["contender"] for row in rows):
+        mine = sorted(
+            (row for row in rows if row["contender"] == name and row["messages_per_cpu_s"]), key=lambda row: row["devices"]
+        )
+        if len(mine) > 1:
+            least, most = mine[0], mine[-1]
+            cost = least["messages_per_cpu_s"] / most["messages_per_cpu_s"]
+            said.append(
+                f"{name}: a message costs {cost:.2f} times as much at {most['devices']:,} devices as at {least['devices']:,}"
+            )
+    return said
+
+
+def _for_people(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value for name, value in row.items()
+    }

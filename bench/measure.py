@@ -1,0 +1,100 @@
+"""What a run costs, measured from outside: CPU and memory of a whole process tree, bytes of a checkpoint.
+
+Rule 1: CPU is user and system time of the process, all its descendants, and those of them that ended and were reaped.
+Rule 2: who measures is no part of the tree.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An instant: seconds on the wall's clock and of CPU."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def read(tree: psutil.Process) -> Reading:
+    """Return the present reading of a process tree."""
+    cpu_s = 0.0
+    for process in _members(tree):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:  # it ended meanwhile: its parent's children_* have it now, or will
+            continue
+        cpu_s += times.user + times.system + times.children_user + times.children_system
+    return Reading(time.monotonic(), cpu_s)
+
+
+def resident_bytes(tree: psutil.Process) -> int:
+    """Return the resident memory of a process tree; pages that forked workers share count in each."""
+    found = 0
+    for process in _members(tree):
+        try:
+            found += process.memory_info().rss
+        except psutil.Error:
+            continue
+    return found
+
+
+def _members(tree: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [tree, *tree.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def size_bytes(folder: Path) -> int:
+    """Return what lies in a folder; a file that goes while it is looked at counts nothing."""
+    found = 0
+    for path in folder.rglob("*"):
+        try:
+            found += path.stat().st_size if path.is_file() else 0
+        except OSError:
+            continue
+    return found
+
+
+@dataclass(slots=True)
+class Watch:
+    """Watches one run: a reading when it began, when each awaited file appeared, and the peak of memory.
+
+    Attributes:
+        tree: whose.
+        awaited: files, in the order in which they appear.
+        began: the reading at the beginning.
+        passed: readings when the awaited files appeared.
+        peak_bytes: the greatest resident memory seen.
+    """
+
+    tree: psutil.Process
+    awaited: list[Path]
+    began: Reading
+    passed: list[Reading] = field(default_factory=list[Reading])
+    peak_bytes: int = 0
+    _looked_s: float = 0.0
+
+    @classmethod
+    def begin(cls, tree: psutil.Process, awaited: Iterable[Path]) -> Self:
+        """Begin."""
+        return cls(tree, list(awaited), read(tree))
+
+    def now(self) -> Reading:
+        """Return the present reading, after a last look."""
+        self.look()
+        return read(self.tree)
+
+    def look(self) -> None:
+        """Look once; call it every few milliseconds."""
+        while len(self.passed) < len(self.awaited) and self.awaited[len(self.passed)].exists():
+            self.passed.append(read(self.tree))
+        if time.monotonic() - self._looked_s > 0.2:
+            self.peak_bytes = max(self.peak_bytes, resident_bytes(self.tree))
+            self._looked_s = time.monotonic()

@@ -1,0 +1,91 @@
+"""The Python peers on Spark: one state a device, kept by the JVM, reached from Python workers.
+
+Rule 1: both run ``bench.python_fold`` and nothing else; what they do beside it is to fetch, store and arm.
+Rule 2: timers are lazy as in ``scala/Jobs.scala``: one stands for each device, moved only where something may happen before it.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import Row as SparkRow
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from bench.python_fold import COLUMNS, NEVER, TIMER, UNKNOWN, Fold, Rules
+
+OUTPUT: Final = (
+    "device_id string, transition_no long, from_mode string, to_mode string, trigger string, event_time_ms long, runtime_ms long"
+)
+STATE: Final = ", ".join(f"{name} {kind}" for name, kind in COLUMNS)
+_NAMES: Final = [item.split()[0] for item in OUTPUT.split(", ")]
+_OutputRow = SparkRow(*_NAMES)
+
+
+def transform_with_state(messages: DataFrame, rules: Rules) -> DataFrame:
+    """Return transitions by ``transformWithState``, a device a call; columns of messages as for the Scala peers."""
+    return messages.groupBy("deviceId").transformWithState(DeviceProcessor(rules), OUTPUT, "append", "eventtime")
+
+
+def apply_in_pandas(messages: DataFrame, rules: Rules) -> DataFrame:
+    """Return transitions by ``applyInPandasWithState``."""
+    return messages.groupBy("deviceId").applyInPandasWithState(_with_pandas(rules), OUTPUT, STATE, "append", "EventTimeTimeout")
+
+
+class DeviceProcessor(StatefulProcessor):
+    """One device's call for each micro-batch in which it has messages, and for its timer."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        self.handle = handle
+        self.device = handle.getValueState("device", STATE)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """Fold a device's messages of a micro-batch."""
+        known = self.device.get() or UNKNOWN
+        fold = Fold(key[0], known, self.rules)
+        for row in rows:
+            fold.take(*row[1:6])
+        fold.fold_to(fold.frontier(timerValues.getCurrentWatermarkInMs()))
+        self.device.update(fold.to_state(self._arm(known[TIMER], fold.wake_at())))
+        return (_OutputRow(*values) for values in fold.out)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        """Let time pass for a device."""
+        fold = Fold(key[0], self.device.get() or UNKNOWN, self.rules)
+        fold.fold_to(timerValues.getCurrentWatermarkInMs())
+        self.device.update(fold.to_state(self._arm(NEVER, fold.wake_at())))
+        return (_OutputRow(*values) for values in fold.out)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _arm(self, standing: int, wanted: int) -> int:
+        if wanted == NEVER or (standing != NEVER and standing <= wanted):
+            return standing
+        if standing != NEVER:
+            self.handle.deleteTimer(standing)
+        self.handle.registerTimer(wanted)
+        return wanted
+
+
+def _with_pandas(rules: Rules) -> Callable[[Any, Iterator[Any], Any], Iterator[Any]]:
+    def fold_device(key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
+        import pandas as pd
+
+        fold = Fold(key[0], state.get if state.exists else UNKNOWN, rules)
+        for frame in () if state.hasTimedOut else frames:
+            columns = (frame[name].tolist() for name in ("eventMs", "receivedMs", "boot", "seq", "code"))
+            for message in zip(*columns, strict=True):
+                fold.take(*message)
+        fold.fold_to(fold.frontier(state.getCurrentWatermarkMs()))
+        state.update(fold.to_state(NEVER))
+        wake_at = fold.wake_at()
+        if wake_at != NEVER:
+            state.setTimeoutTimestamp(wake_at)
+        if fold.out:
+            yield pd.DataFrame(fold.out, columns=_NAMES)
+
+    return fold_device

@@ -1,0 +1,48 @@
+"""A contender's process on Spark: one session, kept warm over all rounds.
+
+Rule: a batch is a version of the input: a run that was cut otherwise is an error, not a figure.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from bench.contenders import ON_SPARK, start
+from bench.generate import Fleet, Input
+from bench.scala_jobs import compiled
+from bench.serving import serve
+from fleetpulse.io.jars import resolve_jars
+from fleetpulse.io.spark import spark_session
+
+MEMORY: Final = "4g"  # heap of the JVM, for everyone
+_REPORTS: Final = "1000"  # progress reports kept: more than a run has batches
+
+
+def runner(name: str, local_dir: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Start the session; return what runs a request: the input's fields, and ``place``, where the run writes."""
+    extra = {
+        "spark.driver.extraClassPath": os.pathsep.join(map(str, [*resolve_jars(), compiled()])),
+        "spark.sql.streaming.numRecentProgressUpdates": _REPORTS,
+    }
+    spark = spark_session(f"bench-{name}", local_dir=local_dir, memory=MEMORY, extra=extra)
+    contender = ON_SPARK[name]
+
+    def run(request: dict[str, Any]) -> dict[str, Any]:
+        source = Input(Fleet(**request["fleet"]), Path(request["path"]), tuple(request["counts"]), request["newest_ms"])
+        query = start(contender, spark, source, Path(request["place"]))
+        try:
+            query.processAllAvailable()
+            batches = [batch for batch in query.recentProgress if batch["numInputRows"]]
+        finally:
+            query.stop()
+        if len(batches) != len(source.counts):
+            raise RuntimeError(f"{len(batches)} batches ran over an input of {len(source.counts)} versions")
+        return {"batch_ms": [batch["durationMs"]["triggerExecution"] for batch in batches]}
+
+    return run
+
+
+if __name__ == "__main__":
+    serve(runner(sys.argv[1], Path(sys.argv[2])))
