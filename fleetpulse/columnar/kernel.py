@@ -132,44 +132,50 @@ def _change(
 
 
 @njit(cache=True)
-def _silent(devices: Matrix, world: World, i: int, rule: int) -> int:
-    """Return when silence reaches a limit, each instant by the policy then in force; `NEVER` where it does not."""
-    since_ms, count = devices[i, QUIET_SINCE], len(world.effective_ms)
+def _reached(devices: Matrix, world: World, i: int, least_ms: int, since: int, rule: int, listening: bool) -> int:
+    """Return the first instant, not before ``least_ms``, at which a limit is reached by the policy and class then in force.
+
+    Args:
+        devices: with the device ``i``.
+        world: coverage and policies.
+        i: the device.
+        least_ms: earliest answer.
+        since: what the limit is counted from: covered time, or event time.
+        rule: which limit.
+        listening: whether it is counted in covered time.
+
+    Returns:
+        `NEVER` where it is not reached.
+    """
+    count, of_class = len(world.effective_ms), devices[i, CLASS]
+    least_ms = max(least_ms, devices[i, CLASS_SINCE])
     for policy in range(count):
         end_ms = world.effective_ms[policy + 1] if policy + 1 < count else NEVER
-        if end_ms <= since_ms:
+        if end_ms <= least_ms:
             continue
-        due_ms = earliest(world, devices[i, QUIET_COVERED] + world.rules[policy, devices[i, CLASS], rule])
+        reached = since + world.rules[policy, of_class, rule]
+        due_ms = earliest(world, reached) if listening else reached
         if due_ms != NONE:
-            due_ms = max(due_ms, world.effective_ms[policy], devices[i, CLASS_SINCE])
+            due_ms = max(due_ms, world.effective_ms[policy], least_ms)
             if due_ms < end_ms:
                 return due_ms
     return NEVER
 
 
 @njit(cache=True)
-def _dead(devices: Matrix, world: World, i: int) -> int:
-    """Return when the grace after the will is over; `NEVER` without a will."""
-    death_ms = devices[i, DEATH]
-    if death_ms == NONE:
-        return NEVER
-    grace_ms = world.rules[in_force(world, death_ms), devices[i, CLASS], DEATH_GRACE]
-    due_ms = earliest(world, devices[i, DEATH_COVERED] + grace_ms)
-    return NEVER if due_ms == NONE else max(due_ms, death_ms, devices[i, CLASS_SINCE])
-
-
-@njit(cache=True)
 def _next_due(devices: Matrix, world: World, i: int) -> tuple[int, int]:
     """Return the earliest deadline and what acts then; of two at the same instant the one that comes first here."""
-    mode = devices[i, MODE]
+    mode, quiet_ms = devices[i, MODE], devices[i, QUIET_COVERED]
     due_ms, trigger = NEVER, -1
     held_ms = devices[i, HELD_UNTIL] if world.held[mode] else NONE
+    least_ms = devices[i, MODE_SINCE] if held_ms == NONE else held_ms
+    quiet_since_ms = max(least_ms, devices[i, QUIET_SINCE])
     if world.present[mode] or world.held[mode] or mode == _PROVISIONED:
-        silent_ms = max(_silent(devices, world, i, TIMEOUT), held_ms)
-        if silent_ms < due_ms:
-            due_ms, trigger = silent_ms, _SILENCE
-        if mode != _PROVISIONED:
-            dead_ms = max(_dead(devices, world, i), held_ms)
+        due_ms, trigger = _reached(devices, world, i, quiet_since_ms, quiet_ms, TIMEOUT, True), _SILENCE
+        death_ms = devices[i, DEATH]
+        if mode != _PROVISIONED and death_ms != NONE:
+            covered_ms = devices[i, DEATH_COVERED]
+            dead_ms = _reached(devices, world, i, max(least_ms, death_ms), covered_ms, DEATH_GRACE, True)
             if dead_ms < due_ms:
                 due_ms, trigger = dead_ms, _WILL
     if held_ms != NONE and held_ms < due_ms:
@@ -179,12 +185,11 @@ def _next_due(devices: Matrix, world: World, i: int) -> tuple[int, int]:
     if devices[i, FLAGGED_UNTIL] != NONE and devices[i, FLAGGED_UNTIL] < due_ms:
         due_ms, trigger = devices[i, FLAGGED_UNTIL], _HOLD_OVER
     if mode == _OFFLINE:
-        forget_ms = max(_silent(devices, world, i, FORGET_AFTER), devices[i, MODE_SINCE])
+        forget_ms = _reached(devices, world, i, quiet_since_ms, quiet_ms, FORGET_AFTER, True)
         if forget_ms < due_ms:
             due_ms, trigger = forget_ms, _FORGET
     if mode == _DECOMMISSIONED:
-        since_ms = devices[i, MODE_SINCE]
-        forget_ms = since_ms + world.rules[in_force(world, since_ms), devices[i, CLASS], FORGET_AFTER]
+        forget_ms = _reached(devices, world, i, least_ms, least_ms, FORGET_AFTER, False)
         if forget_ms < due_ms:
             due_ms, trigger = forget_ms, _FORGET
     return due_ms, trigger

@@ -335,10 +335,11 @@ def next_due(device: Device, world: World) -> tuple[int, Trigger] | None:
 def _deadlines(device: Device, world: World) -> Iterator[tuple[int, Trigger] | None]:
     """Yield deadlines in the order in which they act at the same instant."""
     held = device.held_until_ms if device.mode in HELD else None
+    least_ms = device.mode_since_ms if held is None else held
     if device.mode in PRESENT or device.mode in HELD or device.mode is Mode.PROVISIONED:
-        yield _not_before(_silent(device, world, lambda rules: rules.timeout_ms), held, Trigger.SILENCE)
+        yield _at(_silent(device, world, least_ms, lambda rules: rules.timeout_ms), Trigger.SILENCE)
         if device.mode is not Mode.PROVISIONED:
-            yield _not_before(_dead(device, world), held, Trigger.DEATH)
+            yield _at(_dead(device, world, least_ms), Trigger.DEATH)
     if held is not None:
         yield held, Trigger.UNTIL
     if device.degraded_until_ms is not None:
@@ -346,38 +347,48 @@ def _deadlines(device: Device, world: World) -> Iterator[tuple[int, Trigger] | N
     if device.flagged_until_ms is not None:
         yield device.flagged_until_ms, Trigger.HOLD_OVER
     if device.mode is Mode.OFFLINE:
-        yield _not_before(_silent(device, world, lambda rules: rules.forget_after_ms), device.mode_since_ms, Trigger.FORGET)
+        yield _at(_silent(device, world, least_ms, lambda rules: rules.forget_after_ms), Trigger.FORGET)
     if device.mode is Mode.DECOMMISSIONED:
-        yield _out_of_service(device, world), Trigger.FORGET
+        yield _at(_out_of_service(device, world), Trigger.FORGET)
 
 
-def _not_before(due_ms: int | None, least_ms: int | None, trigger: Trigger) -> tuple[int, Trigger] | None:
-    if due_ms is None:
-        return None
-    return (due_ms if least_ms is None else max(due_ms, least_ms)), trigger
+def _at(due_ms: int | None, trigger: Trigger) -> tuple[int, Trigger] | None:
+    return None if due_ms is None else (due_ms, trigger)
 
 
-def _silent(device: Device, world: World, limit: Callable[[Rules], int]) -> int | None:
-    """Return when silence reaches a limit, each instant by the policy then in force."""
-    for dated, since_ms, end_ms in world.policies.spans(device.quiet_since_ms):
-        limit_ms = limit(dated.policy.of(device.device_class))
-        due_ms = world.coverage.earliest(device.quiet_covered_ms + limit_ms)
-        if due_ms is not None:
-            due_ms = max(due_ms, since_ms, device.class_since_ms)
-            if end_ms is None or due_ms < end_ms:
-                return due_ms
-    return None
+def _silent(device: Device, world: World, least_ms: int, limit: Callable[[Rules], int]) -> int | None:
+    """Return when silence reaches a limit."""
+    quiet_ms = device.quiet_covered_ms
+    return _reached(
+        device, world, max(least_ms, device.quiet_since_ms), lambda rules: world.coverage.earliest(quiet_ms + limit(rules))
+    )
 
 
-def _dead(device: Device, world: World) -> int | None:
+def _dead(device: Device, world: World, least_ms: int) -> int | None:
     """Return when the grace after the will is over."""
     if device.death_ms is None or device.death_covered_ms is None:
         return None
-    grace_ms = world.policies.at(device.death_ms).policy.of(device.device_class).death_grace_ms
-    due_ms = world.coverage.earliest(device.death_covered_ms + grace_ms)
-    return None if due_ms is None else max(due_ms, device.death_ms, device.class_since_ms)
+    dead_ms = device.death_covered_ms
+    return _reached(
+        device, world, max(least_ms, device.death_ms), lambda rules: world.coverage.earliest(dead_ms + rules.death_grace_ms)
+    )
 
 
-def _out_of_service(device: Device, world: World) -> int:
-    rules = world.policies.at(device.mode_since_ms).policy.of(device.device_class)
-    return device.mode_since_ms + rules.forget_after_ms
+def _out_of_service(device: Device, world: World) -> int | None:
+    """Return when the tombstone goes: by event time."""
+    return _reached(device, world, device.mode_since_ms, lambda rules: device.mode_since_ms + rules.forget_after_ms)
+
+
+def _reached(device: Device, world: World, least_ms: int, due: Callable[[Rules], int | None]) -> int | None:
+    """Return the first instant, not before ``least_ms``, at which a limit is reached by the policy and class then in force.
+
+    A policy whose span was over then is not asked: it may have been dropped.
+    """
+    least_ms = max(least_ms, device.class_since_ms)
+    for dated, since_ms, end_ms in world.policies.spans(least_ms):
+        due_ms = due(dated.policy.of(device.device_class))
+        if due_ms is not None:
+            due_ms = max(due_ms, since_ms, least_ms)
+            if end_ms is None or due_ms < end_ms:
+                return due_ms
+    return None

@@ -136,6 +136,35 @@ def test_a_shortened_timeout_acts_from_its_own_instant() -> None:
     assert judged(signal(25), shorter, until_s=60)[1:] == [(35, "online", "offline", "silence")]
 
 
+def test_what_silence_reached_under_a_policy_that_is_over_does_not_act_when_a_hold_ends() -> None:
+    hold = row(15, "d/control", op="maintain", until_s=100)
+    longer = policy(80, timeout="200s")
+    assert judged(signal(10), hold, longer, until_s=300)[2:] == [
+        (100, "maintenance", "online", "until"),
+        (210, "online", "offline", "silence"),
+    ]
+
+
+def test_the_grace_of_a_will_is_that_of_the_policy_in_force() -> None:
+    death = row(20, "d/death")
+    assert judged(signal(10), death, policy(30, death_grace="15s"), until_s=60)[1:] == [(35, "online", "offline", "death")]
+    assert judged(signal(10), death, policy(40, death_grace="15s"), until_s=60)[1:] == [(40, "online", "offline", "death")]
+    assert judged(signal(10), death, policy(40, death_grace="45s"), until_s=69)[1:] == [(65, "online", "offline", "death")]
+
+
+def test_a_change_of_class_makes_no_deadline_of_the_past() -> None:
+    classes = {"quick": {"death_grace": "5s"}}
+    rows = [policy(effective_s=-1000, classes=classes), signal(10), row(20, "d/death")]
+    quick = row(30, "d/registry", op="add", **{"class": "quick"})
+    assert changes(replay([*rows, quick, tick(60)], DEPLOYMENT))[1:] == [(30, "online", "offline", "death")]
+
+
+def test_a_tombstone_stays_for_as_long_as_the_policy_in_force_says() -> None:
+    out = row(20, "d/registry", op="decommission")
+    shorter = policy(50, forget_after="100s")
+    assert judged(signal(10), out, shorter, until_s=200)[2:] == [(120, "decommissioned", "forgotten", "forget")]
+
+
 def test_silence_counts_only_while_we_listen() -> None:
     heard = tick(20)
     opened = row(40, "fleet/_/bridge-1/gap", op="open", from_s=20, why="broker")

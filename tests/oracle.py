@@ -1,0 +1,329 @@
+"""A second witness of what a verdict is: slow, row by row, from the text of the semantics and not from the core.
+
+Rule 1: it imports nothing of ours and takes plain rows; every fact is worked out anew from the rows that came before it.
+Rule 2: where the text leaves a choice, the choice is named here.
+- Of deadlines at one instant silence acts first, then death, ``until``, recovered, hold over, forget.
+- A gap said to begin before the last one ended goes on with that one, whose beginning stays.
+- A life begins with a registration or a signal; a death of nobody is nothing. What was forgotten is unknown.
+- Of several wills the newest counts. Its grace is a limit of silence: each instant by the policy and class then in force.
+- An error is judged by the rule at its own instant, and so is what is remembered for it: of the errors before, those that
+  were among the newest k and within the window at every error since; of a sequence, the steps that were in time when taken.
+- A sequence is begun anew by a release, and by an error that came under another sequence.
+- Registering a decommissioned device again clears its facts and goes on with its life. Its tombstone counts event time.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+KINDS = ("heartbeat", "telemetry", "error", "birth", "death", "control", "registry", "policy", "gap", "tick")
+SIGNALS = KINDS[:4]
+PRESENT = ("online", "degraded", "flagged")
+HELD = ("updating", "maintenance")
+ENDS = {"degraded": ("recovered",), "flagged": ("hold_over", "release"), "hold": ("until",)}  # facts, and what ends them
+
+
+@dataclass(frozen=True)
+class Message:
+    """One row as bronze has it; times are epoch milliseconds. Of our own rows ``event_time`` is from when they are in effect."""
+
+    received_at: int
+    kind: str
+    device_id: str
+    event_time: int | None
+    own_clock: bool  # event_time is by the device's clock
+    boot: str | None = None
+    seq: int | None = None
+    code: str | None = None
+    body: str | None = None
+    digest: int = 0
+
+    @property
+    def at(self) -> int:
+        assert self.event_time is not None
+        return self.event_time
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return json.loads(self.body or "{}")
+
+
+class Listening:
+    """Covered time: what has passed since the first row, without the gaps."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.gaps: list[tuple[int, int | None]] = []  # disjoint, in order; None: still open
+
+    def covered(self, t: int) -> int:
+        missed = sum(max(0, min(t, t if until is None else until) - since) for since, until in self.gaps)
+        return max(0, t - self.start - missed)
+
+    def _reached(self, c: int) -> list[int]:
+        """Return every t at which c(t) can have come to ``c``: after no gap, one gap, two gaps ..."""
+        at = [self.start + c]
+        for since, until in self.gaps:
+            if until is not None:
+                at.append(at[-1] + until - since)
+        return at
+
+    def earliest(self, c: int) -> int | None:
+        return min((t for t in self._reached(c) if self.covered(t) >= c), default=None)
+
+    def greatest(self, c: int) -> int | None:
+        return max((t for t in self._reached(c) if self.covered(t) <= c), default=None) if c >= 0 else None
+
+    def read(self, gap: Message, frontier: int | None) -> None:
+        content = gap.content
+        still_open = bool(self.gaps) and self.gaps[-1][1] is None
+        if content["op"] == "open" and not still_open:
+            since = max(min(content["from"], gap.received_at), self.start, self.start if frontier is None else frontier)
+            if self.gaps and since <= (self.gaps[-1][1] or 0):
+                since = self.gaps.pop()[0]
+            self.gaps.append((since, None))
+        if content["op"] == "close" and still_open:
+            self.gaps[-1] = (self.gaps[-1][0], max(content["until"], gap.received_at))
+
+
+@dataclass
+class World:
+    """What every device is judged by."""
+
+    listening: Listening
+    policies: list[tuple[int, int, dict[str, Any]]]  # effective from, received, policy
+
+    def policy(self, t: int) -> dict[str, Any]:
+        return max((one for one in self.policies if one[0] <= t), key=lambda one: one[:2])[2]
+
+    def rules(self, t: int, device_class: str) -> dict[str, Any]:
+        policy = self.policy(t)
+        return policy["classes"].get(device_class, policy["rules"])
+
+    def over(self, clock: Listening, since: int, limit: str, device_class: str, least: int) -> int | None:
+        """Return the first t >= ``least`` at which what ``clock`` counted since ``since`` has reached the limit in force at t."""
+        begun = clock.covered(since)
+        starts = [start for start, _, _ in self.policies]
+        turns = {least, *starts, *(clock.earliest(begun + self.rules(start, device_class)[limit]) for start in starts)}
+        eligible = (t for t in turns if t is not None and t >= least)
+        return min((t for t in eligible if clock.covered(t) >= begun + self.rules(t, device_class)[limit]), default=None)
+
+
+@dataclass
+class Life:
+    """One life of a device: the rows that were judged and the deadlines that acted, in order; all else follows from them."""
+
+    world: World
+    device_id: str
+    born: int
+    since: int  # since when it is in service
+    now: int  # the instant of what acts
+    log: list[Message] = field(default_factory=list)
+    told: list[tuple[Any, ...]] = field(default_factory=list)
+
+    @property
+    def mode(self) -> str:
+        return self.told[-1][5] if self.told else "provisioned"
+
+    def device_class(self, before: int | None = None) -> str:
+        return ["default", *(one.content.get("class") or "default" for one in self.log[:before] if one.kind == "registry")][-1]
+
+    def rules(self, index: int) -> dict[str, Any]:
+        return self.world.rules(self.log[index].at, self.device_class(index))
+
+    def last_seen(self) -> int | None:
+        return max((one.at for one in self.log if one.kind in SIGNALS), default=None)
+
+    def dead_since(self) -> int | None:
+        """Return the newest death, if no signal received later was heard."""
+        dead: int | None = None
+        for index, death in enumerate(self.log):
+            boots = [one.boot for one in self.log[:index] if one.kind in SIGNALS and one.boot is not None]
+            if death.kind == "death" and (not boots or death.boot in (None, boots[-1])):
+                heard = any(one.kind in SIGNALS and one.received_at > death.received_at for one in self.log[index:])
+                dead = None if heard else death.at
+        return dead
+
+    def errors(self, through: int) -> list[int]:
+        return [index for index, one in enumerate(self.log[: through + 1]) if one.kind == "error"]
+
+    def too_many(self, index: int) -> int | None:
+        """Return until when the error at ``index`` degrades the device; None where it does not."""
+        errors = self.errors(index)
+
+        def remembered(one: int, at: int) -> bool:
+            """Whether the error ``one`` was among the newest, and within the window, at the error ``at``."""
+            rules, since = self.rules(at), [error for error in errors if one <= error <= at]
+            return len(since) <= rules["degraded_errors"] and self.log[at].at - self.log[one].at <= rules["degraded_window_ms"]
+
+        counted = [one for one in errors if all(remembered(one, at) for at in errors if at >= one)]
+        enough = len(counted) == self.rules(index)["degraded_errors"]
+        return self.log[counted[0]].at + self.rules(index)["degraded_window_ms"] if enough else None
+
+    def completes(self, index: int) -> int | None:
+        """Return until when the error at ``index`` flags the device: from some start on, it takes the last step in time."""
+        rules, released = self.rules(index), max((one for one, row in enumerate(self.log) if row.kind == "release"), default=-1)
+        errors = [one for one in self.errors(index) if one > released]
+        others = [one for one in errors if self.rules(one)["flagged_codes"] != rules["flagged_codes"]]
+        for start in (one for one in errors if one > max(others, default=-1)):
+            steps = list(rules["flagged_codes"])
+            for one in (one for one in errors if one >= start):
+                in_time = self.log[one].at - self.log[start].at <= self.rules(one)["flagged_window_ms"]
+                if in_time and (self.log[one].code or "unknown") == steps[0] and (len(steps) > 1 or one == index):
+                    steps.pop(0)
+            if not steps:
+                return self.log[index].at + rules["flagged_hold_ms"]
+        return None
+
+    def until(self, fact: str) -> int | None:
+        """Return until when a fact stands; None where it has ended, or never began."""
+        told = [one for one in self.log if one.kind in (fact, *ENDS[fact])]
+        return told[-1].at if told and told[-1].kind == fact else None
+
+    def live(self) -> str:
+        """Return the mode of a device that is not silent: as the facts give it."""
+        facts = [fact for fact in ("flagged", "degraded") if self.until(fact) is not None]
+        return "provisioned" if self.last_seen() is None else [*facts, "online"][0]
+
+    def go(self, mode: str, trigger: str) -> None:
+        if mode != self.mode:
+            ids, change = (self.device_id, self.born, len(self.told) + 1), (self.mode, mode, trigger)
+            self.told.append(("transition", *ids, *change, self.now, self.last_seen()))
+
+    def next_deadline(self) -> tuple[int, int, str] | None:
+        """Return the earliest deadline: instant, its place among those of that instant, trigger."""
+        mode, held, due = self.mode, self.until("hold") if self.mode in HELD else None, list[tuple[int | None, int, str]]()
+
+        def over(since: int, limit: str, clock: Listening = self.world.listening) -> int | None:
+            return self.world.over(clock, since, limit, self.device_class(), max(self.now, held or 0))
+
+        quiet_since, dead_since = self.last_seen() or self.since, self.dead_since()
+        if mode in (*PRESENT, *HELD, "provisioned"):
+            due.append((over(quiet_since, "timeout_ms"), 0, "silence"))
+        if mode in (*PRESENT, *HELD) and dead_since is not None:
+            due.append((over(dead_since, "death_grace_ms"), 1, "death"))
+        due += [(held, 2, "until"), (self.until("degraded"), 3, "recovered"), (self.until("flagged"), 4, "hold_over")]
+        if mode == "offline":
+            due.append((over(quiet_since, "forget_after_ms"), 5, "forget"))
+        if mode == "decommissioned":
+            due = [(over(self.told[-1][7], "forget_after_ms", Listening(0)), 5, "forget")]
+        return min(((at, place, trigger) for at, place, trigger in due if at is not None), default=None)
+
+    def expire(self, before: int) -> None:
+        """Let deadlines act, one after the other, as long as they lie before ``before``."""
+        while self.mode != "forgotten" and (due := self.next_deadline()) and due[0] < before:
+            self.now, _, trigger = due
+            if trigger in ("silence", "death", "forget"):
+                self.go("forgotten" if trigger == "forget" else "offline", trigger)
+                continue
+            self.note(trigger, self.now)
+            if trigger == "until" or self.mode == {"recovered": "degraded", "hold_over": "flagged"}[trigger]:
+                self.go(self.live(), trigger)
+
+    def note(self, what: str, at: int) -> None:
+        """Put down a fact with its end, or what ends it."""
+        self.log.append(Message(self.now, what, self.device_id, at, own_clock=False))
+
+    def judge(self, row: Message) -> str | None:
+        """Let one row act; return what is said of it where it cannot."""
+        self.now = row.at
+        if row.kind == "registry":
+            return self.registry(row)
+        if self.mode == "decommissioned":
+            return {"control": "refused", "death": None}.get(row.kind, "after_decommission")
+        if row.kind == "control":
+            return self.control(row)
+        index = len(self.log)
+        self.log.append(row)
+        if row.kind in SIGNALS and self.mode in ("provisioned", "offline") and self.dead_since() is None:
+            self.go(self.live(), "signal")
+        if row.kind == "error" and (until := self.too_many(index)) is not None:
+            self.note("degraded", until)
+            self.go("degraded" if self.mode == "online" else self.mode, "errors")
+        if row.kind == "error" and (until := self.completes(index)) is not None:
+            self.note("flagged", until)
+            self.go("flagged" if self.mode in PRESENT else self.mode, "sequence")
+        return None
+
+    def registry(self, row: Message) -> None:
+        if row.content["op"] == "decommission":
+            self.go("decommissioned", "decommission")
+            return
+        if self.mode == "decommissioned":
+            self.log, self.since = [], row.at
+            self.go("provisioned", "registered")
+        self.log.append(row)
+
+    def control(self, row: Message) -> str | None:
+        operation = row.content["op"]
+        if operation == "release":
+            self.note("release", row.at)
+            if self.mode == "flagged":
+                self.go(self.live(), "released")
+            return None
+        if not row.at < row.content["until"] <= row.at + self.world.rules(row.at, self.device_class())["longest_hold_ms"]:
+            return "refused"
+        self.note("hold", row.content["until"])
+        self.go("maintenance" if operation == "maintain" else "updating", operation)
+        return None
+
+
+def _about(verdict: str, row: Message, late_by: int | None = None) -> tuple[Any, ...]:
+    return (verdict, row.device_id, row.kind, row.event_time, row.received_at, late_by)
+
+
+def judge(rows: Iterable[Message], lateness: int, lead: int, built_in: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Judge rows, in any order, up to their frontier; ``lateness`` and ``lead`` are in milliseconds.
+
+    Returns:
+        ("transition", device_id, life, transition_no, from_mode, to_mode, trigger, event_time, last_seen), and of every
+        other verdict (verdict, device_id, kind, event_time, received_at, late_by), in no particular order.
+    """
+    read = sorted(rows, key=lambda row: (row.received_at, row.kind != "gap", row.digest))
+    world = World(Listening(read[0].received_at), [(-1, -1, built_in)])
+    frontier: int | None = None
+    told, waiting = list[tuple[Any, ...]](), list[Message]()
+    for row in read:
+        if row.kind == "gap":
+            world.listening.read(row, frontier)  # before it moves the frontier
+        reach = world.listening.greatest(world.listening.covered(row.received_at) - lateness)
+        frontier = max((one for one in (frontier, reach) if one is not None), default=None)
+        if row.kind in ("gap", "tick"):
+            continue
+        if row.event_time is None or (row.own_clock and row.event_time > row.received_at + lead):
+            told.append(_about("clock", row))
+        elif frontier is not None and row.event_time <= frontier:
+            late = _about("late", row, frontier - row.event_time)
+            told.append(late if row.kind in SIGNALS else _about("refused", row))
+        elif row.kind == "policy":
+            world.policies.append((row.at, row.received_at, row.content["policy"]))
+        else:
+            waiting.append(row)
+    due = [row for row in waiting if frontier is not None and row.at <= frontier]
+    for device_id in sorted({row.device_id for row in due}):
+        told += _judge_device([row for row in due if row.device_id == device_id], world, frontier or 0)
+    return told
+
+
+def _judge_device(rows: list[Message], world: World, frontier: int) -> list[tuple[Any, ...]]:
+    """Judge the messages of one device in their order, deadlines between them, and after the last up to the frontier."""
+    first: dict[tuple[Any, ...], Message] = {}
+    for row in rows:  # as they were received
+        first.setdefault((row.kind, row.at, row.boot, row.seq, row.digest if row.seq is None else None), row)
+    counted = list(first.values())
+    told = [_about("duplicate", row) for row in rows if not any(row is one for one in counted)]
+    lives: list[Life] = []
+    for row in sorted(counted, key=lambda row: (row.at, -1 if row.seq is None else row.seq, KINDS.index(row.kind), row.digest)):
+        if lives:
+            lives[-1].expire(row.at)
+        if not lives or lives[-1].mode == "forgotten":
+            admitted = row.kind in SIGNALS and world.policy(row.at)["unknown_devices"] == "admit"
+            if not admitted and not (row.kind == "registry" and row.content["op"] == "add"):
+                told += [_about("unknown_device" if row.kind in SIGNALS else "refused", row)] if row.kind != "death" else []
+                continue
+            lives.append(Life(world, row.device_id, born=row.at, since=row.at, now=row.at))
+        verdict = lives[-1].judge(row)
+        told += [_about(verdict, row)] if verdict else []
+    if lives:
+        lives[-1].expire(frontier + 1)
+    return told + [change for life in lives for change in life.told]
