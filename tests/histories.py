@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from fleetpulse.core.judgements import Judgement, Verdict
@@ -30,6 +31,11 @@ def signal(at_s: float, device: str = "d", kind: str = "heartbeat", received_s: 
 def tick(received_s: float) -> Row:
     """Return a tick: it moves the frontier."""
     return row(received_s, "fleet/_/bridge-1/tick")
+
+
+def recorded_progress(name: str) -> dict[str, Any]:
+    """Return a batch's progress as Spark 4.2 reported it: ``first``, ``timers`` (no input) or ``compaction``."""
+    return json.loads((Path(__file__).parent / "golden" / f"progress-{name}.json").read_text())
 
 
 def comparable(judgement: Judgement) -> tuple[Any, ...]:

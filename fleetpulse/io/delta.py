@@ -15,6 +15,7 @@ _ARROW: Final = {
     "string": pa.string(),
     "long": pa.int64(),
     "int": pa.int32(),
+    "double": pa.float64(),
     "timestamp": pa.timestamp("us", tz="UTC"),
     "binary": pa.binary(),
 }
@@ -35,6 +36,7 @@ def create(home: Home, table: Table) -> None:
             mode="ignore",
             partition_by=list(table.partitioned_by) or None,
             description=table.meaning,
+            configuration=dict(table.properties) or None,
         )
 
 
