@@ -200,7 +200,7 @@ STREAM_HEALTH: Final = Table(
         Column(
             "state_rows",
             "long",
-            "values in the state: a key group has one, another while rows wait, and its timer",
+            "values in the state: a key group has one, and another while rows wait; timers are not counted",
             required=True,
         ),
         Column("state_rows_updated", "long", "values written", required=True),
