@@ -177,7 +177,7 @@ class StreamHealth:
             _LOG.warning("stream_health is not written", reason=str(error))
         self._thread.start()
 
-    def stop(self, limit_s: float = 10.0) -> None:
+    def stop(self, limit_s: float = 5.0) -> None:
         """Write what is left, within a limit. The listener's bus may lag: what the query remembers fills that in."""
         try:
             if self._followed:

@@ -1,6 +1,7 @@
 """What is written beside the stream: once a batch, never at the stream's expense, and not for ever."""
 
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,6 +107,22 @@ def test_old_rows_and_small_files_go(tmp_path: Path) -> None:
     assert [batch for _, batch in _written(home)] == [1, 2]
     assert len(DeltaTable(str(path)).file_uris()) == 1
     assert delta.landed(home, STREAM_HEALTH, "run") == 3
+
+
+def test_a_run_tidies_once_in_so_many_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetpulse.io.stream_health._COMMITS", 3)
+    home = _home(tmp_path)
+    delta.create(home, STREAM_HEALTH)
+    health = StreamHealth(home, 1)
+    version, files = -1, []
+    for batch in range(4):
+        row = {**to_row(Progress(recorded_progress("first")), Beside(1)), "batch_id": batch}
+        row["began_at_ms"] = round(time.time() * 1000)
+        delta.append(home, STREAM_HEALTH, delta.to_table(STREAM_HEALTH, [row]), "run", batch + 1)
+        version = health._tidy(version)
+        files.append(len(DeltaTable(str(home.table(STREAM_HEALTH.name))).file_uris()))
+    assert files[:3] == [1, 2, 1]
+    assert [batch for _, batch in _written(home)] == [0, 1, 2, 3]
 
 
 def test_rows_are_counted_from_the_log_as_far_as_it_goes(tmp_path: Path) -> None:
