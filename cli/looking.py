@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from cli.output import as_json, as_table, cell, console, instant_ms, plain_row, show
+from cli.output import as_json, as_table, cell, console, instant_ms, measure, plain_row, show
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.checkpoint import judged_up_to
@@ -67,6 +68,7 @@ def status_facts(home: Home) -> dict[str, Any]:
     judged = judged_ms(home)
     facts["judged_received_at_ms"] = judged
     facts["frontier_ms"] = reports.frontier_ms(home, judged)
+    facts["health"] = reports.health(home)
     facts["processes"] = {
         name: running.get("state", "running")
         for name in ("bridge", "landing", "lifecycle", "simulator")
@@ -94,6 +96,40 @@ def show_status(home: Home, *, json_lines: bool) -> None:
         shown.print(f"{label}: {format_instant(facts[name]) if facts[name] is not None else 'nothing yet'}")
     running = ", ".join(f"{name} ({state})" for name, state in facts["processes"].items())
     shown.print(f"running: {running or 'nothing'}")
+    _show_health(shown, facts["health"])
+
+
+_RATING_COLOURS = {"good": "green", "warning": "yellow", "critical": "red"}
+
+
+def _show_health(shown: Console, health: dict[str, Any] | None) -> None:
+    if health is None:
+        shown.print("health of the lifecycle job: no batch yet")
+        return
+    rows = [
+        {
+            "metric": one["metric"],
+            "rating": one["rating"] and f"{one['rating']}",
+            **{name: measure(one["column"], one[name]) for name in ("value", "worst", "good_below", "critical_above")},
+        }
+        for one in health["rated"]
+    ]
+    worst = f"worst of {health['batches']}"
+    table = as_table(
+        [{**row, worst: row["worst"]} for row in rows],
+        ("metric", "rating", "value", worst, "good_below", "critical_above"),
+        "health of the lifecycle job",
+        colours={"rating": _RATING_COLOURS},
+    )
+    newest = health["newest"]
+    shown.print(table)
+    parts = f"batch {newest['batch_id']} of {newest['began_at']}: {newest['batch_ms']:,} ms"
+    if newest["input_rows"] is not None:
+        parts += f" for {newest['input_rows']:,} rows"
+    if newest["watermark_delay_ms"] is not None:
+        parts += f"; watermark {format_duration(newest['watermark_delay_ms'])} behind the newest row"
+    late = "" if newest["rows_late"] is None else f"; {newest['rows_late']:,} rows late"
+    shown.print(f"{parts}{late}; {newest['state_rows']:,} values in the state")
 
 
 def devices(

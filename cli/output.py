@@ -80,15 +80,44 @@ def cell(name: str, value: Any) -> str:
     return str(value).replace("[", "\\[")
 
 
-def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str) -> Table:
-    """Return rows as a table for people."""
+def measure(name: str, value: float | None) -> str | None:
+    """Return a number with the unit that its column's name ends in (``_bytes``, ``_ms``, ``_us``), as a person reads it."""
+    if value is None:
+        return None
+    if name.endswith("_bytes"):
+        for unit, size in (("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000)):
+            if value >= size:
+                return f"{value / size:.3g} {unit}"
+        return f"{value} B"
+    milliseconds = value / 1000 if name.endswith("_us") else value
+    return f"{milliseconds / 1000:.3g} s" if milliseconds >= 1000 else f"{milliseconds:.3g} ms"
+
+
+def as_table(
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    title: str,
+    colours: Mapping[str, Mapping[str, str]] | None = None,
+) -> Table:
+    """Return rows as a table for people.
+
+    Args:
+        rows: by column name.
+        columns: which, in order.
+        title: above it.
+        colours: by column name: the colour of each of its words.
+    """
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         heading = "no" if name == "transition_no" else name.removesuffix("_ms").replace("_", " ")
         table.add_column(heading, overflow="fold", no_wrap=name in _WHOLE)
     for row in rows:
-        table.add_row(*(cell(name, row.get(name)) for name in columns))
+        table.add_row(*(_coloured(cell(name, row.get(name)), (colours or {}).get(name, {})) for name in columns))
     return table
+
+
+def _coloured(text: str, colours: Mapping[str, str]) -> str:
+    return f"[{colours[text]}]{text}[/]" if text in colours else text
 
 
 def show(

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fleetpulse.core.errors import FleetError
@@ -24,6 +24,18 @@ def _to_ms(value: Any) -> int:
         raise ValueError(str(error)) from None
 
 
+def _is_usable(value: str) -> str:
+    if value == "hdfs":
+        raise ValueError(
+            "the HDFS-backed state store cannot be had: transformWithState, which keeps the devices' state and timers, needs "
+            "column families, and Spark refuses any other provider than RocksDB (STORE_BACKEND_NOT_SUPPORTED_FOR_TWS); "
+            'write "rocksdb", or leave it out; docs/state-store.md compares the two'
+        )
+    if value != "rocksdb":
+        raise ValueError('the state store is "rocksdb"; write that, or leave it out')
+    return value
+
+
 Milliseconds = Annotated[int, BeforeValidator(_to_ms)]
 
 
@@ -35,6 +47,7 @@ class Settings(BaseSettings):
         max_clock_lead: how far ahead of us a device's clock may be; fixed when a home is made.
         canary_interval: how often the bridge asks the broker whether we are listening; well below the lateness.
         reconnect_grace: how long after a return devices may still be on their way back.
+        state_store: where Spark keeps state: ``rocksdb``; asking for ``hdfs`` is refused with the reason.
     """
 
     model_config = SettingsConfigDict(env_prefix="FLEET_", frozen=True, extra="forbid", validate_default=True)
@@ -43,6 +56,7 @@ class Settings(BaseSettings):
     max_clock_lead: Annotated[Milliseconds, Field(ge=0)] = "5m"  # pyright: ignore[reportAssignmentType]
     canary_interval: Annotated[Milliseconds, Field(ge=500)] = "5s"  # pyright: ignore[reportAssignmentType]
     reconnect_grace: Annotated[Milliseconds, Field(ge=0)] = "2m"  # pyright: ignore[reportAssignmentType]
+    state_store: Annotated[str, AfterValidator(_is_usable)] = "rocksdb"
 
     @classmethod
     def settings_customise_sources(

@@ -20,6 +20,7 @@ from fleetpulse.io.group_processor import OUTPUT, TOLD, GroupProcessor, unpack
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import Stop, write_status
 from fleetpulse.io.spark import spark_session
+from fleetpulse.io.stream_health import StreamHealth
 
 _LOG: Final = structlog.get_logger("lifecycle")
 GENERATION: Final = 1
@@ -83,7 +84,9 @@ def run_lifecycle(home: Home, stop: Stop) -> None:
         if stop.wait(0.1):
             return
     spark = spark_session("fleetpulse-lifecycle", local_dir=home.path / "spark")
+    health = StreamHealth(home, GENERATION)
     query = start(spark, home)
+    health.follow(spark, query)
     try:
         while not stop.wait(0.3):
             if not query.isActive:
@@ -91,6 +94,7 @@ def run_lifecycle(home: Home, stop: Stop) -> None:
             write_status(home.run("lifecycle"), _status(home, query))
     finally:
         _finish(query)
+        health.stop()
         spark.stop()
 
 

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -37,6 +38,11 @@ def tick(received_s: float) -> Row:
 COMPARED = ("kind", "device_id", "event_time_ms", "life_ms", "transition_no", "from_mode", "to_mode", "trigger", "runtime_ms",
             "last_seen_ms", "last_errors", "policy_version", "device_class", "site", "gateway", "received_at_ms", "message_kind",
             "boot", "seq", "reason", "late_by_ms")  # fmt: skip
+
+
+def recorded_progress(name: str) -> dict[str, Any]:
+    """Return a batch's progress as Spark 4.2 reported it: ``first``, ``timers`` (no input) or ``compaction``."""
+    return json.loads((Path(__file__).parent / "golden" / f"progress-{name}.json").read_text())
 
 
 def comparable(judgement: Judgement) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
 """The tables as data: columns, units, meaning, key and partitioning. The data dictionary is generated from here.
 
-Types are those that every reader has: string, long, int, timestamp (UTC, microseconds), binary.
+Types are those that every reader has: string, long, int, double, timestamp (UTC, microseconds), binary.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Column:
 
     Attributes:
         name: as stored.
-        type: string, long, int, timestamp or binary.
+        type: string, long, int, double, timestamp or binary.
         meaning: what it says, with its unit.
         required: whether every row has it.
     """
@@ -34,6 +34,7 @@ class Table:
         key: the columns that identify a row.
         columns: in stored order.
         partitioned_by: partition columns.
+        properties: Delta's own settings of it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Table:
     key: tuple[str, ...]
     columns: tuple[Column, ...]
     partitioned_by: tuple[str, ...] = ()
+    properties: tuple[tuple[str, str], ...] = ()
 
 
 _ARRIVAL: Final = (
@@ -159,7 +161,75 @@ JUDGEMENTS: Final = Table(
     ("kind",),
 )
 
-TABLES: Final = (MESSAGES, QUARANTINE, COVERAGE, DEVICES, JUDGEMENTS)
+STREAM_HEALTH: Final = Table(
+    "stream_health",
+    "How the lifecycle job fares: a row a micro-batch. Which figures are rated, and how: core/health.py.",
+    ("run_id", "batch_id"),
+    (
+        Column("began_at", "timestamp", "when the batch began", required=True),
+        Column("query_id", "string", "the checkpoint's id: one a generation", required=True),
+        Column("run_id", "string", "the job's id since its last start", required=True),
+        Column("batch_id", "long", "number of the batch in the checkpoint, from 0", required=True),
+        Column("generation", "int", "generation of the job", required=True),
+        Column("input_rows", "long", "rows of bronze read; null where the offsets do not tell"),
+        Column("input_blocks", "long", "blocks read, a key group each: what the JVM counts as rows", required=True),
+        Column("input_rows_per_s", "double", "rows of bronze that came a second since the batch before; null in a run's first"),
+        Column("processed_rows_per_s", "double", "rows of bronze read a second of the batch's time"),
+        Column("judgements", "string", "JSON object: rows that the batch wrote, by kind"),
+        Column("rows_late", "long", "judgements of kind late among them"),
+        Column(
+            "rows_dropped", "long", "blocks that Spark dropped behind its watermark; anything but 0 is a fault", required=True
+        ),
+        Column("batch_ms", "long", "time of the batch, in milliseconds; the next six are parts of it", required=True),
+        Column("latest_offset_ms", "long", "looking for new versions of bronze, in milliseconds"),
+        Column("get_batch_ms", "long", "asking the source for the batch, in milliseconds"),
+        Column("query_planning_ms", "long", "planning, in milliseconds"),
+        Column("wal_commit_ms", "long", "writing the batch's offsets, in milliseconds"),
+        Column("add_batch_ms", "long", "running it: read, fold, state and sink, in milliseconds"),
+        Column("commit_offsets_ms", "long", "writing that it is done, in milliseconds"),
+        Column("updates_ms", "long", "life of its stateful tasks, summed, in milliseconds: Python and sink included"),
+        Column("state_commit_ms", "long", "committing the state, summed over partitions, in milliseconds"),
+        Column("newest_received_at", "timestamp", "received_at of the newest row read in this run"),
+        Column("watermark", "timestamp", "Spark's watermark in this batch; null before the first"),
+        Column("watermark_delay_ms", "long", "how far the watermark lay behind the newest row read, in milliseconds"),
+        Column(
+            "watermark_age_ms", "long", "how far it lay behind the clock at the batch's end, in milliseconds; years in a replay"
+        ),
+        Column("devices", "string", "JSON object: devices by mode, from each key group's newest summary"),
+        Column("partitions", "int", "state partitions"),
+        Column(
+            "state_rows",
+            "long",
+            "values in the state: a key group has one, and another while rows wait; timers are not counted",
+            required=True,
+        ),
+        Column("state_rows_updated", "long", "values written", required=True),
+        Column("state_rows_removed", "long", "values removed", required=True),
+        Column("state_bytes", "long", "size of RocksDB's files; rated as state size", required=True),
+        Column("state_memory_bytes", "long", "RocksDB's memory: memtables, cache, indexes; rated as memory", required=True),
+        Column(
+            "checkpoint_ms",
+            "long",
+            "offsets, commit and the mean partition's state commit, in milliseconds; rated",
+            required=True,
+        ),
+        Column(
+            "state_update_us", "long", "RocksDB's time to read and write one value, in microseconds; rated; null where none was"
+        ),
+        Column("clean_up_ms", "long", "removals, timers and RocksDB's compactions, in milliseconds; rated", required=True),
+        Column("rocksdb_gets", "long", "reads"),
+        Column("rocksdb_puts", "long", "writes"),
+        Column("rocksdb_written_bytes", "long", "bytes written to RocksDB: about what the changelog grew by, before compression"),
+        Column("rocksdb_snapshot_bytes", "long", "bytes copied to the checkpoint by the newest snapshot of each partition"),
+        Column("rocksdb_stall_ms", "long", "writes held up by compaction, summed, in milliseconds"),
+        Column("rocksdb_load_ms", "long", "loading the state's version, summed, in milliseconds: the recovery after a start"),
+        Column("rocksdb_cache_misses", "long", "block reads that the cache did not have"),
+        Column("source_offset", "string", "JSON: where the batch ended in bronze"),
+    ),
+    properties=(("delta.logRetentionDuration", "interval 1 days"),),
+)
+
+TABLES: Final = (MESSAGES, QUARANTINE, COVERAGE, DEVICES, JUDGEMENTS, STREAM_HEALTH)
 READINGS: Final = {
     "transitions": "transition",
     "late_events": "late",

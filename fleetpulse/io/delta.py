@@ -20,10 +20,18 @@ _ARROW: Final = {
     "string": pa.string(),
     "long": pa.int64(),
     "int": pa.int32(),
+    "double": pa.float64(),
     "timestamp": pa.timestamp("us", tz="UTC"),
     "binary": pa.binary(),
 }
-_SQL: Final = {"string": "VARCHAR", "long": "BIGINT", "int": "INTEGER", "timestamp": "TIMESTAMPTZ", "binary": "BLOB"}
+_SQL: Final = {
+    "string": "VARCHAR",
+    "long": "BIGINT",
+    "int": "INTEGER",
+    "double": "DOUBLE",
+    "timestamp": "TIMESTAMPTZ",
+    "binary": "BLOB",
+}
 
 
 def arrow_schema(table: Table) -> pa.Schema:
@@ -41,6 +49,7 @@ def create(home: Home, table: Table) -> None:
             mode="ignore",
             partition_by=list(table.partitioned_by) or None,
             description=table.meaning,
+            configuration=dict(table.properties) or None,
         )
 
 

@@ -10,10 +10,12 @@ from typing import Any, Final
 
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import World, next_due
+from fleetpulse.core.health import THRESHOLDS
 from fleetpulse.core.machine import Trigger
 from fleetpulse.core.messages import EVERYONE, SIGNALS, Clock, Kind, Row
 from fleetpulse.core.replay import Outcome, outcome
-from fleetpulse.core.tables import MESSAGES
+from fleetpulse.core.tables import MESSAGES, STREAM_HEALTH
+from fleetpulse.core.times import format_instant
 from fleetpulse.io.delta import DuckDBPyConnection, fetch, files_of, query, reading
 from fleetpulse.io.home import Home
 
@@ -290,6 +292,53 @@ def _due(told: Outcome, device_id: str) -> dict[str, Any]:
         name = "due_offline_at_ms" if due[1] in (Trigger.SILENCE, Trigger.DEATH) else f"due_{due[1].value}_at_ms"
         facts[name] = due[0]
     return facts
+
+
+def health(home: Home, batches: int = 100) -> dict[str, Any] | None:
+    """Return how the lifecycle job fares; None before its first batch.
+
+    Args:
+        home: the home.
+        batches: over how many batches, the newest, the worst of each figure is told.
+
+    Returns:
+        ``newest``, the row of the newest batch, and ``rated``, a row for each threshold.
+    """
+    names = ", ".join(
+        f"epoch_ms({column.name}) AS {column.name}" if column.type == "timestamp" else column.name
+        for column in STREAM_HEALTH.columns
+    )
+    sql = f"SELECT {names} FROM stream_health ORDER BY began_at DESC, batch_id DESC LIMIT {int(batches)}"
+    found = query(home, sql, tables=[STREAM_HEALTH.name])
+    if not found:
+        return None
+    rated: list[dict[str, Any]] = []
+    for threshold in THRESHOLDS:
+        values = [row[threshold.column] for row in found if row[threshold.column] is not None]
+        newest = values[0] if values else None  # the newest known: a batch that writes nothing says nothing of writing
+        rated.append(
+            {
+                "metric": threshold.metric,
+                "column": threshold.column,
+                "value": newest,
+                "worst": max(values, default=None),
+                "good_below": threshold.good_below,
+                "critical_above": threshold.critical_above,
+                "rating": threshold.rate(newest),
+            }
+        )
+    return {"newest": _newest_batch(found[0]), "rated": rated, "batches": len(found)}
+
+
+def _newest_batch(row: dict[str, Any]) -> dict[str, Any]:
+    shown = dict(row)
+    for column in STREAM_HEALTH.columns:
+        value = row[column.name]
+        if column.type == "timestamp" and value is not None:
+            shown[column.name] = format_instant(value)
+    for name in ("devices", "judgements", "source_offset"):
+        shown[name] = json.loads(row[name]) if row[name] else None
+    return shown
 
 
 def counts(home: Home) -> dict[str, Any]:

@@ -27,3 +27,17 @@ def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(FleetError) as caught:
         load_settings(tmp_path)
     assert len(str(caught.value).splitlines()) == 4
+
+
+@pytest.mark.parametrize("by", ["file", "environment"])
+def test_the_hdfs_backed_state_store_is_refused_with_the_reason(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if by == "file":
+        (tmp_path / "settings.toml").write_text('state_store = "hdfs"\n')
+    else:
+        monkeypatch.setenv("FLEET_STATE_STORE", "hdfs")
+    with pytest.raises(FleetError, match=r'state_store: .*transformWithState.*RocksDB.*write "rocksdb".*got \'hdfs\''):
+        load_settings(tmp_path)
+
+
+def test_rocksdb_is_the_state_store(tmp_path: Path) -> None:
+    assert load_settings(tmp_path).state_store == "rocksdb"

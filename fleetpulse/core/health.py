@@ -1,0 +1,244 @@
+"""The health of the lifecycle job: what a batch's progress says, and from where on it is worth a worry.
+
+Rule 1: the thresholds are data; each names the one column that it reads.
+Rule 2: a figure that cannot be known is None and has no rating: nothing is called good that was not measured.
+
+What Spark 4.2 reports for transformWithState in Python was looked at in a real run (``tests/golden/progress-*.json``):
+
+- **State size** is ``rocksdbSstFileSize``, the files of all partitions. What is still in a memtable is counted as memory.
+- **Memory** is ``memoryUsedBytes``. It is RocksDB's alone: neither the heap nor the Python workers are in it.
+- **Checkpoint** is ``walCommit + commitOffsets + commitTimeMs / numShufflePartitions``: the first two are a batch's own,
+  the third is summed over partitions that commit side by side.
+- **State update** is RocksDB's time to read and write one value: ``(rocksdbGetLatency + rocksdbPutLatency +
+  rocksdbWriterStallLatencyMs) / numRowsUpdated``. ``allUpdatesTimeMs`` is no such thing in Python: it runs from a task's
+  first instant to its last row, with the Python worker, the fold and the sink, summed over partitions. A batch of an idle
+  fleet has 700 ms of it, so 50 ms would be critical for ever. It is kept as ``updates_ms``.
+- **Clean-up** is ``allRemovalsTimeMs + timerProcessingTimeMs + rocksdbTotalCompactionLatencyMs +
+  rocksdbCommitCompactLatency``. The first two stay 0 in Python (SPARK-49603): devices leave within the fold, which is one
+  write of their key group; what remains to be cleaned up is what compaction drops.
+
+Source: issue 4; docs/state-store.md
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, cast
+
+from fleetpulse.core.times import parse_instant_ms
+
+_GB: Final = 1_000_000_000
+
+
+class Rating(StrEnum):
+    """How a figure stands."""
+
+    GOOD = "good"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """From where on a figure is worth a worry.
+
+    Attributes:
+        metric: its name, as operators say it.
+        column: of ``stream_health``; the unit is in its name.
+        good_below: less than this is good.
+        critical_above: more than this is critical; what lies between is a warning.
+    """
+
+    metric: str
+    column: str
+    good_below: int
+    critical_above: int
+
+    def rate(self, value: int | None) -> Rating | None:
+        """Rate a figure; None where there is none."""
+        if value is None:
+            return None
+        if value < self.good_below:
+            return Rating.GOOD
+        return Rating.CRITICAL if value > self.critical_above else Rating.WARNING
+
+
+THRESHOLDS: Final = (
+    Threshold("state size", "state_bytes", 1 * _GB, 5 * _GB),
+    Threshold("checkpoint", "checkpoint_ms", 10_000, 30_000),
+    Threshold("state update", "state_update_us", 10_000, 50_000),
+    Threshold("clean-up", "clean_up_ms", 5_000, 15_000),
+    Threshold("memory", "state_memory_bytes", 2 * _GB, 4 * _GB),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a batch's progress does not say.
+
+    Attributes:
+        generation: of the job.
+        input_rows: rows of bronze between the batch's offsets.
+        newest_received_ms: the newest ``received_at`` read in batches before.
+        judgements: rows that the batch wrote, by kind; None where it is not known.
+        devices: by mode; None before the first summary.
+    """
+
+    generation: int
+    input_rows: int | None = None
+    newest_received_ms: int | None = None
+    judgements: Mapping[str, int] | None = None
+    devices: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One ``StreamingQueryProgress``, as Spark writes it in JSON.
+
+    Attributes:
+        content: the object.
+    """
+
+    content: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def run_id(self) -> str:
+        """The job's id since its last start."""
+        return str(self.content["runId"])
+
+    @property
+    def batch_id(self) -> int:
+        """The batch's number in its checkpoint."""
+        return int(self.content["batchId"])
+
+    @property
+    def newest_received_ms(self) -> int | None:
+        """The newest ``received_at`` of the batch; None where it read nothing."""
+        return self.event_ms("max")
+
+    @property
+    def versions(self) -> tuple[int, int] | None:
+        """First version of bronze that the batch read, and the one after its last; None where offsets do not tell."""
+        source = self.content["sources"][0]
+        end, begin = _offset(source.get("endOffset")).get("version"), _offset(source.get("startOffset")).get("version", 0)
+        return (begin, end) if isinstance(begin, int) and isinstance(end, int) else None
+
+    def event_ms(self, name: str) -> int | None:
+        """Return an instant of ``eventTime``; None where it is absent or the epoch, which stands for none."""
+        text = self.content.get("eventTime", {}).get(name)
+        return (parse_instant_ms(text) or None) if text else None
+
+    def part_ms(self, name: str) -> int | None:
+        """Return one part of the batch's time."""
+        return self.content["durationMs"].get(name)
+
+    def state(self, name: str) -> int:
+        """Return a figure of the stateful operators, summed; 0 where none says it."""
+        return sum(int(one.get(name, 0)) for one in self.content["stateOperators"])
+
+    def custom(self, name: str) -> int:
+        """Return a figure of the state store, summed; 0 where it does not say it."""
+        return sum(int(one.get("customMetrics", {}).get(name, 0)) for one in self.content["stateOperators"])
+
+
+def to_row(progress: Progress, beside: Beside) -> dict[str, Any]:
+    """Return the row of ``stream_health`` for a batch; timestamps are ``<column>_ms``.
+
+    Args:
+        progress: what Spark reported.
+        beside: what it cannot know.
+
+    Raises:
+        KeyError, ValueError: it is no progress of a batch.
+    """
+    content = progress.content
+    at_ms, batch_ms = parse_instant_ms(content["timestamp"]), int(content["batchDuration"])
+    blocks, rows = int(content["numInputRows"]), beside.input_rows
+    row: dict[str, Any] = {
+        "began_at_ms": at_ms,
+        "query_id": content["id"],
+        "run_id": progress.run_id,
+        "batch_id": progress.batch_id,
+        "generation": beside.generation,
+        "input_rows": rows,
+        "input_blocks": blocks,
+        "input_rows_per_s": _rows_per_s(content.get("inputRowsPerSecond"), blocks, rows),
+        "processed_rows_per_s": None if rows is None or not batch_ms else rows * 1000 / batch_ms,
+        "judgements": _json(beside.judgements),
+        "rows_late": None if beside.judgements is None else beside.judgements.get("late", 0),
+        "rows_dropped": progress.state("numRowsDroppedByWatermark"),
+        "batch_ms": batch_ms,
+        "devices": _json(beside.devices),
+        "source_offset": json.dumps(_offset(content["sources"][0].get("endOffset"))),
+    }
+    row |= {column: progress.part_ms(name) for column, name in _PARTS.items()}
+    return row | _watermark(progress, beside, at_ms + batch_ms) | _state(progress)
+
+
+_PARTS: Final = {
+    "latest_offset_ms": "latestOffset",
+    "get_batch_ms": "getBatch",
+    "query_planning_ms": "queryPlanning",
+    "wal_commit_ms": "walCommit",
+    "add_batch_ms": "addBatch",
+    "commit_offsets_ms": "commitOffsets",
+}
+
+
+def _watermark(progress: Progress, beside: Beside, end_ms: int) -> dict[str, int | None]:
+    watermark_ms = progress.event_ms("watermark")
+    read = [at for at in (progress.newest_received_ms, beside.newest_received_ms) if at is not None]
+    newest_ms = max(read, default=None)
+    return {
+        "newest_received_at_ms": newest_ms,
+        "watermark_ms": watermark_ms,
+        "watermark_delay_ms": None if watermark_ms is None or newest_ms is None else newest_ms - watermark_ms,
+        "watermark_age_ms": None if watermark_ms is None else end_ms - watermark_ms,
+    }
+
+
+def _state(progress: Progress) -> dict[str, int | None]:
+    state, custom = progress.state, progress.custom
+    partitions, updated = state("numShufflePartitions"), state("numRowsUpdated")
+    offsets_ms = (progress.part_ms("walCommit") or 0) + (progress.part_ms("commitOffsets") or 0)
+    store_ms = custom("rocksdbGetLatency") + custom("rocksdbPutLatency") + custom("rocksdbWriterStallLatencyMs")
+    compaction_ms = custom("rocksdbTotalCompactionLatencyMs") + custom("rocksdbCommitCompactLatency")
+    return {
+        "updates_ms": state("allUpdatesTimeMs"),
+        "state_commit_ms": state("commitTimeMs"),
+        "partitions": partitions,
+        "state_rows": state("numRowsTotal"),
+        "state_rows_updated": updated,
+        "state_rows_removed": state("numRowsRemoved"),
+        "state_bytes": custom("rocksdbSstFileSize"),
+        "state_memory_bytes": state("memoryUsedBytes"),
+        "checkpoint_ms": offsets_ms + round(state("commitTimeMs") / max(1, partitions)),
+        "state_update_us": round(store_ms * 1000 / updated) if updated else None,
+        "clean_up_ms": state("allRemovalsTimeMs") + custom("timerProcessingTimeMs") + compaction_ms,
+        "rocksdb_gets": custom("rocksdbGetCount"),
+        "rocksdb_puts": custom("rocksdbPutCount"),
+        "rocksdb_written_bytes": custom("rocksdbTotalBytesWritten"),
+        "rocksdb_snapshot_bytes": custom("rocksdbBytesCopied"),
+        "rocksdb_stall_ms": custom("rocksdbWriterStallLatencyMs"),
+        "rocksdb_load_ms": custom("rocksdbLoadLatencyMs"),
+        "rocksdb_cache_misses": custom("rocksdbReadBlockCacheMissCount"),
+    }
+
+
+def _rows_per_s(blocks_per_s: Any, blocks: int, rows: int | None) -> float | None:
+    """Turn Spark's rate of blocks into one of rows; a run's first batch, which has no batch before it, says 0."""
+    if not blocks:
+        return 0.0
+    if rows is None or not isinstance(blocks_per_s, int | float) or not 0 < blocks_per_s < float("inf"):
+        return None
+    return blocks_per_s * rows / blocks
+
+
+def _offset(value: Any) -> dict[str, Any]:
+    offset = json.loads(value) if isinstance(value, str) else value
+    return cast("dict[str, Any]", offset) if isinstance(offset, dict) else {}
+
+
+def _json(counts: Mapping[str, int] | None) -> str | None:
+    return None if counts is None else json.dumps(dict(sorted(counts.items())))

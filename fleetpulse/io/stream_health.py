@@ -1,0 +1,278 @@
+"""``stream_health``: a row for every batch of the lifecycle job, written beside the stream.
+
+Rule 1: nothing here may hold up or fail the stream. The listener puts a batch's progress into a bounded queue and is done;
+one thread takes it out, and what it cannot write is logged.
+Rule 2: a row is written once: the commit that appends it says up to which batch its run has come.
+"""
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow.parquet as pq
+import structlog
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.query import StreamingQuery
+
+from fleetpulse.core.health import Beside, Progress, to_row
+from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.machine import Mode
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
+from fleetpulse.core.times import format_instant
+from fleetpulse.io import delta
+from fleetpulse.io.home import Home
+
+_LOG: Final = structlog.get_logger("stream_health")
+KEPT_MS: Final = 7 * 86_400_000
+_MODES: Final = frozenset(mode.value for mode in Mode)
+_QUEUED: Final = 1_000  # batches; a tenth of that comes between two appends on a fast day
+_EVERY_S: Final = 5.0  # between two appends: a commit a batch would be five a second
+_COMMITS: Final = 200  # between two tidyings
+
+
+class _Listener(StreamingQueryListener):
+    def __init__(self, offer: Any) -> None:
+        self.offer = offer
+
+    def onQueryStarted(self, event: Any) -> None:
+        """Nothing: it would hold up the query's start."""
+
+    def onQueryProgress(self, event: Any) -> None:
+        """Take a batch's progress."""
+        self.offer(event.progress.json)
+
+    def onQueryIdle(self, event: Any) -> None:
+        """Nothing: no batch ran."""
+
+    def onQueryTerminated(self, event: Any) -> None:
+        """Nothing: who stops the query stops this."""
+
+
+class Commits:
+    """What each batch wrote into `judgements`, read from the table's log: counts by kind, and the summaries.
+
+    Args:
+        home: whose.
+        generation: whose summaries count.
+    """
+
+    def __init__(self, home: Home, generation: int) -> None:
+        self.home, self.generation = home, generation
+        self.path = home.table(JUDGEMENTS.name)
+        self.next = delta.version(self.path) + 1 if (self.path / "_delta_log").exists() else 0
+        self._of_group: dict[int, Mapping[str, int]] | None = None
+
+    def through(self, query_id: str, batch_id: int) -> dict[str, int] | None:
+        """Read on to a batch's commit; None where it is not, or no longer, in the log.
+
+        Returns:
+            Rows that the batch wrote, by kind.
+        """
+        if self._of_group is None:
+            self._of_group = self._newest_summaries()
+        while (log := self.path / "_delta_log" / f"{self.next:020d}.json").exists():
+            actions = [json.loads(line) for line in log.read_text().splitlines()]
+            batches = [one["txn"]["version"] for one in actions if one.get("txn", {}).get("appId") == query_id]
+            if batches and batches[0] > batch_id:
+                return None
+            self.next += 1
+            if batches:
+                added = [one["add"] for one in actions if one.get("add", {}).get("dataChange")]
+                self._take_summaries(added)
+                if batches[0] == batch_id:
+                    return _by_kind(added)
+        return None
+
+    def devices(self) -> dict[str, int] | None:
+        """Return devices by mode, as the newest summary of each key group says; None before the first."""
+        if not self._of_group:
+            return None
+        modes: dict[str, int] = {}
+        for counts in self._of_group.values():
+            for mode, count in counts.items():
+                if mode in _MODES:  # a group may say more than modes
+                    modes[mode] = modes.get(mode, 0) + count
+        return modes
+
+    def _newest_summaries(self) -> dict[int, Mapping[str, int]]:
+        found = delta.query(
+            self.home,
+            """SELECT key_group, arg_max(counts, (judged_at, event_time)) AS counts FROM judgements
+               WHERE kind = ? AND generation = ? GROUP BY key_group""",
+            [Verdict.SUMMARY.value, self.generation],
+        )
+        return {row["key_group"]: json.loads(row["counts"]) for row in found}
+
+    def _take_summaries(self, added: Iterable[Mapping[str, Any]]) -> None:
+        assert self._of_group is not None
+        for file in added:
+            if file["partitionValues"].get("kind") == Verdict.SUMMARY.value:
+                rows = pq.ParquetFile(self.path / unquote(file["path"])).read(columns=["key_group", "counts"])
+                for row in rows.to_pylist():  # in the order in which the group said them
+                    self._of_group[row["key_group"]] = json.loads(row["counts"])
+
+
+def _by_kind(added: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    kinds: dict[str, int] = {}
+    for file in added:
+        kind = file["partitionValues"]["kind"]
+        kinds[kind] = kinds.get(kind, 0) + json.loads(file["stats"])["numRecords"]
+    return kinds
+
+
+def rows_between(table: Path, versions: tuple[int, int] | None) -> int | None:
+    """Return how many rows some versions of a table appended; None where its log does not tell."""
+    if versions is None:
+        return None
+    rows = 0
+    for version in range(*versions):
+        try:
+            lines = (table / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
+        except FileNotFoundError:
+            return None
+        for added in (json.loads(line).get("add") for line in lines):
+            if added and added.get("dataChange", True):
+                rows += json.loads(added.get("stats") or "{}").get("numRecords", 0)
+    return rows
+
+
+class StreamHealth:
+    """Writes ``stream_health`` for one run of a query.
+
+    Make it before the query starts, let it follow the query, and stop it after the query.
+
+    Args:
+        home: whose.
+        generation: of the job.
+    """
+
+    def __init__(self, home: Home, generation: int) -> None:
+        self.home, self.generation = home, generation
+        self._commits = Commits(home, generation)
+        self._queue: queue.Queue[str] = queue.Queue(_QUEUED)
+        self._lost = 0
+        self._followed: tuple[SparkSession, StreamingQuery] | None = None
+        self._rows: list[dict[str, Any]] = []
+        self._newest_received_ms: int | None = None
+        self._last_batch = -1
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stream-health", daemon=True)
+        self._listener = _Listener(self._offer)
+
+    def follow(self, spark: SparkSession, query: StreamingQuery) -> None:
+        """Begin with a query that has just been started; what it has done already is not missed."""
+        self._run_id = str(query.runId)
+        try:
+            spark.streams.addListener(self._listener)
+            self._followed = spark, query
+            self._offer_recent(query)
+        except Exception as error:  # noqa: BLE001 - the stream goes on without its figures
+            _LOG.warning("stream_health is not written", reason=str(error))
+        self._thread.start()
+
+    def stop(self, limit_s: float = 5.0) -> None:
+        """Write what is left, within a limit. The listener's bus may lag: what the query remembers fills that in."""
+        try:
+            if self._followed:
+                spark, query = self._followed
+                self._offer_recent(query)
+                spark.streams.removeListener(self._listener)
+        except Exception as error:  # noqa: BLE001 - the JVM may be gone, and with it only figures
+            _LOG.warning("the last batches are not in stream_health", reason=str(error))
+        self._closing.set()
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            _LOG.warning("stream_health is left unfinished", limit_s=limit_s)
+
+    def _offer_recent(self, query: StreamingQuery) -> None:
+        for progress in query.recentProgress:
+            self._offer(progress.json)
+
+    def _offer(self, progress: str) -> None:
+        try:
+            self._queue.put_nowait(progress)
+        except queue.Full:
+            self._lost += 1
+
+    def _run(self) -> None:
+        """Append what has come every few seconds, until closed and once more after that."""
+        version = -1
+        while True:
+            closing = self._closing.wait(_EVERY_S)
+            try:
+                self._take()
+                if self._rows:
+                    self._append()
+                    version = self._tidy(version)
+            except Exception as error:  # noqa: BLE001 - figures must not end what they are about; the rows wait for the next try
+                _LOG.warning("stream_health cannot be written", rows=len(self._rows), reason=str(error))
+                del self._rows[:-_QUEUED]
+            if self._lost:
+                _LOG.warning("batches are missing in stream_health: the queue was full", batches=self._lost)
+                self._lost = 0
+            if closing:
+                return
+
+    def _take(self) -> None:
+        for text in self._drained():
+            progress = Progress(json.loads(text))
+            if progress.run_id != self._run_id or progress.batch_id <= self._last_batch:
+                continue
+            self._last_batch = progress.batch_id
+            try:
+                self._rows.append(to_row(progress, self._beside(progress)))
+            except Exception as error:  # noqa: BLE001 - one batch that cannot be read must not keep the others
+                _LOG.warning("a batch is missing in stream_health", batch=progress.batch_id, reason=repr(error))
+            self._newest_received_ms = progress.newest_received_ms or self._newest_received_ms
+
+    def _drained(self) -> Iterator[str]:
+        while True:
+            try:
+                yield self._queue.get_nowait()
+            except queue.Empty:
+                return
+
+    def _beside(self, progress: Progress) -> Beside:
+        judgements = self._commits.through(str(progress.content["id"]), progress.batch_id)
+        return Beside(
+            self.generation,
+            rows_between(self.home.table(MESSAGES.name), progress.versions),
+            self._newest_received_ms,
+            judgements,
+            self._commits.devices(),
+        )
+
+    def _append(self) -> None:
+        delta.create(self.home, STREAM_HEALTH)
+        landed = delta.landed(self.home, STREAM_HEALTH, self._run_id)  # numbers are from 1: batch 0 is the first
+        fresh = [row for row in self._rows if row["batch_id"] >= landed]
+        if fresh:
+            table = delta.to_table(STREAM_HEALTH, fresh)
+            delta.append(self.home, STREAM_HEALTH, table, self._run_id, fresh[-1]["batch_id"] + 1)
+        self._rows.clear()
+
+    def _tidy(self, before: int) -> int:
+        """Keep the table small: now and then drop old rows, join small files, and clear the log."""
+        path = self.home.table(STREAM_HEALTH.name)
+        version = delta.version(path)
+        if before >= 0 and version // _COMMITS > before // _COMMITS:
+            tidy(path, round(time.time() * 1000) - KEPT_MS)
+            version = delta.version(path)
+        return version
+
+
+def tidy(path: Path, before_ms: int) -> None:
+    """Drop rows of batches begun before an instant, join small files, delete files without use, clear the log."""
+    table = DeltaTable(str(path))
+    table.delete(f"began_at < '{format_instant(before_ms)}'")
+    table.optimize.compact()
+    table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)  # a reader is done within seconds
+    table.create_checkpoint()
+    table.cleanup_metadata()

@@ -1,0 +1,151 @@
+"""What is written beside the stream: once a batch, never at the stream's expense, and not for ever."""
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from fleetpulse.core.health import Beside, Progress, to_row
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
+from fleetpulse.io import delta
+from fleetpulse.io.home import Home
+from fleetpulse.io.stream_health import StreamHealth, rows_between, tidy
+from fleetpulse.ops import reports
+from tests.histories import recorded_progress
+
+
+class Streams(list[Any]):
+    """Spark's registry of listeners."""
+
+    def addListener(self, listener: Any) -> None:  # noqa: N802
+        self.append(listener)
+
+    def removeListener(self, listener: Any) -> None:  # noqa: N802
+        self.remove(listener)
+
+
+def _progress(batch: int, run: str = "run") -> Any:
+    content = {**recorded_progress("compaction"), "batchId": batch, "runId": run}
+    return SimpleNamespace(json=json.dumps(content))
+
+
+def _home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    delta.create(home, JUDGEMENTS)
+    delta.create(home, MESSAGES)
+    return home
+
+
+def _follow(home: Home, run: str, remembered: list[int], told: list[int], limit_s: float = 10.0) -> None:
+    """One run of a query: what it remembers, and what the listener is told besides."""
+    spark: Any = SimpleNamespace(streams=Streams())
+    query: Any = SimpleNamespace(runId=run, recentProgress=[_progress(batch, run) for batch in remembered])
+    health = StreamHealth(home, 1)
+    health.follow(spark, query)
+    for batch in told:
+        spark.streams[0].onQueryProgress(SimpleNamespace(progress=_progress(batch, run)))
+    spark.streams[0].onQueryProgress(SimpleNamespace(progress=_progress(99, "another run")))
+    health.stop(limit_s)
+    assert not spark.streams
+
+
+def _written(home: Home) -> list[tuple[str, int]]:
+    rows = delta.query(home, "SELECT run_id, batch_id FROM stream_health ORDER BY batch_id, run_id", tables=["stream_health"])
+    return [(row["run_id"], row["batch_id"]) for row in rows]
+
+
+def test_a_batch_is_written_once_however_often_it_is_told(tmp_path: Path) -> None:
+    home = _home(tmp_path)
+    _follow(home, "a", [0, 1], [1, 2, 2])
+    assert _written(home) == [("a", 0), ("a", 1), ("a", 2)]
+    _follow(home, "a", [0, 1, 2, 3], [])  # as after an append whose answer was lost
+    _follow(home, "b", [4], [5])
+    assert _written(home) == [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 4), ("b", 5)]
+
+
+def test_a_table_that_cannot_be_written_is_no_fault_of_the_stream(tmp_path: Path) -> None:
+    home = _home(tmp_path)
+    home.table(STREAM_HEALTH.name).write_text("in the way")
+    _follow(home, "a", [0], [1])
+    home.table(STREAM_HEALTH.name).unlink()
+    _follow(home, "a", [0, 1], [2])
+    assert [batch for _, batch in _written(home)] == [0, 1, 2]
+
+
+def test_a_progress_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:
+    home = _home(tmp_path)
+    health = StreamHealth(home, 1)
+    broken = SimpleNamespace(json=json.dumps({"runId": "a", "batchId": 0}))
+    query: Any = SimpleNamespace(runId="a", recentProgress=[broken, _progress(1, "a")])
+    spark: Any = SimpleNamespace(streams=Streams())
+    health.follow(spark, query)
+    health.stop()
+    assert _written(home) == [("a", 1)]
+
+
+def test_a_full_queue_loses_batches_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetpulse.io.stream_health._QUEUED", 3)
+    home = _home(tmp_path)
+    _follow(home, "a", [], list(range(50)))
+    assert len(_written(home)) == 3
+
+
+def test_old_rows_and_small_files_go(tmp_path: Path) -> None:
+    home = _home(tmp_path)
+    delta.create(home, STREAM_HEALTH)
+    before_ms = 1_700_000_000_000
+    for batch, at_ms in enumerate([before_ms - 1, before_ms, before_ms + 1]):
+        row = {**to_row(Progress(recorded_progress("first")), Beside(1)), "batch_id": batch, "began_at_ms": at_ms}
+        delta.append(home, STREAM_HEALTH, delta.to_table(STREAM_HEALTH, [row]), "run", batch + 1)
+    path = home.table(STREAM_HEALTH.name)
+    tidy(path, before_ms)
+    assert [batch for _, batch in _written(home)] == [1, 2]
+    assert len(DeltaTable(str(path)).file_uris()) == 1
+    assert delta.landed(home, STREAM_HEALTH, "run") == 3
+
+
+def test_a_run_tidies_once_in_so_many_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetpulse.io.stream_health._COMMITS", 3)
+    home = _home(tmp_path)
+    delta.create(home, STREAM_HEALTH)
+    health = StreamHealth(home, 1)
+    version, files = -1, []
+    for batch in range(4):
+        row = {**to_row(Progress(recorded_progress("first")), Beside(1)), "batch_id": batch}
+        row["began_at_ms"] = round(time.time() * 1000)
+        delta.append(home, STREAM_HEALTH, delta.to_table(STREAM_HEALTH, [row]), "run", batch + 1)
+        version = health._tidy(version)
+        files.append(len(DeltaTable(str(home.table(STREAM_HEALTH.name))).file_uris()))
+    assert files[:3] == [1, 2, 1]
+    assert [batch for _, batch in _written(home)] == [0, 1, 2, 3]
+
+
+def test_rows_are_counted_from_the_log_as_far_as_it_goes(tmp_path: Path) -> None:
+    home = _home(tmp_path)
+    path = home.table(MESSAGES.name)
+    assert rows_between(path, (0, 1)) == 0
+    assert rows_between(path, (0, 2)) is None
+    assert rows_between(path, None) is None
+
+
+def test_the_report_rates_the_newest_figure_and_tells_the_worst(tmp_path: Path) -> None:
+    home = _home(tmp_path)
+    assert reports.health(home) is None
+    delta.create(home, STREAM_HEALTH)
+    rows = []
+    for batch, size in enumerate([6_000_000_000, 1_000_000_000, 999_999_999]):
+        row = to_row(Progress(recorded_progress("compaction")), Beside(1, devices={"online": batch}))
+        rows.append({**row, "batch_id": batch, "state_bytes": size, "state_update_us": 7 if batch < 2 else None})
+    delta.append(home, STREAM_HEALTH, delta.to_table(STREAM_HEALTH, rows), "run", 3)
+    told = reports.health(home)
+    assert told is not None
+    by_metric = {one["metric"]: one for one in told["rated"]}
+    assert (by_metric["state size"]["rating"], by_metric["state size"]["worst"]) == ("good", 6_000_000_000)
+    assert (by_metric["state update"]["value"], by_metric["state update"]["rating"]) == (7, "good")
+    assert (told["newest"]["batch_id"], told["newest"]["devices"], told["batches"]) == (2, {"online": 2}, 3)
+    json.dumps(told)
