@@ -74,6 +74,7 @@ def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
             if wanted.simulate:
                 run.start("simulator", ["--history"] if history else [], restarts=_RESTARTS)
             _watch(run, wanted, address, stop)
+            typer.echo("stopping: what was received is written, what is being judged comes to its end", err=True)
         Console(stderr=True).print(f'stopped; the next "./fleet up --home {home.path}" goes on from here')
 
 

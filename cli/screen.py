@@ -10,7 +10,7 @@ from rich.text import Text
 
 from cli.looking import TRANSITION_COLUMNS, judged_ms
 from cli.output import MODE_COLOURS, as_table
-from cli.processes import Run
+from cli.processes import Run, disk_full
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.broker import BrokerAddress
 from fleetpulse.io.delta import Mirror
@@ -56,6 +56,8 @@ class Screen:
         bridge, lifecycle = self.run.status("bridge"), self.run.status("lifecycle")
         words = [f"bridge {bridge.get('state', 'starting')}", f"lifecycle {lifecycle.get('state', 'starting')}"]
         words += [str(status["problem"]) for status in (bridge, self.run.status("landing")) if status.get("problem")]
+        if full := disk_full(self.run.home.path):
+            words.append(f"{full}: what comes waits in the broker until then")
         if bridge.get("gap_open"):
             words.append("a gap is open: silence does not count")
         return ", ".join(words)
