@@ -37,7 +37,9 @@ def spool(home: Home, commands: Sequence[Command]) -> None:
             os.fsync(file.fileno())
         fresh.rename(home.commands / name)
     except OSError as error:
-        raise FleetError(f'cannot write to "{home.commands}" ({error.strerror}); free some space and try again') from None
+        raise FleetError(
+            f'cannot write to "{home.commands}" ({error.strerror}); free some space, or make it yours to write, and try again'
+        ) from None
 
 
 def commanded(home: Home) -> set[str]:
