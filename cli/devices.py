@@ -9,25 +9,26 @@ import typer
 from typer.core import TyperGroup
 
 from fleetpulse.core.errors import FleetError, Misuse
-from fleetpulse.core.messages import EVERYONE
+from fleetpulse.core.messages import EVERYONE, Kind, Origin, Rejection, decode
 from fleetpulse.core.policy import DEFAULT_CLASS
 from fleetpulse.core.times import format_instant, parse_duration_ms, parse_instant_ms
-from fleetpulse.io.commands import Command, spool
+from fleetpulse.io.commands import Command, commanded, spool
 from fleetpulse.io.home import Home
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 DeviceArgument = Annotated[str, typer.Argument(help="Device id.")]
 DEFAULT_HOME = Path(".fleet")
+_COLUMNS = ("device_id", "site", "class", "gateway")
 
 
 class _DeviceOrVerb(TyperGroup):
     """``fleet device ID`` shows a device; the other words are verbs."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Read an unknown word as a device id."""
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read what is no verb as a device id, or as an option in front of one."""
+        if args and args[0] not in self.commands and args[0] != "--help":
             args = ["show", *args]
-        return super().resolve_command(ctx, args)
+        return super().parse_args(ctx, args)
 
 
 device = typer.Typer(cls=_DeviceOrVerb, no_args_is_help=True, help="One device: fleet device ID; or a command about it.")
@@ -60,8 +61,42 @@ def _give(home: Path, commands: list[Command], done: str) -> None:
     typer.echo(done + ("" if running else "; it takes effect when the fleet runs (./fleet up)"))
 
 
+def _about(home: Path, command: Command, done: str) -> None:
+    """Give a command about a device that should be there: a slip in an id is not to pass in silence."""
+    from fleetpulse.ops import reports
+
+    device_id = command[0].split("/")[2]
+    opened = Home(home)
+    opened.record()
+    if not reports.is_known(opened, device_id) and device_id not in commanded(opened):
+        typer.echo(f'fleet: note: no device "{device_id}" was registered or heard so far; see: ./fleet devices', err=True)
+    _give(home, [command], done)
+
+
+def check_names(site: str, device_id: str) -> None:
+    """Check what names a device in its topic.
+
+    Raises:
+        FleetError: a name that no topic can have.
+    """
+    for what, name in (("a site", site), ("a device id", device_id)):
+        if "/" in name:
+            raise FleetError(f'{what} is without /, which parts the levels of a topic; got "{name}"')
+    if device_id == EVERYONE:
+        raise FleetError(f'"{EVERYONE}" stands for all devices and names none')
+    refused = decode(f"fleet/{site}/{device_id}/{Kind.REGISTRY}", b"{}", 0, Origin.COMMAND)
+    if isinstance(refused, Rejection):
+        raise FleetError(refused.detail)
+
+
 def _registry(device_id: str, site: str, content: dict[str, Any]) -> Command:
+    check_names(site, device_id)
     return f"fleet/{site}/{device_id}/registry", {key: value for key, value in content.items() if value is not None}
+
+
+def _control(device_id: str, content: dict[str, Any]) -> Command:
+    check_names(EVERYONE, device_id)
+    return f"fleet/{EVERYONE}/{device_id}/{Kind.CONTROL}", content
 
 
 @device.command("add")
@@ -84,29 +119,41 @@ def import_(
 ) -> None:
     """Register devices from a CSV file: all of them, or none."""
     commands: list[Command] = []
+    faults: list[str] = []
     try:
         with file.open(newline="", encoding="utf-8-sig") as opened:
             reader = csv.DictReader(opened)
-            if "device_id" not in (reader.fieldnames or ()):
-                raise FleetError(f'"{file}" needs a header with device_id; got {", ".join(reader.fieldnames or ()) or "nothing"}')
+            columns = list(reader.fieldnames or ())
+            if "device_id" not in columns:
+                raise FleetError(f'"{file}" needs a header with device_id; got {", ".join(columns) or "nothing"}')
             for row in reader:
                 content = {
                     "op": "add",
                     "class": row.get("class") or DEFAULT_CLASS,
                     "gateway": row.get("gateway") or None,
                 }
-                commands.append(_registry(row["device_id"] or "", row.get("site") or "main", content))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FleetError(f'"{file}" cannot be read ({error})') from None
+                try:
+                    commands.append(_registry(row["device_id"] or "", row.get("site") or "main", content))
+                except FleetError as error:
+                    faults.append(f"  line {reader.line_num}: {error}")
+    except OSError as error:
+        raise FleetError(f'"{file}" cannot be read ({error.strerror}); name a CSV file') from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FleetError(f'"{file}" is not CSV in UTF-8 ({error})') from None
+    if faults:
+        more = f"\n  and {len(faults) - 20} more" if len(faults) > 20 else ""
+        raise FleetError(f'"{file}" has faults, and no device was registered:\n' + "\n".join(faults[:20]) + more)
     if not commands:
         raise FleetError(f'"{file}" lists no devices')
-    _give(home, commands, f"{len(commands)} devices are registered")
+    if unused := [name for name in columns if name not in _COLUMNS]:
+        typer.echo(f"fleet: note: columns not used: {', '.join(unused)}; known are {', '.join(_COLUMNS)}", err=True)
+    _give(home, commands, f"{len(commands)} device{'s are' if len(commands) > 1 else ' is'} registered")
 
 
 @device.command("decommission")
 def decommission(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> None:
     """Take a device out of service: its signals are counted, not judged."""
-    _give(home, [_registry(device_id, EVERYONE, {"op": "decommission"})], f'device "{device_id}" is decommissioned')
+    _about(home, _registry(device_id, EVERYONE, {"op": "decommission"}), f'device "{device_id}" is decommissioned')
 
 
 @device.command("maintain")
@@ -125,11 +172,10 @@ def maintain(
     if until_ms <= now_ms:
         raise Misuse(f"the end of maintenance lies in the future; got {format_instant(until_ms)}")
     content = {"op": "update" if update else "maintain", "until": until_ms}
-    topic = f"fleet/{EVERYONE}/{device_id}/control"
-    _give(home, [(topic, content)], f'device "{device_id}" is held until {format_instant(until_ms)}')
+    _about(home, _control(device_id, content), f'device "{device_id}" is held until {format_instant(until_ms)}')
 
 
 @device.command("release")
 def release(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> None:
     """Release a flagged device."""
-    _give(home, [(f"fleet/{EVERYONE}/{device_id}/control", {"op": "release"})], f'device "{device_id}" is released')
+    _about(home, _control(device_id, {"op": "release"}), f'device "{device_id}" is released')

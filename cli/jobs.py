@@ -1,9 +1,10 @@
 """The jobs as processes: what ``fleet up`` and ``fleet replay`` start. They are not for people."""
 
+import sys
 import tomllib
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO, cast
 
 import typer
 
@@ -32,10 +33,27 @@ def load_mappings(home: Home) -> tuple[TopicMapping, ...]:
         raise FleetError(f'"{home.mapping}" is not TOML ({error})') from None
 
 
+class _Log:
+    """Standard output, where a line that the disk has no room for is lost: a job waits a full disk out and does not die."""
+
+    def write(self, text: str) -> None:
+        try:
+            sys.stdout.write(text)
+        except OSError:
+            pass
+
+    def flush(self) -> None:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            pass
+
+
 def _begin(parent: int | None) -> Stop:
     import structlog
 
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(), cache_logger_on_first_use=True)
+    factory = structlog.PrintLoggerFactory(cast("TextIO", _Log()))
+    structlog.configure(logger_factory=factory, cache_logger_on_first_use=True)
     return Stop(parent).on_signals()
 
 

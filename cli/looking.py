@@ -1,6 +1,8 @@
 """The verbs that look: what came of the messages."""
 
 import time
+from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +11,7 @@ from rich.console import Console
 
 from cli.output import as_json, as_table, cell, console, instant_ms, measure, plain_row, show
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
@@ -30,7 +33,19 @@ TRANSITION_COLUMNS = (
     "runtime_ms",
 )
 
+_LIST_THEM = ("  (why: fleet late --kind all)", "")
+
 _LIFE_COLUMNS = ("event_time", "transition_no", "from_mode", "to_mode", "trigger", "runtime_ms", "life")
+
+
+class _Unjudged(StrEnum):
+    LATE = Verdict.LATE.value
+    CLOCK = Verdict.CLOCK.value
+    DUPLICATE = Verdict.DUPLICATE.value
+    AFTER_DECOMMISSION = Verdict.AFTER_DECOMMISSION.value
+    UNKNOWN_DEVICE = Verdict.UNKNOWN_DEVICE.value
+    REFUSED = Verdict.REFUSED.value
+    ALL = "all"
 
 
 def register(app: typer.Typer) -> None:
@@ -89,7 +104,9 @@ def show_status(home: Home, *, json_lines: bool) -> None:
     became = ", ".join(f"{count:,} times {mode}" for mode, count in facts["transitions"].items()) or "none"
     shown.print(f"transitions: {became}")
     others = {kind: count for kind, count in facts["judgements"].items() if kind != "transition"}
-    shown.print("not judged: " + (", ".join(f"{count:,} {kind}" for kind, count in others.items()) or "none"))
+    shown.print(
+        "not judged: " + (", ".join(f"{count:,} {kind}" for kind, count in others.items()) or "none") + _LIST_THEM[not others]
+    )
     refused = ", ".join(f"{count:,} {reason}" for reason, count in facts["quarantine"].items()) or "none"
     shown.print(f"messages: {facts['messages']:,} landed; quarantined: {refused}")
     for label, name in (("newest received", "newest_received_at_ms"), ("judged up to (frontier)", "frontier_ms")):
@@ -157,17 +174,22 @@ def transitions(
     from fleetpulse.ops import reports
 
     opened = _opened(home)
+    newest = reports.newest_judged_at(opened) if follow else None  # of all: the last by event time need not be the last judged
     rows = reports.transitions(opened, device, None if json_lines else last)
     show(rows, TRANSITION_COLUMNS, "transitions", json_lines=json_lines)
     if follow:
-        _follow(opened, rows, device, json_lines)
+        _follow(opened, rows, newest, device, json_lines=json_lines)
 
 
-def _follow(home: Home, rows: list[dict[str, Any]], device: str | None, json_lines: bool) -> None:
+def _id(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["device_id"], row["life"], row["transition_no"]
+
+
+def _follow(home: Home, rows: list[dict[str, Any]], newest: datetime | None, device: str | None, *, json_lines: bool) -> None:
     from fleetpulse.ops import reports
 
     shown = console()
-    newest = max((row["judged_at"] for row in rows), default=None)
+    seen = {_id(row) for row in rows}
     try:
         while True:
             time.sleep(1)
@@ -175,7 +197,7 @@ def _follow(home: Home, rows: list[dict[str, Any]], device: str | None, json_lin
             fresh = reports.transitions_since(home, since)
             for row in fresh:
                 newest = row["judged_at"]
-                if device is not None and row["device_id"] != device:
+                if _id(row) in seen or (device is not None and row["device_id"] != device):
                     continue
                 if json_lines:
                     as_json([row])
@@ -186,13 +208,20 @@ def _follow(home: Home, rows: list[dict[str, Any]], device: str | None, json_lin
         return
 
 
-def late(home: HomeOption = DEFAULT_HOME, json_lines: JsonOption = False, last: LastOption = 50) -> None:
-    """List messages that came when their time had been judged."""
+def late(
+    home: HomeOption = DEFAULT_HOME,
+    json_lines: JsonOption = False,
+    last: LastOption = 50,
+    kind: Annotated[_Unjudged, typer.Option("--kind", help="What else was not judged: of this kind, or all.")] = _Unjudged.LATE,
+) -> None:
+    """List messages that came when their time had been judged; with --kind, whatever else was not judged, and why."""
     from fleetpulse.ops import reports
 
-    rows = reports.late(_opened(home), None if json_lines else last)
-    columns = ("received_at", "device_id", "message_kind", "seq", "event_time", "late_by_ms", "reason")
-    show(rows, columns, "late messages", json_lines=json_lines)
+    rows = reports.unjudged(_opened(home), None if kind is _Unjudged.ALL else kind.value, None if json_lines else last)
+    columns = ("received_at", "kind", "device_id", "message_kind", "seq", "event_time", "late_by_ms", "reason")
+    shown = columns if kind is _Unjudged.ALL else tuple(name for name in columns if name != "kind")
+    title = "late messages" if kind is _Unjudged.LATE else f"not judged: {kind.value.replace('_', ' ')}"
+    show(rows, shown, title, json_lines=json_lines)
 
 
 def quarantine(home: HomeOption = DEFAULT_HOME, json_lines: JsonOption = False, last: LastOption = 50) -> None:

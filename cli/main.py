@@ -121,6 +121,7 @@ def up(
     timeout: TimeoutOption = None,
     lateness: LatenessOption = None,
     policy: PolicyOption = None,
+    picture: Annotated[Path | None, typer.Option("--picture", hidden=True, help="Draw the last screen there, as SVG.")] = None,
 ) -> None:
     """Start everything and show it live; Ctrl-C stops everything in order."""
     from cli.running import Wanted
@@ -130,7 +131,7 @@ def up(
     chosen = None
     if policy is not None or timeout is not None:
         chosen = policy_of(policy, timeout)
-    wanted = Wanted(devices, seed, for_s, simulate=not no_sim, broker=address, port=port, policy=chosen)
+    wanted = Wanted(devices, seed, for_s, simulate=not no_sim, broker=address, port=port, policy=chosen, picture=picture)
     run(Home(home), wanted, deployment_of(home, lateness))
 
 

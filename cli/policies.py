@@ -3,12 +3,13 @@
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from cli.output import as_json, console
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.mapping import parse_mappings, translate
 from fleetpulse.core.messages import EVERYONE, Origin, Rejection, decode
@@ -19,6 +20,7 @@ from fleetpulse.io.home import Home
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 FileArgument = Annotated[Path, typer.Argument(help="A TOML file.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
 DEFAULT_HOME = Path(".fleet")
 policy = typer.Typer(no_args_is_help=True, help="The policy: how much silence and how many errors are tolerated.")
 mapping = typer.Typer(no_args_is_help=True, help="The mapping: devices that cannot speak our format.")
@@ -37,20 +39,29 @@ def _load(file: Path) -> Policy:
 
 
 @policy.command("check")
-def check(file: FileArgument) -> None:
+def check(file: FileArgument, json_lines: JsonOption = False) -> None:
     """Check a policy, and show what it comes to."""
     checked = _load(file)
-    table = Table(title=f"policy {checked.version}", title_justify="left")
+    if json_lines:
+        as_json([{"policy_version": checked.version, "policy": checked.normalised()}])
+        return
+    table = Table(title=f"policy {checked.version}", title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     classes = {"every other class": checked.rules, **checked.classes}
     table.add_column("rule")
     for name in classes:
         table.add_column(name)
     for name, rule in RULES.items():
         values = (getattr(rules, name) for rules in classes.values())
-        table.add_row(rule.key, *(format_duration(value) if name.endswith("_ms") else str(value) for value in values))
-    console = Console()
-    console.print(table)
-    console.print(f"unknown devices: {checked.unknown_devices}")
+        table.add_row(rule.key, *(_shown(name, value) for value in values))
+    shown = console()
+    shown.print(table)
+    shown.print(f"unknown devices: {checked.unknown_devices}")
+
+
+def _shown(name: str, value: Any) -> str:
+    if name.endswith("_ms"):
+        return format_duration(value)
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
 @policy.command("apply")
@@ -75,10 +86,11 @@ def apply(
 
 
 @mapping.command("test")
-def test(
+def try_mapping(
     file: FileArgument,
     topic: Annotated[str, typer.Argument(help="A topic as the device publishes it.")],
     payload: Annotated[str, typer.Argument(help="A payload as the device publishes it.")],
+    json_lines: JsonOption = False,
 ) -> None:
     """Show what a mapping file makes of a message."""
     from cli.main import read_toml
@@ -87,12 +99,17 @@ def test(
         ours = translate(one, topic, payload.encode())
         if ours is None:
             continue
-        typer.echo(f"topic    {ours[0]}\npayload  {json.dumps(json.loads(ours[1]))}")
+        if not json_lines:
+            typer.echo(f"topic    {ours[0]}\npayload  {json.dumps(json.loads(ours[1]))}")
         row = decode(*ours, int(time.time() * 1000), Origin.MQTT)
         if isinstance(row, Rejection):
             raise FleetError(f"it would be quarantined: {row.reason}: {row.detail}")
         if row.event_time_ms is None:
             raise FleetError(f"it would be listed, not judged: {row.note}")
+        if json_lines:
+            found = {"topic": ours[0], "payload": json.loads(ours[1]), "event_time_ms": row.event_time_ms, "clock": row.clock}
+            as_json([found])
+            return
         typer.echo(f"event    {format_instant(row.event_time_ms)} ({row.clock.value} clock)")
         return
     raise FleetError(f'no mapping in "{file}" fits the topic "{topic}"')

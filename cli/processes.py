@@ -1,6 +1,7 @@
 """The processes of a run: started in order, watched, stopped in order, and none is left behind."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from fleetpulse.io.process import read_status
 
 ROOT: Final = Path(__file__).parents[1]
 _STOP_S: Final = 20
+_FULL_BYTES: Final = 50_000_000  # what a start of the lifecycle job writes, and some more
 _WORDS: Final = 700  # a sentence of ours ends with what to do: it is not to be cut off
 _RESTARTS: Final = 5
 
@@ -40,6 +42,7 @@ class Job:
         self.name = name
         self.arguments = list(arguments)
         self.restarts = restarts
+        self.comes_back = restarts > 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -73,7 +76,7 @@ class Job:
         return self._process is not None and self._process.poll() is None
 
     def watch(self) -> None:
-        """Start it again if it died.
+        """Start it again if it died; where the disk is full, when that has room again.
 
         Raises:
             FleetError: it has died too often, or is not to be started again.
@@ -81,6 +84,12 @@ class Job:
         if self._process is None or self.alive():
             return
         self._kill_group()
+        if full := disk_full(self.home.path):
+            if self.comes_back:
+                return
+            raise FleetError(
+                f"the {self.name} ended, since {full}; then give the same command again: it goes on where it stopped"
+            )
         if self.restarts <= 0:
             raise FleetError(
                 f"the {self.name} ended by itself (exit {self._process.returncode}): {last_words(self.log)}; "
@@ -115,6 +124,12 @@ class Job:
 
 def _inherited_path() -> list[str]:
     return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(ROOT)]
+
+
+def disk_full(path: Path) -> str | None:
+    """Say that the disk under a folder is full, and what to do; None where it has room."""
+    free = shutil.disk_usage(path).free
+    return f'the disk of "{path}" is full ({free // 1_000_000} MB left); free some space' if free < _FULL_BYTES else None
 
 
 def last_words(log: Path) -> str:

@@ -5,6 +5,7 @@ import shutil
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import typer
@@ -40,6 +41,7 @@ class Wanted:
         broker: another broker; None starts the embedded one.
         port: of the embedded broker.
         policy: the policy that was asked for; None takes the simulated fleet's, or the built-in one.
+        picture: where the last screen is drawn as SVG; None draws none.
     """
 
     devices: int
@@ -49,6 +51,7 @@ class Wanted:
     broker: BrokerAddress | None
     port: int
     policy: Policy | None
+    picture: Path | None = None
 
 
 def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
@@ -74,6 +77,7 @@ def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
             if wanted.simulate:
                 run.start("simulator", ["--history"] if history else [], restarts=_RESTARTS)
             _watch(run, wanted, address, stop)
+            typer.echo("stopping: what was received is written, what is being judged comes to its end", err=True)
         Console(stderr=True).print(f'stopped; the next "./fleet up --home {home.path}" goes on from here')
 
 
@@ -100,13 +104,23 @@ def _watch(run: Run, wanted: Wanted, address: BrokerAddress, stop: Stop) -> None
     if not wanted.simulate:
         for line in _invitation(run.home, address):
             typer.echo(line)
-    if not console.is_terminal:
+    if console.is_terminal:
+        with Live(screen.render(), console=console, refresh_per_second=2) as live:
+            while not stop.wait(0.5) and (limit is None or time.monotonic() < limit):
+                run.watch()
+                live.update(screen.render())
+    else:
         _watch_quietly(run, screen, stop, limit, console)
-        return
-    with Live(screen.render(), console=console, refresh_per_second=2) as live:
-        while not stop.wait(0.5) and (limit is None or time.monotonic() < limit):
-            run.watch()
-            live.update(screen.render())
+    if wanted.picture:
+        _draw(wanted.picture, screen)
+
+
+def _draw(path: Path, screen: Screen) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(line.rstrip() for line in screen.picture().splitlines()) + "\n")
+    except OSError as error:
+        raise FleetError(f'the picture "{path}" cannot be written ({error.strerror}); name another file') from None
 
 
 def _watch_quietly(run: Run, screen: Screen, stop: Stop, limit: float | None, console: Console) -> None:

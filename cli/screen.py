@@ -1,16 +1,18 @@
 """The live screen of ``fleet up``: devices by mode, messages a second, the frontier, the last verdicts."""
 
+import io
+import re
 import time
 from typing import Any
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from cli.looking import TRANSITION_COLUMNS, judged_ms
 from cli.output import MODE_COLOURS, as_table
-from cli.processes import Run
+from cli.processes import Run, disk_full
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.broker import BrokerAddress
 from fleetpulse.io.delta import Mirror
@@ -18,6 +20,7 @@ from fleetpulse.ops import reports
 
 _REFRESH_S = 2.0
 _LAST = 12
+_PICTURE_COLUMNS = 118
 
 
 class Screen:
@@ -48,14 +51,19 @@ class Screen:
 
     def _behind(self) -> str:
         if self._frontier_ms is None:
-            return "nothing judged yet"
+            return "nothing judged yet: the first batch is under way" if self._runs("lifecycle") else "nothing judged yet"
         behind_ms = int(time.time() * 1000) - self._frontier_ms
         return f"{format_duration(behind_ms // 1000 * 1000)} behind (judged up to {format_instant(self._frontier_ms)[11:19]})"
+
+    def _runs(self, name: str) -> bool:
+        return self.run.status(name).get("state") == "running"
 
     def _state(self) -> str:
         bridge, lifecycle = self.run.status("bridge"), self.run.status("lifecycle")
         words = [f"bridge {bridge.get('state', 'starting')}", f"lifecycle {lifecycle.get('state', 'starting')}"]
         words += [str(status["problem"]) for status in (bridge, self.run.status("landing")) if status.get("problem")]
+        if full := disk_full(self.run.home.path):
+            words.append(f"{full}: what comes waits in the broker until then")
         if bridge.get("gap_open"):
             words.append("a gap is open: silence does not count")
         return ", ".join(words)
@@ -91,3 +99,10 @@ class Screen:
             verdicts,
             Text("Ctrl-C stops everything", style="bright_black"),
         )
+
+    def picture(self) -> str:
+        """Return the screen as it stands, as SVG: the picture in the README is a real run's."""
+        recorded = Console(record=True, width=_PICTURE_COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+        recorded.print(self.render())
+        drawn = recorded.export_svg(title="./fleet up", unique_id="up")
+        return re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL)  # a picture asks no third party for fonts

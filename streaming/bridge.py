@@ -7,6 +7,7 @@ Rule 2: when memory or the disk is full it takes nothing in, and the broker keep
 import errno
 import os
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,7 @@ HISTORY: Final = "replay/#"
 POLL_S: Final = 0.05
 RETRY_S: Final = 1.0
 STATUS_S: Final = 0.5
+RATE_REPORTS: Final = 20  # the rate is that of ten seconds: a hundred devices send in some half seconds, and not in others
 DEAF_S: Final = 30.0  # connected, our canaries sent, and nothing at all heard: the connection is dead
 ROWS_IN_MEMORY: Final = 50_000
 
@@ -89,7 +91,8 @@ class Bridge:
         self._flush_at_s = 0.0
         self._canary_at_s = 0.0
         self._heard_s = time.monotonic()
-        self._report_at_s, self._reported_rows, self._rate = 0.0, 0, 0.0
+        self._report_at_s = 0.0
+        self._reported: deque[tuple[float, int]] = deque(maxlen=RATE_REPORTS)
         if not settings.replay or (self.intake.history.done and settings.live_after_replay):
             self.receiver = self._listen()
         else:
@@ -210,8 +213,10 @@ class Bridge:
     def report(self) -> None:
         """Write the status file."""
         now_s, intake = time.monotonic(), self.intake
-        self._rate = (self.rows - self._reported_rows) / max(now_s - self._report_at_s, 0.001) if self._report_at_s else 0.0
-        self._report_at_s, self._reported_rows = now_s, self.rows
+        self._reported.append((now_s, self.rows))
+        since_s, since_rows = self._reported[0]
+        rate = (self.rows - since_rows) / (now_s - since_s) if now_s > since_s else 0.0
+        self._report_at_s = now_s
         recording = intake.history.recording if not intake.live else None
         status = {
             "pid": os.getpid(),
@@ -219,7 +224,7 @@ class Bridge:
             "connected": self.receiver.connected,
             "subscribed": self.receiver.connected,
             "rows": self.rows,
-            "rate_per_s": round(self._rate, 1),
+            "rate_per_s": round(rate, 1),
             "segment": self.number,
             "received_at_ms": intake.last_ms,
             "recording": recording,

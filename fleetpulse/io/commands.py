@@ -37,4 +37,17 @@ def spool(home: Home, commands: Sequence[Command]) -> None:
             os.fsync(file.fileno())
         fresh.rename(home.commands / name)
     except OSError as error:
-        raise FleetError(f'cannot write to "{home.commands}" ({error.strerror}); free some space and try again') from None
+        raise FleetError(
+            f'cannot write to "{home.commands}" ({error.strerror}); free some space, or make it yours to write, and try again'
+        ) from None
+
+
+def commanded(home: Home) -> set[str]:
+    """Return the devices of commands that nobody has taken yet."""
+    found: set[str] = set()
+    for path in home.commands.glob("*.json"):
+        try:
+            found |= {str(command["topic"]).split("/")[2] for command in json.loads(path.read_text())}
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # taken while we looked, or not ours to judge
+    return found

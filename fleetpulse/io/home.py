@@ -4,11 +4,12 @@ import errno
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
@@ -20,6 +21,7 @@ BRIDGE: Final = "bridge-1"
 _NOT_IN_PATHS: Final = "%[]{}*?\\^|"  # Delta's readers take some of them for an encoding or a pattern, and some end on them
 
 _BEFORE_A_HOME: Final = frozenset({"settings.toml", "mapping.toml", "home.json.new", "lost+found", ".DS_Store"})
+_TRIES: Final = 5
 _ANOTHER: Final = "name another with --home"
 
 
@@ -30,6 +32,17 @@ def _cure(error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"make it yours to write, or {_ANOTHER}"
     return _ANOTHER
+
+
+def _flocked(held: TextIO) -> bool:
+    """Take the lock; tried for a moment, since a command that asks who holds it holds it meanwhile."""
+    for attempt in range(_TRIES):
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.05 * (attempt < _TRIES - 1))
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +205,13 @@ class Home:
             FleetError: another run holds it.
         """
         with (self.path / "lock").open("a+") as held:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _flocked(held):
                 held.seek(0)
                 other = held.read().strip() or "another run"
                 raise FleetError(
                     f'the home "{self.path}" is in use by {other}; stop it with: ./fleet down --home {self.path}, '
                     f"or name another with --home"
-                ) from None
+                )
             held.truncate(0)
             held.write(f"{by} (process {os.getpid()})")
             held.flush()
@@ -212,12 +223,14 @@ class Home:
     def owner(self) -> int | None:
         """Return the process that holds the home; None where nobody does."""
         try:
-            with (self.path / "lock").open("r+") as held:
+            with (self.path / "lock").open() as held:  # one who may only read may ask as well
                 try:
-                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
                     text = held.read()
                     return int(text.rsplit(" ", 1)[-1].rstrip(")\n")) if "process" in text else None
         except FileNotFoundError:
             pass
+        except OSError as error:
+            raise FleetError(f'the home "{self.path}" cannot be read ({error.strerror}); {_cure(error)}') from None
         return None

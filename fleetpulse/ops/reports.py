@@ -6,6 +6,7 @@ Rule: a report computes no verdict. What is due for a device is asked of the def
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from datetime import datetime
 from typing import Any, Final
 
 from fleetpulse.core.coverage import Listening
@@ -57,22 +58,24 @@ def transitions_of(tables: DuckDBPyConnection, device_id: str | None = None, las
     return fetch(tables, f"SELECT * FROM ({inner}) ORDER BY {order.format('ASC')}", parameters)
 
 
+def newest_judged_at(home: Home) -> datetime | None:
+    """Return when the newest transition was judged; None where there is none."""
+    return query(home, "SELECT max(judged_at) AS newest FROM transitions")[0]["newest"]
+
+
 def transitions_since(home: Home, version: int | None) -> list[dict[str, Any]]:
     """Return the transitions judged after an instant of `judged_at` (epoch microseconds), oldest first."""
     where = "" if version is None else f"WHERE epoch_us(judged_at) > {int(version)}"
     return query(home, f"SELECT {_TRANSITION} FROM transitions {where} ORDER BY judged_at, event_time, device_id, transition_no")
 
 
-def late(home: Home, last: int | None = None) -> list[dict[str, Any]]:
-    """Return late messages, in the order in which they were received."""
-    return _unjudged(home, "late_events", last)
-
-
-def _unjudged(home: Home, reading: str, last: int | None) -> list[dict[str, Any]]:
+def unjudged(home: Home, kind: str | None = None, last: int | None = None) -> list[dict[str, Any]]:
+    """Return what was not judged, of one kind of judgement or of all, in the order in which it was received."""
     limit = f"LIMIT {int(last)}" if last is not None else ""
-    inner = f"""SELECT device_id, message_kind, seq, event_time, received_at, late_by_ms, reason, site, gateway, judged_at
-                FROM {reading} ORDER BY received_at DESC, device_id DESC {limit}"""
-    return query(home, f"SELECT * FROM ({inner}) ORDER BY received_at, device_id, event_time")
+    where, parameters = ("kind = ?", [kind]) if kind else ("kind NOT IN ('transition', 'summary')", [])
+    inner = f"""SELECT kind, device_id, message_kind, seq, event_time, received_at, late_by_ms, reason, site, gateway, judged_at
+                FROM judgements WHERE {where} ORDER BY received_at DESC, device_id DESC {limit}"""
+    return query(home, f"SELECT * FROM ({inner}) ORDER BY received_at, device_id, event_time", parameters)
 
 
 def quarantine(home: Home, last: int | None = None) -> list[dict[str, Any]]:
@@ -111,6 +114,12 @@ def devices(home: Home, mode: str | None = None) -> list[dict[str, Any]]:
         [mode] if mode else [],
         tables=["judgements", "devices", "messages"],
     )
+
+
+def is_known(home: Home, device_id: str) -> bool:
+    """Whether a device was ever registered or heard."""
+    sql = "SELECT 1 FROM {0} WHERE device_id = ? LIMIT 1"
+    return any(query(home, sql.format(name), [device_id], tables=[name]) for name in ("devices", "messages"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,3 +53,15 @@ def test_a_folder_that_may_not_be_written_is_named_with_its_cure(tmp_path: Path)
     tmp_path.chmod(0o500)
     with pytest.raises(FleetError, match="make it yours to write"):
         Home(tmp_path / "home").prepare(None)
+
+
+def test_who_holds_a_home_is_seen_by_one_who_may_only_read(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    assert home.owner() is None
+    with home.locked("a test"):
+        (home.path / "lock").chmod(0o400)
+        assert home.owner() == os.getpid()
+        with pytest.raises(FleetError, match="in use by a test"), home.locked("another"):
+            pass
+    assert home.owner() is None
