@@ -10,7 +10,7 @@ import pyarrow as pa
 from numba import njit
 
 from fleetpulse.columnar.told import of_signals
-from fleetpulse.columnar.world import NEVER, NONE, Int64s, World, covered
+from fleetpulse.columnar.world import Int64s, World, covered, greatest
 from fleetpulse.core.judgements import Verdict, clock_ahead, clock_behind
 from fleetpulse.core.replay import Deployment
 
@@ -31,23 +31,9 @@ def frontiers(world: World, received_ms: Int64s, lateness_ms: int, newest_ms: in
     """
     found = np.empty(len(received_ms), np.int64)
     for row in range(len(received_ms)):
-        reach = _greatest(world, covered(world, max(newest_ms, received_ms[row])) - lateness_ms)
+        reach = greatest(world, covered(world, max(newest_ms, received_ms[row])) - lateness_ms)
         found[row] = max(frontier_ms, reach)
     return found
-
-
-@njit(cache=True)
-def _greatest(world: World, covered_ms: int) -> int:
-    """Return the greatest t with ``c(t) <= covered_ms``, as `Coverage.greatest`; `NONE` where there is none."""
-    at_ms, reached = world.start_ms, world.base_ms
-    if covered_ms < reached:
-        return NONE
-    for gap in range(len(world.opened)):
-        span = world.opened[gap] - at_ms
-        if covered_ms - reached < span or world.closed[gap] == NEVER:
-            break
-        at_ms, reached = world.closed[gap], reached + span
-    return at_ms + covered_ms - reached
 
 
 class Sifted(NamedTuple):

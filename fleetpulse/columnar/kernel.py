@@ -16,13 +16,20 @@ from fleetpulse.columnar.world import (
     DEATH_GRACE,
     DEGRADED_ERRORS,
     DEGRADED_WINDOW,
+    EFFECTIVE,
     FLAGGED_HOLD,
     FLAGGED_WINDOW,
+    FOLLOWING,
     FORGET_AFTER,
+    IS_HELD,
+    IS_PRESENT,
     LAST_ERRORS,
     MODES,
     NEVER,
     NONE,
+    QUARANTINES,
+    SEQUENCE,
+    STEPS,
     TIMEOUT,
     TRIGGERS,
     Int64s,
@@ -99,7 +106,7 @@ def _change(
 ) -> int:
     """Take the way that the table gives, and write it down; return how many judgements are told."""
     mode = devices[i, MODE]
-    target = world.following[mode, trigger]
+    target = FOLLOWING[mode, trigger]
     if target < 0:
         return said
     if target == _ONLINE:
@@ -126,7 +133,7 @@ def _change(
         for one in range(shown):
             told[said, T_CODES + one] = memory[slot, CODES + known - shown + one]
     devices[i, MODE], devices[i, MODE_SINCE] = target, at_ms
-    if not world.held[target]:
+    if not IS_HELD[target]:
         devices[i, HELD_UNTIL] = NONE
     return said + 1
 
@@ -147,16 +154,16 @@ def _reached(devices: Matrix, world: World, i: int, least_ms: int, since: int, r
     Returns:
         `NEVER` where it is not reached.
     """
-    count, of_class = len(world.effective_ms), devices[i, CLASS]
+    count, of_class = len(world.rules), devices[i, CLASS]
     least_ms = max(least_ms, devices[i, CLASS_SINCE])
     for policy in range(count):
-        end_ms = world.effective_ms[policy + 1] if policy + 1 < count else NEVER
+        end_ms = world.rules[policy + 1, 0, EFFECTIVE] if policy + 1 < count else NEVER
         if end_ms <= least_ms:
             continue
         reached = since + world.rules[policy, of_class, rule]
         due_ms = earliest(world, reached) if listening else reached
         if due_ms != NONE:
-            due_ms = max(due_ms, world.effective_ms[policy], least_ms)
+            due_ms = max(due_ms, world.rules[policy, 0, EFFECTIVE], least_ms)
             if due_ms < end_ms:
                 return due_ms
     return NEVER
@@ -167,10 +174,10 @@ def _next_due(devices: Matrix, world: World, i: int) -> tuple[int, int]:
     """Return the earliest deadline and what acts then; of two at the same instant the one that comes first here."""
     mode, quiet_ms = devices[i, MODE], devices[i, QUIET_COVERED]
     due_ms, trigger = NEVER, -1
-    held_ms = devices[i, HELD_UNTIL] if world.held[mode] else NONE
+    held_ms = devices[i, HELD_UNTIL] if IS_HELD[mode] else NONE
     least_ms = devices[i, MODE_SINCE] if held_ms == NONE else held_ms
     quiet_since_ms = max(least_ms, devices[i, QUIET_SINCE])
-    if world.present[mode] or world.held[mode] or mode == _PROVISIONED:
+    if IS_PRESENT[mode] or IS_HELD[mode] or mode == _PROVISIONED:
         due_ms, trigger = _reached(devices, world, i, quiet_since_ms, quiet_ms, TIMEOUT, True), _SILENCE
         death_ms = devices[i, DEATH]
         if mode != _PROVISIONED and death_ms != NONE:
@@ -236,7 +243,7 @@ def _heard(devices: Matrix, world: World, i: int, rows: Matrix, j: int) -> None:
     now_covered = covered(world, at_ms)
     gap = now_covered - devices[i, QUIET_COVERED]
     timeout_ms = world.rules[in_force(world, at_ms), devices[i, CLASS], TIMEOUT]
-    if devices[i, LAST_SEEN] != NONE and (world.present[mode] or world.held[mode]) and gap <= timeout_ms:
+    if devices[i, LAST_SEEN] != NONE and (IS_PRESENT[mode] or IS_HELD[mode]) and gap <= timeout_ms:
         devices[i, RUNTIME] += gap
     boot, seq = rows[j, R_BOOT], rows[j, R_SEQ]
     backwards = 0 <= seq < devices[i, SEQ]
@@ -256,14 +263,14 @@ def _heard(devices: Matrix, world: World, i: int, rows: Matrix, j: int) -> None:
 def _advance(memory: Matrix, slot: int, world: World, policy: int, of_class: int, code: int, at_ms: int) -> bool:
     """Advance the flagged sequence by one code; True where that completes it. The latest start of each prefix is kept."""
     count = 0
-    while count < MAX_SEQUENCE and world.steps[policy, of_class, count] >= 0:
+    while count < MAX_SEQUENCE and world.rules[policy, of_class, STEPS + count] >= 0:
         count += 1
-    if memory[slot, PROGRESS_OF] != world.sequence[policy, of_class]:
+    if memory[slot, PROGRESS_OF] != world.rules[policy, of_class, SEQUENCE]:
         for step in range(count - 1):
             memory[slot, PROGRESS + step] = NONE
     complete = False
     for step in range(count - 1, -1, -1):
-        if world.steps[policy, of_class, step] != code:
+        if world.rules[policy, of_class, STEPS + step] != code:
             continue
         start_ms = at_ms if step == 0 else memory[slot, PROGRESS + step - 1]
         if start_ms == NONE or at_ms - start_ms > world.rules[policy, of_class, FLAGGED_WINDOW]:
@@ -275,7 +282,7 @@ def _advance(memory: Matrix, slot: int, world: World, policy: int, of_class: int
     memory[slot, PROGRESS_OF] = -1
     for step in range(count - 1):
         if memory[slot, PROGRESS + step] != NONE:
-            memory[slot, PROGRESS_OF] = world.sequence[policy, of_class]
+            memory[slot, PROGRESS_OF] = world.rules[policy, of_class, SEQUENCE]
     return complete
 
 
@@ -326,7 +333,7 @@ def _apply(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: in
             devices[i, DEATH], devices[i, DEATH_COVERED] = at_ms, covered(world, at_ms)
         return said
     if devices[i, MODE] == ABSENT:
-        if world.quarantines[in_force(world, at_ms)]:
+        if world.rules[in_force(world, at_ms), 0, QUARANTINES]:
             return _note(told, said, UNKNOWN_DEVICE, i, j)
         _born(devices, memory, world, i, rows, j)
     if devices[i, MODE] == _DECOMMISSIONED:

@@ -23,38 +23,25 @@ TRIGGERS: Final = tuple(Trigger)
 RULES: Final = ("timeout_ms", "death_grace_ms", "forget_after_ms", "degraded_errors", "degraded_window_ms", "flagged_window_ms",
                 "flagged_hold_ms", "last_errors")  # fmt: skip
 TIMEOUT, DEATH_GRACE, FORGET_AFTER, DEGRADED_ERRORS, DEGRADED_WINDOW, FLAGGED_WINDOW, FLAGGED_HOLD, LAST_ERRORS = range(8)
+STEPS: Final = len(RULES)  # the flagged sequence as error codes, -1 behind its end
+SEQUENCE: Final = STEPS + MAX_SEQUENCE  # the number of that sequence
+QUARANTINES: Final = SEQUENCE + 1  # whether unknown devices are listed instead of judged
+EFFECTIVE: Final = QUARANTINES + 1  # from when the policy is in effect
+_WIDTH: Final = EFFECTIVE + 1
 
 
 class World(NamedTuple):
-    """What a device is judged by, as arrays.
+    """What a device is judged by: two arrays, since the compiled fold hands them from function to function.
 
     Attributes:
-        start_ms: the instant before which nothing is covered.
-        base_ms: covered time then.
-        opened: first instant of each gap.
-        closed: end of each gap; `NEVER` where it is still open.
-        effective_ms: from when each policy is in effect, ascending.
-        rules: policy x class x `RULES`.
-        steps: policy x class x `MAX_SEQUENCE`: the flagged sequence as error codes; -1 behind its end.
-        sequence: policy x class: number of that sequence.
-        quarantines: for each policy whether it lists unknown devices instead of judging them.
-        following: mode x trigger: the mode that the transition table gives; -1 where a trigger has no effect.
-        present: for each mode whether a device is heard from in time.
-        held: for each mode whether silence is expected.
+        listening: the instant before which nothing is covered, covered time then, and for each gap its first instant and
+            its end (`NEVER` where it is still open).
+        rules: policy x class x what each is: `RULES`, `STEPS`, `SEQUENCE`, `QUARANTINES`, `EFFECTIVE`; policies in the order
+            in which they take effect.
     """
 
-    start_ms: int
-    base_ms: int
-    opened: Int64s
-    closed: Int64s
-    effective_ms: Int64s
-    rules: NDArray[np.int64]
-    steps: NDArray[np.int32]
-    sequence: NDArray[np.int32]
-    quarantines: NDArray[np.bool_]
-    following: NDArray[np.int8]
-    present: NDArray[np.bool_]
-    held: NDArray[np.bool_]
+    listening: Int64s
+    rules: Int64s
 
 
 def _following() -> NDArray[np.int8]:
@@ -64,9 +51,9 @@ def _following() -> NDArray[np.int8]:
     return table
 
 
-_FOLLOWING: Final = _following()
-_PRESENT: Final = np.array([mode in PRESENT for mode in MODES])
-_HELD: Final = np.array([mode in HELD for mode in MODES])
+FOLLOWING: Final = _following()  # mode x trigger: the mode that the transition table gives; -1 where a trigger has no effect
+IS_PRESENT: Final = np.array([mode in PRESENT for mode in MODES])
+IS_HELD: Final = np.array([mode in HELD for mode in MODES])
 
 
 class Vocabulary:
@@ -97,29 +84,18 @@ def world_arrays(
         codes: numbers of error codes; those of the flagged sequences are added.
         sequences: numbers of flagged sequences; those of the policies are added.
     """
-    dated, shape = policies.dated, (len(policies.dated), len(classes))
-    rules, sequence = np.empty((*shape, len(RULES)), np.int64), np.empty(shape, np.int32)
-    steps = np.full((*shape, MAX_SEQUENCE), -1, np.int32)
+    dated = policies.dated
+    rules = np.full((len(dated), len(classes), _WIDTH), -1, np.int64)
     for p, one in enumerate(dated):
         for c, name in enumerate(classes):
             rule = one.policy.of(name)
-            rules[p, c] = [getattr(rule, field) for field in RULES]
-            steps[p, c, : len(rule.flagged_codes)] = [codes.number(code) for code in rule.flagged_codes]
-            sequence[p, c] = sequences.number(rule.flagged_codes)
-    return World(
-        coverage.start_ms,
-        coverage.base_ms,
-        np.array([opened for opened, _ in coverage.gaps], np.int64),
-        np.array([NEVER if closed is None else closed for _, closed in coverage.gaps], np.int64),
-        np.array([one.effective_from_ms for one in dated], np.int64),
-        rules,
-        steps,
-        sequence,
-        np.array([one.policy.unknown_devices == "quarantine" for one in dated]),
-        _FOLLOWING,
-        _PRESENT,
-        _HELD,
-    )
+            rules[p, c, : len(RULES)] = [getattr(rule, field) for field in RULES]
+            rules[p, c, STEPS : STEPS + len(rule.flagged_codes)] = [codes.number(code) for code in rule.flagged_codes]
+            rules[p, c, SEQUENCE] = sequences.number(rule.flagged_codes)
+        rules[p, :, QUARANTINES] = one.policy.unknown_devices == "quarantine"
+        rules[p, :, EFFECTIVE] = one.effective_from_ms
+    gaps = [instant for opened, closed in coverage.gaps for instant in (opened, NEVER if closed is None else closed)]
+    return World(np.array([coverage.start_ms, coverage.base_ms, *gaps], np.int64), rules)
 
 
 assert all(name in Rules.__slots__ for name in RULES), "the rules are those of the policy"
@@ -128,34 +104,51 @@ assert all(name in Rules.__slots__ for name in RULES), "the rules are those of t
 @njit(cache=True)
 def covered(world: World, instant_ms: int) -> int:
     """Return c(t), as `Coverage.covered`."""
-    if instant_ms <= world.start_ms:
-        return world.base_ms
+    listening = world.listening
+    if instant_ms <= listening[0]:
+        return listening[1]
     missed = 0
-    for gap in range(len(world.opened)):
-        if world.opened[gap] >= instant_ms:
+    for gap in range(2, len(listening), 2):
+        if listening[gap] >= instant_ms:
             break
-        missed += min(world.closed[gap], instant_ms) - world.opened[gap]
-    return world.base_ms + instant_ms - world.start_ms - missed
+        missed += min(listening[gap + 1], instant_ms) - listening[gap]
+    return listening[1] + instant_ms - listening[0] - missed
 
 
 @njit(cache=True)
 def earliest(world: World, covered_ms: int) -> int:
     """Return the earliest t with ``c(t) >= covered_ms``, as `Coverage.earliest`; `NONE` while an open gap keeps it away."""
-    at_ms, reached = world.start_ms, world.base_ms
-    for gap in range(len(world.opened)):
-        span = world.opened[gap] - at_ms
+    listening = world.listening
+    at_ms, reached = listening[0], listening[1]
+    for gap in range(2, len(listening), 2):
+        span = listening[gap] - at_ms
         if covered_ms - reached <= span:
             break
-        if world.closed[gap] == NEVER:
+        if listening[gap + 1] == NEVER:
             return NONE
-        at_ms, reached = world.closed[gap], reached + span
+        at_ms, reached = listening[gap + 1], reached + span
     return at_ms + max(0, covered_ms - reached)
+
+
+@njit(cache=True)
+def greatest(world: World, covered_ms: int) -> int:
+    """Return the greatest t with ``c(t) <= covered_ms``, as `Coverage.greatest`; `NONE` where there is none."""
+    listening = world.listening
+    at_ms, reached = listening[0], listening[1]
+    if covered_ms < reached:
+        return NONE
+    for gap in range(2, len(listening), 2):
+        span = listening[gap] - at_ms
+        if covered_ms - reached < span or listening[gap + 1] == NEVER:
+            break
+        at_ms, reached = listening[gap + 1], reached + span
+    return at_ms + covered_ms - reached
 
 
 @njit(cache=True)
 def in_force(world: World, instant_ms: int) -> int:
     """Return the number of the policy in force, as `Policies.at`."""
-    policy = len(world.effective_ms) - 1
-    while policy > 0 and world.effective_ms[policy] > instant_ms:
+    policy = len(world.rules) - 1
+    while policy > 0 and world.rules[policy, 0, EFFECTIVE] > instant_ms:
         policy -= 1
     return policy
