@@ -109,6 +109,8 @@ def add(
 ) -> None:
     """Register a device, or change its class and site."""
     content = {"op": "add", "class": device_class, "gateway": gateway}
+    if any(mark.isspace() for mark in device_id + site):
+        typer.echo("fleet: note: the embedded broker never acknowledges a topic with a space; another broker may", err=True)
     _give(home, [_registry(device_id, site, content)], f'device "{device_id}" is registered')
 
 

@@ -17,12 +17,12 @@ from fleetpulse.core.tables import MESSAGES
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta, recording
 from fleetpulse.io.broker import BrokerAddress
+from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.recording import Recorded, Recording
 from fleetpulse.io.segments import Position, position
 from streaming.landing import WRITER
-from streaming.lifecycle import judged_up_to
 from streaming.publisher import play
 
 _PATIENCE_S = 600.0

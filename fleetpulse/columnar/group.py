@@ -55,7 +55,7 @@ class KeyGroup:
         policies: those known.
         devices: as columns.
         waiting: rows whose time has not come: where they are.
-        counts: devices by mode, as last said in a summary.
+        counts: devices by mode, as last said in a summary; empty before the first.
         due_ms: the ``received_at`` at which something will be due; None where nothing will.
     """
 
@@ -63,7 +63,7 @@ class KeyGroup:
     policies: Policies = field(default_factory=Policies)
     devices: Devices = field(default_factory=Devices)
     waiting: Waiting = field(default_factory=Waiting)
-    counts: str = "{}"
+    counts: str = ""
     due_ms: int | None = None
 
     def fold(

@@ -154,7 +154,7 @@ JUDGEMENTS: Final = Table(
         Column("reason", "string", "why, in words"),
         Column("late_by_ms", "long", "how far behind the frontier the message lay, in milliseconds"),
         Column("key_group", "int", "the key group of a summary"),
-        Column("counts", "string", "JSON object: devices by mode in that key group, and the messages that wait"),
+        Column("counts", "string", "JSON object: devices by mode in that key group"),
         Column("judged_at", "timestamp", "when the batch ran; not part of a comparison"),
         Column("generation", "int", "generation of the job; not part of a comparison"),
     ),

@@ -21,6 +21,7 @@ from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.scenario import Scenario, scenario_policy, simulate
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import recording
+from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.ops import reports
 from tests.histories import START, row
@@ -236,8 +237,6 @@ def test_up_judges_a_simulated_fleet_stops_in_order_and_goes_on(tmp_path: Path) 
 
 def _told_equals_the_definition(home: Home) -> None:
     """The job may not have come to the end when it was stopped: all that it said is right, and up to there all is said."""
-    from streaming.lifecycle import judged_up_to
-
     reached = judged_up_to(home.checkpoint)
     assert reached is not None
     rows = reports.rows(home)
