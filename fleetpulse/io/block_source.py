@@ -23,6 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from fleetpulse.columnar.blocks import KINDS, ROW_SCHEMA, SIGNAL_SCHEMA, to_bytes
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import FLUSH, FROM_DEVICES, Clock, Kind
+from fleetpulse.io.workers import settle
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 FORMAT: Final = "fleet_blocks"
@@ -143,6 +144,7 @@ class BlockReader(DataSourceStreamReader):
         rows = pa.concat_tables(tables).combine_chunks()
         if rows.num_rows:
             yield pack(rows, self.key_groups, partition.started_ms)
+        settle()
 
     def commit(self, end: dict[str, int]) -> None:
         """Nothing to clean up: bronze is kept by its own retention."""

@@ -18,6 +18,7 @@ from fleetpulse.columnar.group import KeyGroup, begin
 from fleetpulse.columnar.told import TOLD_SCHEMA, from_judgements
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS
+from fleetpulse.io.workers import settle
 
 OUTPUT: Final = "key_group int, judgements binary"
 _OutputRow = SparkRow("key_group", "judgements")
@@ -59,16 +60,19 @@ class GroupProcessor(StatefulProcessor):
                 others += batch_to_rows(from_bytes(row.others))
             started_ms = row.started_ms
         batch = pa.concat_batches(signals) if signals else NO_SIGNALS
-        yield from self._fold(key[0], batch, others, timerValues, started_ms)
+        yield from self._fold(key[0], batch, others, timerValues, started_ms=started_ms)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         """Let time pass for the group."""
-        yield from self._fold(key[0], NO_SIGNALS, [], timerValues, 0)
+        yield from self._fold(key[0], NO_SIGNALS, [], timerValues, fired=True)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing is held but what every task needs."""
+        settle()
 
-    def _fold(self, key_group: int, signals: pa.RecordBatch, others: list[Any], timers: Any, started_ms: int) -> Iterator[Any]:
+    def _fold(
+        self, key_group: int, signals: pa.RecordBatch, others: list[Any], timers: Any, *, started_ms: int = 0, fired: bool = False
+    ) -> Iterator[Any]:
         watermark_ms = timers.getCurrentWatermarkInMs()
         stored = self.group.get()
         group = KeyGroup.from_bytes(stored[0]) if stored else begin(started_ms)
@@ -79,7 +83,7 @@ class GroupProcessor(StatefulProcessor):
             self.waiting.updateValue((number,), (rows,))
         for number in step.gone:
             self.waiting.removeKey((number,))
-        self._keep(group, stored[1] if stored else None, watermark_ms)
+        self._keep(group, stored[1] if stored and not fired else None, watermark_ms)  # a timer that fired is gone
         told = [step.told, from_judgements([summary])] if summary else [step.told]
         if any(batch.num_rows for batch in told):
             yield _OutputRow(key_group, to_bytes(pa.concat_batches(told)))
@@ -105,3 +109,4 @@ def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for judgements in batch["judgements"]:
             yield from_bytes(judgements.as_py())
+    settle()
