@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import structlog
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from fleetpulse.core.errors import FleetError
@@ -16,7 +15,7 @@ from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.block_source import FORMAT, MAX_ROWS, BlockSource
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, judged_up_to
-from fleetpulse.io.group_processor import OUTPUT, TOLD, GroupProcessor, unpack
+from fleetpulse.io.group_processor import OUTPUT, TOLD, GroupProcessor, unpacker
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import Stop, write_status
 from fleetpulse.io.spark import spark_session
@@ -46,16 +45,7 @@ def judged(
         .withWatermark("received_at", f"{WATERMARK_DELAY_MS} milliseconds")
     )
     folded = blocks.groupBy("key_group").transformWithState(GroupProcessor(deployment), OUTPUT, "append", "eventtime")
-    told = folded.mapInArrow(unpack, TOLD)
-    return told.select(*(_stored(column.name, column.type) for column in JUDGEMENTS.columns))
-
-
-def _stored(name: str, kind: str) -> Column:
-    if name == "judged_at":
-        return F.current_timestamp().alias(name)
-    if name == "generation":
-        return F.lit(GENERATION).alias(name)
-    return F.timestamp_millis(f"{name}_ms").alias(name) if kind == "timestamp" else F.col(name)
+    return folded.mapInArrow(unpacker(GENERATION), TOLD)
 
 
 def start(spark: SparkSession, home: Home, pause: str = "200 milliseconds") -> StreamingQuery:

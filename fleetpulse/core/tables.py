@@ -155,7 +155,7 @@ JUDGEMENTS: Final = Table(
         Column("late_by_ms", "long", "how far behind the frontier the message lay, in milliseconds"),
         Column("key_group", "int", "the key group of a summary"),
         Column("counts", "string", "JSON object: devices by mode in that key group"),
-        Column("judged_at", "timestamp", "when the batch ran; not part of a comparison"),
+        Column("judged_at", "timestamp", "when it was judged; not part of a comparison"),
         Column("generation", "int", "generation of the job; not part of a comparison"),
     ),
     ("kind",),

@@ -6,24 +6,28 @@ only wakes a group. A timer may fire early; it is armed again.
 Rule 3: a group that has rows is folded once in a batch: its timer is taken away before the fold, and armed after it.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute
 from pyspark.sql import Row as SparkRow
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from fleetpulse.columnar.blocks import NO_SIGNALS, batch_to_rows, from_bytes, to_bytes
 from fleetpulse.columnar.group import KeyGroup, begin
-from fleetpulse.columnar.told import TOLD_SCHEMA, from_judgements
+from fleetpulse.columnar.told import from_judgements
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS
 from fleetpulse.io.workers import settle
 
+pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 OUTPUT: Final = "key_group int, judgements binary"
 _OutputRow = SparkRow("key_group", "judgements")
-_SQL: Final = {pa.string(): "string", pa.int64(): "long", pa.int32(): "int"}
-TOLD: Final = ", ".join(f"{field.name} {_SQL[field.type]}" for field in TOLD_SCHEMA)
+TOLD: Final = ", ".join(f"{column.name} {column.type}" for column in JUDGEMENTS.columns)
+_INSTANT: Final = pa.timestamp("us", "UTC")
 
 
 class GroupProcessor(StatefulProcessor):
@@ -104,9 +108,38 @@ class GroupProcessor(StatefulProcessor):
         self.group.update((group.to_bytes(), wanted_ms))
 
 
-def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Turn rows of `OUTPUT` into judgements, columns of `TOLD`."""
-    for batch in batches:
-        for judgements in batch["judgements"]:
-            yield from_bytes(judgements.as_py())
-    settle()
+def unpacker(generation: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what turns rows of `OUTPUT` into judgements, columns of `TOLD`.
+
+    They are whole here, and nothing is projected after it: an expression with the batch's time would be compiled anew,
+    and then be warmed up anew, in every batch.
+
+    Args:
+        generation: of the job.
+    """
+
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for judgements in batch["judgements"]:
+                yield _complete(from_bytes(judgements.as_py()), generation)
+        settle()
+
+    return unpack
+
+
+def _complete(told: pa.RecordBatch, generation: int) -> pa.RecordBatch:
+    """Add what the shell knows, and make instants of milliseconds."""
+    added = {
+        "judged_at": pa.scalar(time.time_ns() // 1000, pa.int64()).cast(_INSTANT),
+        "generation": pa.scalar(generation, pa.int32()),
+    }
+    columns: dict[str, pa.Array] = {name: pa.repeat(value, told.num_rows) for name, value in added.items()}
+    for column in JUDGEMENTS.columns:
+        if column.name not in added:
+            instant = column.type == "timestamp"
+            columns[column.name] = _instants(told[f"{column.name}_ms"]) if instant else told[column.name]
+    return pa.RecordBatch.from_pydict({column.name: columns[column.name] for column in JUDGEMENTS.columns})
+
+
+def _instants(millis: pa.Array) -> pa.Array:
+    return pc.multiply(millis, 1000).cast(_INSTANT)

@@ -35,8 +35,10 @@ def settings(local_dir: Path, cores: int, memory: str) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "spark.databricks.delta.snapshotPartitions": "2",  # small tables: 50 tasks to read a log are 48 too many
+        "spark.databricks.delta.snapshotPartitions": "1",  # small logs: 50 tasks to read one are 49 too many
+        "spark.databricks.delta.snapshotCache.storageLevel": "NONE",  # a sink reads each version's state once
         "spark.sql.shuffle.partitions": str(cores),  # fixed with a checkpoint's first batch
+        "spark.shuffle.compress": "false",  # blocks are compressed where they are packed
         "spark.sql.adaptive.enabled": "false",  # a stateful query cannot use it, and planning it costs
         f"{state}.providerClass": _ROCKSDB,  # transformWithState needs it
         f"{state}.rocksdb.changelogCheckpointing.enabled": "true",  # a commit writes what changed, not the store
