@@ -43,6 +43,8 @@ class Judging:
         self.told: list[pa.RecordBatch] = []  # columns of `TOLD_SCHEMA`
         self._devices, self._coverage, self._policies = devices, coverage, policies
         self._buffer = np.empty((0, kernel.TOLD_WIDTH), np.int64)
+        self._noted: list[kernel.Matrix] = []  # what the kernel told, put into words at once at the end
+        self._signals = NO_SIGNALS  # those that it is about
 
     def _arrays(self) -> World:
         devices = self._devices
@@ -108,7 +110,8 @@ class Judging:
         while first < len(rows):
             buffer = self._room(len(rows) - first)
             first, said = kernel.judge_rows(devices.rows, devices.memory, world, rows, first, buffer)
-            self._tell(buffer[:said], signals, order)
+            self._note(buffer[:said], order)
+        self._signals = signals
         after = devices.rows[touched, kernel.BOOT]
         changed = after != before
         if changed.any():
@@ -126,7 +129,7 @@ class Judging:
         return touched, numbers[len(touched) :], encoded.dictionary
 
     def pass_time(self, through_ms: Int64s) -> int | None:
-        """Let silence act on each device through its instant.
+        """Let silence act on each device through its instant, and put into words what came of it and of `rows`.
 
         Returns:
             The earliest deadline that is left, counted from each device's own instant; None without one.
@@ -136,7 +139,8 @@ class Judging:
             buffer = self._room(len(devices) - first)
             first, said, left = kernel.let_pass(devices.rows, devices.memory, world, through_ms, first, buffer)
             left_ms = min(left_ms, left)
-            self._tell(buffer[:said], NO_SIGNALS, None)
+            self._note(buffer[:said], None)
+        self._tell()
         return None if left_ms == NEVER else left_ms
 
     def _room(self, rows: int) -> kernel.Matrix:
@@ -145,14 +149,20 @@ class Judging:
             self._buffer = np.empty((wanted, kernel.TOLD_WIDTH), np.int64)
         return self._buffer
 
-    def _tell(self, told: kernel.Matrix, signals: pa.RecordBatch, order: Int64s | None) -> None:
+    def _note(self, told: kernel.Matrix, order: Int64s | None) -> None:
         if not len(told):
             return
         told = told.copy()
-        what, row = told[:, kernel.T_WHAT], told[:, kernel.T_ROW]
         if order is not None:
-            about = row >= 0
-            row[about] = order[row[about]]
+            row = told[:, kernel.T_ROW]
+            row[:] = np.where(row >= 0, order[row], row)
+        self._noted.append(told)
+
+    def _tell(self) -> None:
+        if not self._noted:
+            return
+        told, signals = np.concatenate(self._noted), self._signals
+        what, row = told[:, kernel.T_WHAT], told[:, kernel.T_ROW]
         for note, verdict in _NOTES.items():
             noted = row[what == note]
             if len(noted):

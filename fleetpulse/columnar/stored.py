@@ -6,11 +6,12 @@ all devices share one value. A fleet that is well needs little more than names, 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from fleetpulse.columnar.blocks import READING, WRITING
 from fleetpulse.columnar.devices import Devices, memory_rows
@@ -26,41 +27,17 @@ from fleetpulse.columnar.kernel import (
     PROGRESS_OF,
     SITE,
     TIMES,
+    Matrix,
 )
+from fleetpulse.columnar.usual import NUMBERS, distances, restore
 from fleetpulse.columnar.world import NONE, Int64s, Vocabulary
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.policy import MAX_SEQUENCE
+from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE
 
 STORED_VERSION: Final = 2
 _WIDTHS: Final = ((8, np.uint8), (16, np.uint16), (32, np.uint32), (64, np.uint64))
-_PLACE: Final[Mapping[str, int]] = {name: place for place, name in enumerate(DEVICE_FIELDS)}
 _WORDS: Final = {"site": SITE, "device_class": CLASS, "gateway": GATEWAY}
-# In this order they are read: what a column is measured from comes before it.
-_NUMBERS: Final = ("life_ms", "last_seen_ms", "quiet_since_ms", "quiet_covered_ms", "mode", "transition_no", "mode_since_ms",
-                   "class_since_ms", "seq", "reboots", "runtime_ms", "degraded_until_ms", "flagged_until_ms", "held_until_ms",
-                   "death_ms", "death_covered_ms")  # fmt: skip
-assert {*_NUMBERS, *_WORDS, "boot", "memory"} == set(DEVICE_FIELDS), "every field is stored"
-
-
-def _usual(name: str, rows: Int64s) -> Int64s | int:
-    """Return what a column usually equals."""
-
-    def column(other: str) -> Int64s:
-        return rows[:, _PLACE[other]]
-
-    match name:
-        case "quiet_since_ms":
-            return np.where(column("last_seen_ms") == NONE, column("life_ms"), column("last_seen_ms"))
-        case "quiet_covered_ms":
-            return column("quiet_since_ms")
-        case "mode_since_ms" | "class_since_ms":
-            return column("life_ms")
-        case "runtime_ms":
-            return column("quiet_since_ms") - column("life_ms")
-        case "death_covered_ms":
-            return np.where(column("death_ms") == NONE, 0, column("death_ms"))
-        case _:
-            return 0
+assert {*NUMBERS, *_WORDS, "boot", "memory"} == set(DEVICE_FIELDS), "every field is stored"
 
 
 class _Packed:
@@ -72,18 +49,29 @@ class _Packed:
 
     def number(self, name: str, values: Int64s) -> None:
         """Keep a column in the fewest bytes; only its value where there is but one."""
-        none = values == NONE
-        some = values[~none] if none.any() else values
-        if not len(some):
-            self.base[name] = None
+        some = values[values != NONE]
+        nones = len(values) - len(some)
+        self.measured(name, values, (int(some.min()), int(some.max()), nones) if len(some) else (0, 0, nones))
+
+    def measured(self, name: str, values: Int64s, extent: Sequence[int]) -> None:
+        """Keep a column whose least and greatest value, and number of values that are nothing, are known."""
+        low, high, nones = extent
+        self.base[name] = None if nones == len(values) else low
+        if nones == len(values) or (low == high and not nones):
             return
-        low, high = int(some.min()), int(some.max())
+        if nones:
+            none = values == NONE
+            self.columns[name] = pa.array(_narrow(np.where(none, low, values), low, high), mask=none)
+        else:
+            self.columns[name] = pa.array(_narrow(values, low, high))
+
+    def lists(self, name: str, counts: Int64s, values: Matrix) -> None:
+        """Keep the first of each row's values, as many as ``counts`` says."""
+        flat = values[np.arange(values.shape[1]) < counts[:, None]]
+        low, high = (int(flat.min()), int(flat.max())) if len(flat) else (0, 0)
         self.base[name] = low
-        if low == high and len(some) == len(values):
-            return
-        width = next(kind for bits, kind in _WIDTHS if (high - low).bit_length() <= bits)
-        narrow = (np.where(none, low, values) - low if len(some) < len(values) else values - low).astype(width)
-        self.columns[name] = pa.array(narrow, mask=none if len(some) < len(values) else None)
+        ends = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+        self.columns[name] = pa.ListArray.from_arrays(ends, pa.array(_narrow(flat, low, high)))
 
     def words(self, name: str, numbers: Int64s, words: Vocabulary) -> list[Any]:
         """Keep a column of numbers of words, counted anew over those in use; return these words."""
@@ -103,6 +91,11 @@ class _Packed:
             if self.columns:
                 writer.write_batch(batch.replace_schema_metadata(schema.metadata))
         return sink.getvalue().to_pybytes()
+
+
+def _narrow(values: Int64s, low: int, high: int) -> NDArray[Any]:
+    width = next(kind for bits, kind in _WIDTHS if (high - low).bit_length() <= bits)
+    return (values - low).astype(width)
 
 
 class _Unpacked:
@@ -125,6 +118,13 @@ class _Unpacked:
         values[column.is_null().to_numpy(zero_copy_only=False)] = NONE
         return values
 
+    def lists(self, name: str, into: Matrix) -> Int64s:
+        """Set the first of each row's values; return how many that are."""
+        column = self.columns[name]
+        counts = np.diff(column.offsets.to_numpy()).astype(np.int64)
+        into[np.arange(into.shape[1]) < counts[:, None]] = column.flatten().to_numpy().astype(np.int64) + self.known["base"][name]
+        return counts
+
 
 def to_stored(devices: Devices, metadata: Mapping[str, Any]) -> bytes:
     """Return the stored form of devices, with ``metadata`` (JSON) beside them."""
@@ -133,9 +133,9 @@ def to_stored(devices: Devices, metadata: Mapping[str, Any]) -> bytes:
         packed.columns["device_id"] = devices.ids
     if devices.boots.null_count < len(devices.boots):
         packed.columns["boot"] = devices.boots
-    for name in _NUMBERS:
-        values = devices.rows[:, _PLACE[name]]
-        packed.number(name, np.where(values == NONE, NONE, values - _usual(name, devices.rows)))
+    found, extents = distances(devices.rows)
+    for name, values, extent in zip(NUMBERS, found, extents.tolist(), strict=True):
+        packed.measured(name, values, extent)
     vocabularies = {"site": devices.sites, "device_class": devices.classes, "gateway": devices.gateways}
     for name, place in _WORDS.items():
         known[name] = packed.words(name, devices.rows[:, place], vocabularies[name])
@@ -148,26 +148,23 @@ def _memory_to_stored(devices: Devices) -> bytes:
     kept = devices.memory[slots[places]]
     told = (kept[:, N_TIMES] > 0) | (kept[:, N_CODES] > 0) | (kept[:, PROGRESS_OF] >= 0)
     places, kept = places[told], kept[told]
-    packed, known = _Packed(), {"count": len(places), "codes": [], "sequences": []}
+    packed = _Packed()
+    known: dict[str, Any] = {"count": len(places), "codes": [], "sequences": []}
     if not len(places):
         return packed.to_bytes(known)
     packed.number("device", places)
-    counts = {"times": kept[:, N_TIMES], "codes": kept[:, N_CODES]}
-    for name, values in counts.items():
-        packed.number(name, values)
-    newest = kept[np.arange(len(kept)), TIMES + np.maximum(counts["times"] - 1, 0)]
+    times, codes = kept[:, N_TIMES], kept[:, N_CODES]
+    newest = np.where(times > 0, kept[np.arange(len(kept)), TIMES + np.maximum(times - 1, 0)], NONE)
     packed.number("newest_ms", newest)
-    for one in range(counts["times"].max()):
-        packed.number(f"time_{one}", np.where(one < counts["times"], newest - kept[:, TIMES + one], 0))
-    widest = int(counts["codes"].max())
-    numbers = np.where(np.arange(widest) < counts["codes"][:, None], kept[:, CODES : CODES + widest], -1)
-    used = np.unique(numbers[numbers >= 0])
+    packed.lists("times", times, newest[:, None] - kept[:, TIMES : TIMES + MAX_ERRORS])
+    used = np.unique(kept[:, CODES : CODES + MAX_ERRORS][np.arange(MAX_ERRORS) < codes[:, None]])
     known["codes"] = [devices.codes.words[one] for one in used]
-    for one in range(widest):
-        packed.number(f"code_{one}", np.where(numbers[:, one] < 0, 0, np.searchsorted(used, numbers[:, one])))
+    packed.lists("codes", codes, np.searchsorted(used, kept[:, CODES : CODES + MAX_ERRORS]))
     known["sequences"] = packed.words("progress_of", kept[:, PROGRESS_OF], devices.sequences)
-    for one in range(MAX_SEQUENCE):
-        packed.number(f"progress_{one}", np.where(kept[:, PROGRESS_OF] >= 0, kept[:, PROGRESS + one], NONE))
+    starts = kept[:, PROGRESS : PROGRESS + MAX_SEQUENCE]
+    begun = starts[starts != NONE]
+    since_ms = known["since_ms"] = int(begun.min()) - 1 if len(begun) else 0  # 0 stands for nothing
+    packed.lists("progress", np.where(kept[:, PROGRESS_OF] >= 0, MAX_SEQUENCE, 0), np.where(starts == NONE, 0, starts - since_ms))
     return packed.to_bytes(known)
 
 
@@ -190,9 +187,10 @@ def from_stored(stored: bytes) -> tuple[Devices, dict[str, Any]]:
         devices.ids = packed.columns["device_id"]
         devices.boots = packed.columns.get("boot", pa.nulls(count, pa.string()))
         devices.rows = rows = np.full((count, len(DEVICE_FIELDS)), -1, np.int64)
-        for name in _NUMBERS:
-            values = packed.number(name, count)
-            rows[:, _PLACE[name]] = np.where(values == NONE, NONE, values + _usual(name, rows))
+        found = np.empty((len(NUMBERS), count), np.int64)
+        for number, name in enumerate(NUMBERS):
+            found[number] = packed.number(name, count)
+        restore(found, rows)
         for name, place in _WORDS.items():
             rows[:, place] = packed.number(name, count)
     devices.sites, devices.gateways = Vocabulary(packed.known["site"]), Vocabulary(packed.known["gateway"])
@@ -215,14 +213,14 @@ def _memory_from_stored(devices: Devices, packed: _Unpacked) -> None:
     devices.codes = Vocabulary(packed.known["codes"])
     devices.sequences = Vocabulary([tuple(words) for words in packed.known["sequences"]])
     memory = memory_rows(count)
-    memory[:, N_TIMES], memory[:, N_CODES] = packed.number("times", count), packed.number("codes", count)
-    newest = packed.number("newest_ms", count)
-    for one in range(memory[:, N_TIMES].max()):
-        memory[:, TIMES + one] = newest - packed.number(f"time_{one}", count)
-    for one in range(memory[:, N_CODES].max()):
-        memory[:, CODES + one] = packed.number(f"code_{one}", count)
+    memory[:, N_TIMES] = packed.lists("times", memory[:, TIMES : TIMES + MAX_ERRORS])
+    memory[:, N_CODES] = packed.lists("codes", memory[:, CODES : CODES + MAX_ERRORS])
+    remembered = np.arange(MAX_ERRORS) < memory[:, N_TIMES, None]
+    times = memory[:, TIMES : TIMES + MAX_ERRORS]
+    times[remembered] = (packed.number("newest_ms", count)[:, None] - times)[remembered]
     memory[:, PROGRESS_OF] = packed.number("progress_of", count)
-    for one in range(MAX_SEQUENCE):
-        memory[:, PROGRESS + one] = packed.number(f"progress_{one}", count)
+    starts = memory[:, PROGRESS : PROGRESS + MAX_SEQUENCE]
+    begun = np.arange(MAX_SEQUENCE) < packed.lists("progress", starts)[:, None]
+    starts[begun] = np.where(starts[begun] == 0, NONE, starts[begun] + packed.known["since_ms"])
     devices.memory = memory
     devices.rows[packed.number("device", count), MEMORY] = np.arange(count)

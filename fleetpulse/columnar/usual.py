@@ -1,0 +1,83 @@
+"""What a device's field usually equals, and how far it is from it: what the stored form keeps.
+
+Rule: a field is measured from fields that come before it in `NUMBERS`, so that what is read back can be restored in order.
+"""
+
+from typing import Final
+
+import numpy as np
+from numba import njit
+
+from fleetpulse.columnar.kernel import (
+    CLASS_SINCE,
+    DEATH,
+    DEATH_COVERED,
+    DEVICE_FIELDS,
+    LAST_SEEN,
+    LIFE,
+    MODE_SINCE,
+    QUIET_COVERED,
+    QUIET_SINCE,
+    RUNTIME,
+    Matrix,
+)
+from fleetpulse.columnar.world import NONE, Int64s
+
+NUMBERS: Final = ("life_ms", "last_seen_ms", "quiet_since_ms", "quiet_covered_ms", "mode", "transition_no", "mode_since_ms",
+                  "class_since_ms", "seq", "reboots", "runtime_ms", "degraded_until_ms", "flagged_until_ms", "held_until_ms",
+                  "death_ms", "death_covered_ms")  # fmt: skip
+_PLACES: Final = np.array([DEVICE_FIELDS.index(name) for name in NUMBERS])
+LOW, HIGH, NONES = range(3)
+
+
+@njit(cache=True)
+def _usual(field: int, row: Int64s) -> int:
+    """Return what a field usually equals."""
+    if field == QUIET_SINCE:
+        return row[LIFE] if row[LAST_SEEN] == NONE else row[LAST_SEEN]
+    if field == QUIET_COVERED:
+        return row[QUIET_SINCE]
+    if field in (MODE_SINCE, CLASS_SINCE):
+        return row[LIFE]
+    if field == RUNTIME:
+        return row[QUIET_SINCE] - row[LIFE]
+    if field == DEATH_COVERED:
+        return 0 if row[DEATH] == NONE else row[DEATH]
+    return 0
+
+
+@njit(cache=True)
+def distances(devices: Matrix) -> tuple[Matrix, Matrix]:
+    """Return how far each field is from what it usually equals.
+
+    Args:
+        devices: device x `kernel.DEVICE_FIELDS`, at least one.
+
+    Returns:
+        `NUMBERS` x device, `NONE` where the field is nothing; and `NUMBERS` x (`LOW`, `HIGH`, `NONES`): the least, the
+        greatest, and how many are nothing.
+    """
+    found = np.empty((len(_PLACES), len(devices)), np.int64)
+    extent = np.empty((len(_PLACES), 3), np.int64)
+    for number in range(len(_PLACES)):
+        field = _PLACES[number]
+        low, high, nones = np.int64(2**62), np.int64(-(2**62)), 0
+        for i in range(len(devices)):
+            value = devices[i, field]
+            if value == NONE:
+                nones += 1
+            else:
+                value -= _usual(field, devices[i])
+                low, high = min(low, value), max(high, value)
+            found[number, i] = value
+        extent[number, LOW], extent[number, HIGH], extent[number, NONES] = low, high, nones
+    return found, extent
+
+
+@njit(cache=True)
+def restore(found: Matrix, devices: Matrix) -> None:
+    """Set the fields of ``devices`` from what `distances` returned."""
+    for i in range(len(devices)):
+        for number in range(len(_PLACES)):
+            field, value = _PLACES[number], found[number, i]
+            devices[i, field] = NONE if value == NONE else value + _usual(field, devices[i])
