@@ -4,18 +4,22 @@ Rule: those that call Python for each device get a smaller fleet, so that they e
 too, and their ratio is to that run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from bench import flink_peer
 from bench.contenders import ON_SPARK, OURS, REFERENCE
 from bench.generate import Fleet
+from fleetpulse.core.errors import Misuse
 
 FAST: Final = (OURS, REFERENCE, "scala-transform-with-state")
 ALL: Final = (*ON_SPARK, flink_peer.NAME)
-QUICK_DEVICES: Final = 5_000
+SIZES: Final = (100_000, 1_000_000)
+FLAT_ROWS: Final = 3_000_000  # a batch, whatever the fleet
+SMALL_DEVICES: Final = 5_000
 SMALLER_DEVICES: Final = 10_000
+WARMING: Final = Fleet(SMALL_DEVICES, 6, batches=25)  # what costs the same in every batch is compiled by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +52,36 @@ class Plan:
         return Plan(tuple(course for course in courses if course.contenders), self.rounds, self.limit_s)
 
 
-def quick(devices: int | None = None) -> Plan:
-    """Everyone over a small fleet."""
-    return Plan((Course(Fleet(devices or QUICK_DEVICES, 6, batches=4), ALL),), rounds=2, limit_s=300)
+def _quick(devices: Sequence[int]) -> Plan:
+    """Ours and the reference, all devices active, in batches of 1,200,000 to 2,000,000 messages."""
+    courses = tuple(Course(Fleet(count, max(2, 1_200_000 // count), batches=3), (OURS, REFERENCE)) for count in devices or SIZES)
+    return Plan(courses, rounds=1, limit_s=120)
 
 
-def full() -> Plan:
+def _small(devices: Sequence[int]) -> Plan:
+    """Everyone over a small fleet: do all agree?"""
+    return Plan(tuple(Course(Fleet(count, 6, batches=4), ALL) for count in devices or (SMALL_DEVICES,)), rounds=1, limit_s=300)
+
+
+def _full(devices: Sequence[int]) -> Plan:
     """Both sizes, all devices and one in twenty active; per-device Python over a smaller fleet."""
+    if devices:
+        raise Misuse("the full benchmark has its sizes; --devices goes with --quick, --small or --flat")
     courses = (
         Course(Fleet(SMALLER_DEVICES, 6), ALL),
-        Course(Fleet(100_000, 6), FAST),
-        Course(Fleet(100_000, 6, one_in=20), FAST),
-        Course(Fleet(1_000_000, 1), FAST),
-        Course(Fleet(1_000_000, 6, one_in=20), FAST),
+        Course(Fleet(100_000, 12), FAST),
+        Course(Fleet(100_000, 12, one_in=20), FAST),
+        Course(Fleet(1_000_000, 2, batches=4), FAST),
+        Course(Fleet(1_000_000, 12, batches=4, one_in=20), FAST),
     )
     return Plan(courses, rounds=3, limit_s=600)
 
 
-def flat(devices: Sequence[int] = (100_000, 1_000_000)) -> Plan:
-    """One in twenty active, at sizes that differ: what do those cost that are silent?"""
-    courses = tuple(Course(Fleet(count, 6, one_in=20), (OURS, REFERENCE)) for count in devices)
+def _flat(devices: Sequence[int]) -> Plan:
+    """Ours over fleets of all sizes, in batches of as many messages: does a message cost the same?"""
+    courses = tuple(Course(Fleet(count, FLAT_ROWS // count, batches=3), (OURS,)) for count in devices or (10_000, *SIZES))
     return Plan(courses, rounds=5, limit_s=600)
+
+
+QUICK, SMALL, FLAT, FULL = "quick", "small", "flat", "full"
+PLANS: Final[Mapping[str, Callable[[Sequence[int]], Plan]]] = {QUICK: _quick, SMALL: _small, FLAT: _flat, FULL: _full}

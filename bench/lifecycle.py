@@ -43,15 +43,14 @@ COLUMNS = (
 )
 
 
-def bench_lifecycle(*, quick: bool, flat: bool, json_lines: bool, only: Sequence[str] = (), devices: Sequence[int] = ()) -> None:
+def bench_lifecycle(plan: str, *, json_lines: bool, only: Sequence[str] = (), devices: Sequence[int] = ()) -> None:
     """Run the benchmark and show what came of it.
 
     Args:
-        quick: everyone over a small fleet.
-        flat: whether a batch's time depends on devices that are silent.
+        plan: one of `courses.PLANS`.
         json_lines: an object a line, for programs.
         only: these contenders; all of the plan's by default.
-        devices: other sizes than the plan's; for ``quick`` one, for ``flat`` two or more.
+        devices: other sizes than the plan's, where it takes any.
 
     Raises:
         FleetError: results differ, or a contender failed.
@@ -59,19 +58,14 @@ def bench_lifecycle(*, quick: bool, flat: bool, json_lines: bool, only: Sequence
     """
     if unknown := [name for name in only if name not in courses.ALL]:
         raise Misuse(f'"{unknown[0]}" is no contender; there are {", ".join(courses.ALL)}')
-    if (quick and flat) or (devices and not (quick or flat)):
-        raise Misuse("--quick and --flat exclude each other, and --devices belongs to one of them")
-    if flat:
-        plan = courses.flat(devices) if devices else courses.flat()
-    else:
-        plan = courses.quick(*devices[:1]) if quick else courses.full()
-    rows = run_plan(plan.restricted(only) if only else plan, Console(stderr=True))
+    chosen = courses.PLANS[plan](devices)
+    rows = run_plan(chosen.restricted(only) if only else chosen, Console(stderr=True))
     if json_lines:
         for row in rows:
             sys.stdout.write(json.dumps({name: row[name] for name in COLUMNS}) + "\n")
         return
     console().print(as_table([_for_people(row) for row in rows], COLUMNS, "lifecycle"))
-    if flat:
+    if plan == courses.FLAT:
         console().print("\n".join(flatness(rows)))
 
 
@@ -121,6 +115,7 @@ def _round(
         try:
             if name not in running:
                 running[name] = Warm(name, work / name, plan.limit_s)
+                running[name].run(prepare(courses.WARMING), -1)
             found[name] = running[name].run(source, number)
         except DidNotFinish:
             found[name] = f"did not finish in {plan.limit_s:.0f} s"

@@ -178,13 +178,19 @@ def lock(
 
 
 def bench_lifecycle(
-    quick: Annotated[bool, typer.Option("--quick", help="All contenders over a small fleet.")] = False,
-    flat: Annotated[bool, typer.Option("--flat", help="Whether devices that are silent cost anything.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="This job and the reference alone, in five minutes.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="All contenders over a small fleet.")] = False,
+    flat: Annotated[bool, typer.Option("--flat", help="Whether a message costs the same in fleets of all sizes.")] = False,
     json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
     only: Annotated[list[str] | None, typer.Option("--only", help="This contender; may be given again.")] = None,
-    devices: Annotated[list[int] | None, typer.Option("--devices", min=1, help="Another size; --flat takes several.")] = None,
+    devices: Annotated[
+        list[int] | None, typer.Option("--devices", min=1, help="Another size; may be given again.")
+    ] = None,
 ) -> None:
     """Run the lifecycle job beside its peers; results are compared row by row."""
     from bench.lifecycle import bench_lifecycle as run
 
-    run(quick=quick, flat=flat, json_lines=json_lines, only=only or (), devices=devices or ())
+    chosen = [name for name, given in (("quick", quick), ("small", small), ("flat", flat)) if given]
+    if len(chosen) > 1:
+        raise Misuse("--quick, --small and --flat exclude each other")
+    run((chosen or ["full"])[0], json_lines=json_lines, only=only or (), devices=devices or ())
