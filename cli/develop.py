@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
     app.command("lock")(lock)
     bench = typer.Typer(no_args_is_help=True, help="Measure this project beside its peers.")
     bench.command("lifecycle")(bench_lifecycle)
+    bench.command("soak")(bench_soak)
     app.add_typer(bench, name="bench")
 
 
@@ -188,3 +189,14 @@ def bench_lifecycle(
     from bench.lifecycle import bench_lifecycle as run
 
     run(quick=quick, flat=flat, json_lines=json_lines, only=only or (), devices=devices or ())
+
+
+def bench_soak(
+    minutes: Annotated[float | None, typer.Option("--minutes", min=0.1, help="For how long; 60 if not said.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small fleet, for less than a minute.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+) -> None:
+    """Load the lifecycle job evenly for a long time; exit code 1 where its memory, state or batches grow."""
+    from bench.soak import bench_soak as run
+
+    run(minutes=minutes, quick=quick, json_lines=json_lines)

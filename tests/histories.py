@@ -2,8 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from fleetpulse.core.judgements import Judgement, Verdict
-from fleetpulse.core.messages import Kind, Origin, Row, decode
+from fleetpulse.core.messages import Clock, Kind, Origin, Row, decode
 from fleetpulse.core.policy import parse_policy
 
 START = 1_700_000_000_000
@@ -43,6 +43,21 @@ def signal(at_s: float, device: str = "d", kind: str = "heartbeat", received_s: 
 def tick(received_s: float) -> Row:
     """Return a tick: it moves the frontier."""
     return row(received_s, "fleet/_/bridge-1/tick")
+
+
+_STORED = {"kind": Kind, "clock": Clock}
+
+
+def stored_rows(table: pa.Table) -> Iterator[Row]:
+    """Yield the rows that a table of messages holds."""
+    for stored in table.to_pylist():
+        values: dict[str, Any] = {}
+        for name in (field.name for field in fields(Row)):
+            value = stored.get(name.removesuffix("_ms"))
+            if name.endswith("_ms") and value:
+                value = round(value.timestamp() * 1000)
+            values[name] = _STORED[name](value) if name in _STORED else value
+        yield Row(**values)
 
 
 def choosing(draw: st.DrawFn) -> Choose:
