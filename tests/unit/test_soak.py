@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from bench.load import Load
-from bench.soak import BOUNDS, Bound, trend
+from bench.soak import BOUNDS, Bound, plan, row_of, trend
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Clock, Kind, Row
 from fleetpulse.core.replay import Deployment, Outcome, outcome
@@ -45,6 +45,12 @@ def test_every_bound_can_be_broken(bound: Bound) -> None:
 def test_too_few_samples_are_no_pass() -> None:
     with pytest.raises(FleetError, match="state_rows has 11 samples; a trend needs 12"):
         trend(BOUND, [1.0] * 11)
+
+
+def test_what_a_short_run_cannot_tell_is_shown_and_not_judged() -> None:
+    leaking = trend(BOUNDS[0], [1e9 * place for place in range(40)])
+    assert row_of(leaking, plan())["verdict"] == "grows"
+    assert row_of(leaking, plan(quick=True))["verdict"].startswith("not judged")
 
 
 def _judged(load: Load, steps: int) -> tuple[list[Row], Outcome]:
