@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
     app.command("lock")(lock)
     bench = typer.Typer(no_args_is_help=True, help="Measure this project beside its peers.")
     bench.command("lifecycle")(bench_lifecycle)
+    bench.command("soak")(bench_soak)
     app.add_typer(bench, name="bench")
 
 
@@ -183,9 +184,7 @@ def bench_lifecycle(
     flat: Annotated[bool, typer.Option("--flat", help="Whether a message costs the same in fleets of all sizes.")] = False,
     json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
     only: Annotated[list[str] | None, typer.Option("--only", help="This contender; may be given again.")] = None,
-    devices: Annotated[
-        list[int] | None, typer.Option("--devices", min=1, help="Another size; may be given again.")
-    ] = None,
+    devices: Annotated[list[int] | None, typer.Option("--devices", min=1, help="Another size; may be given again.")] = None,
 ) -> None:
     """Run the lifecycle job beside its peers; results are compared row by row."""
     from bench.lifecycle import bench_lifecycle as run
@@ -194,3 +193,14 @@ def bench_lifecycle(
     if len(chosen) > 1:
         raise Misuse("--quick, --small and --flat exclude each other")
     run((chosen or ["full"])[0], json_lines=json_lines, only=only or (), devices=devices or ())
+
+
+def bench_soak(
+    minutes: Annotated[float | None, typer.Option("--minutes", min=0.1, help="For how long; 60 if not said.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small fleet, for less than a minute.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+) -> None:
+    """Load the lifecycle job evenly for a long time; exit code 1 where its memory, state or batches grow."""
+    from bench.soak import bench_soak as run
+
+    run(minutes=minutes, quick=quick, json_lines=json_lines)

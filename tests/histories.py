@@ -2,16 +2,26 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from hypothesis import strategies as st
 
 from fleetpulse.core.judgements import Judgement, Verdict
-from fleetpulse.core.messages import Origin, Row, decode
+from fleetpulse.core.messages import Clock, Kind, Origin, Row, decode
+from fleetpulse.core.policy import parse_policy
 
 START = 1_700_000_000_000
+GRID_S = 5  # a coarse grid: deadlines, windows and ties meet often
+Choose = Callable[[Sequence[Any]], Any]  # takes one of several: a strategy's draw, or a seeded Random
+CODES = ("reconnaissance", "auth_failed", "escalation", "escalation", "x", None)
+SEQUENCES = (["reconnaissance", "auth_failed", "escalation"], ["x", "escalation"], ["x", "x"], ["escalation"])
+KINDS = ("heartbeat", "heartbeat", "telemetry", "error", "error", "birth", "death")
+OWN = ("gap", "gap", "policy", "add", "add", "decommission", "maintain", "update", "release", "tick")
+DELAYS = (0, 0, 0, 5, 10, 25, 70, -10, -30, -35)
 
 
 def row(received_s: float, topic: str, **payload: Any) -> Row:
@@ -33,6 +43,100 @@ def signal(at_s: float, device: str = "d", kind: str = "heartbeat", received_s: 
 def tick(received_s: float) -> Row:
     """Return a tick: it moves the frontier."""
     return row(received_s, "fleet/_/bridge-1/tick")
+
+
+_STORED = {"kind": Kind, "clock": Clock}
+
+
+def stored_rows(table: pa.Table) -> Iterator[Row]:
+    """Yield the rows that a table of messages holds."""
+    for stored in table.to_pylist():
+        values: dict[str, Any] = {}
+        for name in (field.name for field in fields(Row)):
+            value = stored.get(name.removesuffix("_ms"))
+            if name.endswith("_ms") and value:
+                value = round(value.timestamp() * 1000)
+            values[name] = _STORED[name](value) if name in _STORED else value
+        yield Row(**values)
+
+
+def choosing(draw: st.DrawFn) -> Choose:
+    """Let Hypothesis choose."""
+    return lambda several: draw(st.sampled_from(several))
+
+
+def any_policy(choose: Choose) -> dict[str, Any]:
+    """Return some policy, normalised, with rules of their own for the class ``quick``."""
+    unknown = choose(["admit", "admit", "admit", "quarantine"])
+    content = {"rules": _any_rules(choose), "classes": {"quick": _any_rules(choose)}, "unknown_devices": unknown}
+    return parse_policy(content).normalised()
+
+
+def _any_rules(choose: Choose) -> dict[str, Any]:
+    timeout = choose([10, 20, 30, 60])
+    return {
+        "timeout": f"{timeout}s",
+        "death_grace": f"{choose([0, 5, 15, 90])}s",
+        "forget_after": f"{timeout + choose([5, 40, 60, 100])}s",
+        "degraded": {"errors": choose([1, 2, 3]), "window": f"{choose([10, 25, 60])}s"},
+        "flagged": {"window": f"{choose([10, 25, 60])}s", "hold": f"{choose([15, 60])}s", "codes": choose(SEQUENCES)},
+        "longest_hold": "100s",
+        "last_errors": choose([5, 5, 0, 1, 16]),
+    }
+
+
+def any_signal(
+    choose: Choose, devices: Sequence[str], steps: int, kinds: Sequence[str] = KINDS, delays: Sequence[int] = DELAYS
+) -> Row:
+    """Return some message of some device, received on the grid within so many steps."""
+    received = choose(range(steps + 1)) * GRID_S
+    payload = {
+        "seq": choose([None, None, 0, 1, 2, 3]),
+        "boot": choose([None, "p", "q"]),
+        "code": choose(CODES),
+        "gateway": choose([None, None, "g", "h"]),
+    }
+    payload = {name: value for name, value in payload.items() if value is not None}
+    if choose([True] * 8 + [False]):
+        payload["ts_s"] = received - choose(delays)
+    return row(received, f"fleet/{choose(['north', 'south'])}/{choose(devices)}/{choose(kinds)}", **payload)
+
+
+def any_own_row(choose: Choose, devices: Sequence[str], steps: int, own: Sequence[str] = OWN) -> Row:
+    """Return some row of our own: received off the grid, so that no other row shares its instant; it may take effect on it."""
+    received = choose(range(steps + 1)) * GRID_S + choose([1, 2, 3, 4]) + choose(range(1, 1000)) / 1000
+    coming = int(received) // GRID_S * GRID_S + 2 * GRID_S
+    effective = choose([None, None, coming, coming, received - 40, received + 30])
+    more: dict[str, Any] = {} if effective is None else {"effective_from_s": effective}
+    which, device = choose(own), choose(devices)
+    match which:
+        case "gap":
+            back = choose([0, 5, 20, 80])
+            gap = choose([{"op": "open", "from_s": received - back}, {"op": "close", "until_s": received + back}])
+            return row(received, "fleet/_/b/gap", **gap)
+        case "tick":
+            return row(received, "fleet/_/b/tick")
+        case "policy":
+            return row(received, "fleet/_/_/policy", policy=any_policy(choose), **more)
+        case "add":
+            more |= choose([{}, {"gateway": "h"}])
+            return row(received, f"{device}/registry", op="add", **{"class": choose(["default", "quick"])}, **more)
+        case "decommission":
+            return row(received, f"{device}/registry", op="decommission", **more)
+        case "release":
+            return row(received, f"{device}/control", op="release", **more)
+    until = choose([received, coming, coming]) + choose([5, 40, 90, 100, 110])
+    return row(received, f"{device}/control", op=which, until_s=until, **more)
+
+
+def as_the_bridge_says(rows: Iterable[Row]) -> list[Row]:
+    """Return rows in the order of ``received_at``, gap rows saying how far we had come: the instant of the row before."""
+    told: list[Row] = []
+    for one in sorted(rows, key=lambda each: each.received_at_ms):
+        if one.kind is Kind.GAP and told:
+            one = replace(one, body=json.dumps({**one.contents(), "after": told[-1].received_at_ms}))
+        told.append(one)
+    return told
 
 
 COMPARED = ("kind", "device_id", "event_time_ms", "life_ms", "transition_no", "from_mode", "to_mode", "trigger", "runtime_ms",

@@ -1,7 +1,6 @@
 """The plain fold that the benchmark's peers run says what the definition says, however its input is cut."""
 
 from collections import Counter
-from dataclasses import fields
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,27 +11,19 @@ import pytest
 from bench.contenders import rules
 from bench.generate import KINDS, LATENESS_MS, Fleet, prepare
 from bench.python_fold import NEVER, UNKNOWN, Fold, State
-from fleetpulse.core.messages import Clock, Kind, Origin, Row
+from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.io.block_source import DeltaLog
+from tests.histories import stored_rows
 
 pytestmark = pytest.mark.property
-_TYPES = {"kind": Kind, "clock": Clock, "origin": Origin}
-
-
-def _row(stored: dict[str, Any]) -> Row:
-    values: dict[str, Any] = {}
-    for name in (field.name for field in fields(Row)):
-        value = stored.get(name.removesuffix("_ms"))
-        values[name] = round(value.timestamp() * 1000) if name.endswith("_ms") and value else _TYPES.get(name, lambda v: v)(value)
-    return Row(**values)
 
 
 def test_the_peers_fold_equals_the_definition(tmp_path: Path) -> None:
     source = prepare(Fleet(devices=1_000, messages=6), tmp_path)
     log = DeltaLog(source.path)
     paths = [path for version in range(log.latest() + 1) for path, _ in log.appended(version)]
-    rows = [_row(stored) for path in paths for stored in pq.ParquetFile(path).read().to_pylist()]
+    rows = [row for path in paths for row in stored_rows(pq.ParquetFile(path).read())]
     wanted = [
         (one.device_id, one.transition_no, one.from_mode, one.to_mode, one.trigger, one.event_time_ms, one.runtime_ms)
         for one in replay(rows, Deployment(LATENESS_MS, 300_000))

@@ -1,6 +1,5 @@
 """A verdict is a pure function of the rows received: not of batches, restarts, copies or order."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,96 +14,31 @@ from fleetpulse.columnar.group import KeyGroup, begin
 from fleetpulse.core.judgements import Judgement, Verdict
 from fleetpulse.core.machine import TRANSITIONS, Mode
 from fleetpulse.core.messages import FOR_EVERYONE, RESERVED, Kind, Row, key_group
-from fleetpulse.core.policy import MAX_ERRORS, parse_policy
+from fleetpulse.core.policy import MAX_ERRORS
 from fleetpulse.core.replay import Deployment, outcome, replay
-from tests.histories import compared, compared_columns, row, signal
+from tests.histories import any_own_row, any_policy, any_signal, as_the_bridge_says, choosing, compared, compared_columns, row
 
-STEP = st.integers(0, 60).map(lambda n: n * 5)  # a coarse grid: deadlines, windows and ties meet often
-DEVICES = st.sampled_from(["a", "b", "c"])
-CODES = st.sampled_from(["reconnaissance", "auth_failed", "escalation", "x", None])
 DEPLOYMENTS = st.sampled_from([1, 5, 20, 60]).map(lambda s: Deployment(s * 1000, 30_000))
-
-
-def _policy(timeout: int, errors: int, window: int, hold: int, unknown: str) -> dict[str, Any]:
-    rules = {
-        "timeout": f"{timeout}s",
-        "death_grace": "5s",
-        "forget_after": f"{timeout + 60}s",
-        "degraded": {"errors": errors, "window": f"{window}s"},
-        "flagged": {"window": f"{window}s", "hold": f"{hold}s"},
-        "longest_hold": "100s",
-    }
-    classes = {"quick": {"timeout": "10s"}}
-    return parse_policy({"rules": rules, "classes": classes, "unknown_devices": unknown}).normalised()
-
-
-POLICIES = st.builds(
-    _policy,
-    st.sampled_from([10, 20, 30, 60]),
-    st.integers(1, 3),
-    st.sampled_from([10, 25, 60]),
-    st.sampled_from([15, 60]),
-    st.sampled_from(["admit", "admit", "quarantine"]),
-)
 
 
 @st.composite
 def _signals(draw: st.DrawFn) -> Row:
-    received = draw(STEP)
-    at = received - draw(st.sampled_from([0, 0, 0, 5, 10, 25, 70, -10, -30, -35]))
-    kind = draw(st.sampled_from(["heartbeat", "heartbeat", "telemetry", "error", "error", "birth", "death"]))
-    more = {"seq": draw(st.none() | st.integers(0, 3)), "boot": draw(st.sampled_from([None, "p", "q"])), "code": draw(CODES)}
-    given_ts = draw(st.sampled_from([True] * 8 + [False]))
-    more = {name: value for name, value in more.items() if value is not None}
-    device = draw(DEVICES)
-    return signal(at, device, kind, received, **more) if given_ts else row(received, f"{device}/{kind}", **more)
+    return any_signal(choosing(draw), "abc", 60)
 
 
 @st.composite
-def _commands(draw: st.DrawFn) -> Row:
-    """Our own rows: no other row shares their instant."""
-    received = draw(STEP) + draw(st.integers(1, 4)) + draw(st.integers(1, 999)) / 1000
-    effective = draw(st.sampled_from([None, None, received - 40, received + 30]))
-    more: dict[str, Any] = {} if effective is None else {"effective_from_s": effective}
-    which = draw(st.sampled_from(["gap", "gap", "policy", "add", "decommission", "maintain", "update", "release", "tick"]))
-    device = draw(DEVICES)
-    if which == "gap":
-        back = draw(st.sampled_from([0, 5, 20, 80]))
-        content: dict[str, Any] = (
-            {"op": "open", "from_s": received - back} if draw(st.booleans()) else {"op": "close", "until_s": received + back}
-        )
-        return row(received, "fleet/_/b/gap", **content)
-    if which == "tick":
-        return row(received, "fleet/_/b/tick")
-    if which == "policy":
-        return row(received, "fleet/_/_/policy", policy=draw(POLICIES), **more)
-    if which == "add":
-        return row(received, f"{device}/registry", op="add", **{"class": draw(st.sampled_from(["default", "quick"]))}, **more)
-    if which == "decommission":
-        return row(received, f"{device}/registry", op="decommission", **more)
-    if which == "release":
-        return row(received, f"{device}/control", op="release", **more)
-    return row(received, f"{device}/control", op=which, until_s=received + draw(st.sampled_from([10, 50, 120])), **more)
+def _own_rows(draw: st.DrawFn) -> Row:
+    return any_own_row(choosing(draw), "abc", 60)
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Row]:
     """Return rows in the order of ``received_at``."""
-    commands = draw(st.lists(_commands(), max_size=8, unique_by=lambda one: one.received_at_ms))
-    rows = [*draw(st.lists(_signals(), min_size=1, max_size=40)), *commands]
+    own = draw(st.lists(_own_rows(), max_size=8, unique_by=lambda one: one.received_at_ms))
+    rows = [*draw(st.lists(_signals(), min_size=1, max_size=40)), *own]
     if draw(st.booleans()):
-        rows.append(row(-1, "fleet/_/_/policy", policy=draw(POLICIES), effective_from_s=-500))
-    return _as_the_bridge_says(sorted(rows, key=lambda one: one.received_at_ms))
-
-
-def _as_the_bridge_says(rows: list[Row]) -> list[Row]:
-    """A gap row says how far we had come: the ``received_at`` of the row before it."""
-    told: list[Row] = []
-    for one in rows:
-        if one.kind is Kind.GAP and told:
-            one = replace(one, body=json.dumps({**one.contents(), "after": told[-1].received_at_ms}))
-        told.append(one)
-    return told
+        rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(choosing(draw)), effective_from_s=-500))
+    return as_the_bridge_says(rows)
 
 
 def in_batches(rows: Sequence[Row], cuts: Sequence[int], deployment: Deployment, groups: int = 2) -> Counter[tuple[Any, ...]]:
@@ -135,18 +69,17 @@ def in_batches(rows: Sequence[Row], cuts: Sequence[int], deployment: Deployment,
     return told
 
 
+def said_once(told: Counter[tuple[Any, ...]], want: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
+    """A policy and a gap concern every group: each says of it what the definition says once."""
+    return Counter({key: want[key] if key[1] in ("_", "b") and key in want else count for key, count in told.items()})
+
+
 @given(histories(), st.lists(st.integers(0, 60), max_size=6), DEPLOYMENTS, st.integers(1, 3))
 def test_batch_cuts_and_restarts_do_not_change_the_judgements(
     rows: list[Row], cuts: list[int], deployment: Deployment, groups: int
 ) -> None:
-    # A policy and a gap concern every group: each says of it what the definition says once.
-    told = in_batches(rows, cuts, deployment, groups)
     want = compared(replay(rows, deployment))
-    for key in list(told):
-        if key[1] in ("_", "b"):
-            assert key in want
-            told[key] = want[key]
-    assert told == want
+    assert said_once(in_batches(rows, cuts, deployment, groups), want) == want
 
 
 @given(histories(), st.randoms(use_true_random=False), DEPLOYMENTS)

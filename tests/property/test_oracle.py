@@ -9,14 +9,12 @@ from hypothesis import strategies as st
 
 from fleetpulse.core.judgements import Judgement, Verdict
 from fleetpulse.core.messages import Clock, Row
-from fleetpulse.core.policy import Policy, parse_policy
+from fleetpulse.core.policy import Policy
 from fleetpulse.core.replay import Deployment, replay
-from tests.histories import row, signal
+from tests.histories import any_own_row, any_policy, any_signal, choosing, row
 from tests.oracle import Message, judge
 
-CODES = st.sampled_from(["reconnaissance", "auth_failed", "escalation", "escalation", "x", None])
 LATENESS = st.sampled_from([1, 5, 20, 60])
-SEQUENCES = st.sampled_from([["reconnaissance", "auth_failed", "escalation"], ["x", "escalation"], ["x", "x"], ["escalation"]])
 DELAYS = [[0], [0, 0, 0, 5], [0, 5, 10, 25, 70, -10, -30, -35], [0, -5, -10, -20, -30]]
 
 
@@ -72,68 +70,13 @@ def by_the_oracle(rows: list[Row], lateness_s: int) -> Counter[tuple[Any, ...]]:
 
 
 @st.composite
-def _rules(draw: st.DrawFn) -> dict[str, Any]:
-    timeout = draw(st.sampled_from([10, 20, 30, 60]))
-    return {
-        "timeout": f"{timeout}s",
-        "death_grace": f"{draw(st.sampled_from([0, 5, 15]))}s",
-        "forget_after": f"{timeout + draw(st.sampled_from([5, 40, 100]))}s",
-        "degraded": {"errors": draw(st.integers(1, 3)), "window": f"{draw(st.sampled_from([10, 25, 60]))}s"},
-        "flagged": {
-            "window": f"{draw(st.sampled_from([10, 25, 60]))}s",
-            "hold": f"{draw(st.sampled_from([15, 60]))}s",
-            "codes": draw(SEQUENCES),
-        },
-        "longest_hold": "100s",
-    }
-
-
-@st.composite
-def _policies(draw: st.DrawFn) -> dict[str, Any]:
-    unknown = draw(st.sampled_from(["admit", "admit", "admit", "quarantine"]))
-    content = {"rules": draw(_rules()), "classes": {"quick": draw(_rules())}, "unknown_devices": unknown}
-    return parse_policy(content).normalised()
-
-
-@st.composite
 def _messages(draw: st.DrawFn, shape: Shape, steps: int, delays: list[int]) -> Row:
-    received, device = draw(st.integers(0, steps)) * 5, draw(st.sampled_from(shape.devices))
-    at = received - draw(st.sampled_from(delays))
-    more = {
-        "seq": draw(st.sampled_from([None, None, 0, 1, 2])),
-        "boot": draw(st.sampled_from([None, "p", "q"])),
-        "code": draw(CODES),
-    }
-    more = {name: value for name, value in more.items() if value is not None}
-    kind = draw(st.sampled_from(shape.kinds))
-    return signal(at, device, kind, received, **more) if draw(st.integers(0, 7)) else row(received, f"{device}/{kind}", **more)
+    return any_signal(choosing(draw), shape.devices, steps, shape.kinds, delays)
 
 
 @st.composite
 def _own_rows(draw: st.DrawFn, shape: Shape, steps: int) -> Row:
-    """Rows of our own share the instant of receiving with no other row; they may take effect together with one."""
-    received = draw(st.integers(0, steps)) * 5 + draw(st.integers(1, 4)) + draw(st.integers(1, 999)) / 1000
-    coming = int(received) // 5 * 5 + 10
-    effective = draw(st.sampled_from([None, coming, coming, received - 40, received + 30]))
-    more: dict[str, Any] = {} if effective is None else {"effective_from_s": effective}
-    which, device = draw(st.sampled_from(shape.own)), draw(st.sampled_from(shape.devices))
-    if which == "gap":
-        back = draw(st.sampled_from([0, 5, 20, 80]))
-        opens = draw(st.booleans())
-        gap = {"op": "open", "from_s": received - back} if opens else {"op": "close", "until_s": received + back}
-        return row(received, "fleet/_/b/gap", **gap)
-    if which == "tick":
-        return row(received, "fleet/_/b/tick")
-    if which == "policy":
-        return row(received, "fleet/_/_/policy", policy=draw(_policies()), **more)
-    if which == "add":
-        return row(received, f"{device}/registry", op="add", **{"class": draw(st.sampled_from(["default", "quick"]))}, **more)
-    if which == "decommission":
-        return row(received, f"{device}/registry", op="decommission", **more)
-    if which == "release":
-        return row(received, f"{device}/control", op="release", **more)
-    until = coming + draw(st.sampled_from([5, 40, 100, 110]))
-    return row(received, f"{device}/control", op=which, until_s=until, **more)
+    return any_own_row(choosing(draw), shape.devices, steps, shape.own)
 
 
 @st.composite
@@ -144,7 +87,7 @@ def histories(draw: st.DrawFn, shape: Shape) -> list[Row]:
     least = draw(st.sampled_from([1, 6, 12]))
     rows = [*draw(st.lists(_messages(shape, steps, delays), min_size=least, max_size=25)), *own]
     if draw(st.integers(0, 7)):
-        rows.append(row(-1, "fleet/_/_/policy", policy=draw(_policies()), effective_from_s=-500))
+        rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(choosing(draw)), effective_from_s=-500))
     rows.append(row(steps * 5 + draw(st.sampled_from([5, 100, 300])), "fleet/_/b/tick"))
     return sorted(rows, key=lambda one: one.received_at_ms)
 

@@ -1,0 +1,127 @@
+"""A load that never changes: so many devices, some of which leave for good while others come, and all that operators do.
+
+Rule 1: the same number gives the same step: everything is drawn from it.
+Rule 2: what a key group holds is bounded by the living devices and the allowed lateness: whatever grows beyond is a leak.
+Rule 3: rows of a step lie in order of ``received_at``: our own ones, each at an instant of its own, the devices', and a tick.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from fleetpulse.core.messages import Origin, Row, decode, hash64
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io import delta
+
+START_MS: Final = 1_700_000_000_000
+LATENESS_MS: Final = 30_000
+_OWN_MS: Final = 100  # of each step: our own rows come in it
+_LATE_MS: Final = 90_000
+_CODES: Final = ("reconnaissance", "auth_failed", "escalation", *(f"e{number}" for number in range(20)))
+_ARRIVAL: Final = {"origin": Origin.REPLAY.value, "bridge": "bench"}
+_GAP_EVERY, _POLICY_EVERY, _REGISTRY_EVERY = 37, 23, 5  # steps; without a common factor they meet in every way
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A constant load.
+
+    Attributes:
+        devices: alive at a time; each is heard once a step.
+        leaving: devices that fall silent for good in a step; as many new ones come.
+        step_ms: time that a step covers, on the devices' clocks.
+    """
+
+    devices: int
+    leaving: int
+    step_ms: int = 20_000
+
+    def newest_ms(self, number: int) -> int:
+        """Return the ``received_at`` of a step's last row."""
+        return START_MS + (number + 1) * self.step_ms - 1
+
+    def step(self, number: int) -> pa.Table:
+        """Return the rows of a step, columns of `MESSAGES`."""
+        rng = np.random.default_rng(number)
+        tick = _own_row("fleet/_/bench/tick", self.newest_ms(number))
+        return pa.concat_tables([_landed(self._own(number), number), self._signals(number, rng), _landed([tick], number)])
+
+    def _signals(self, number: int, rng: np.random.Generator) -> pa.Table:
+        device = np.arange(self.devices) + number * self.leaving
+        begin_ms = START_MS + number * self.step_ms
+        received = begin_ms + rng.integers(_OWN_MS, self.step_ms - 1, self.devices)
+        event = received - np.where(rng.random(self.devices) < 0.005, _LATE_MS, rng.integers(20, 1_500, self.devices))
+        error = rng.random(self.devices) < 0.02
+        code = rng.integers(0, len(_CODES), self.devices)
+        twice = np.flatnonzero(rng.random(self.devices) < 0.01)
+        places = np.concatenate([np.arange(self.devices), twice])
+        arrived = np.concatenate([received, np.minimum(received[twice] + 700, self.newest_ms(number) - 1)])
+        order = np.argsort(arrived, kind="stable")
+        places, arrived = places[order], arrived[order]
+        names = [f"meter-{each:09d}" for each in device.tolist()]
+        hashes = np.array([hash64(name) for name in names], np.int64)
+
+        def instants(values_ms: np.ndarray) -> pa.Array:
+            return pa.array(values_ms * 1000).cast(pa.timestamp("us", tz="UTC"))
+
+        def words(values: list[str], chosen: np.ndarray, absent: np.ndarray | None = None) -> pa.Array:
+            return pa.array(values).take(pa.array(chosen, mask=absent))
+
+        count = len(places)
+        of = device[places]
+        columns = {
+            "received_at": instants(arrived),
+            "event_time": instants(event[places]),
+            "kind": words(["heartbeat", "error"], error[places].astype(np.int64)),
+            "device_id": words(names, places),
+            "site": words([f"site-{each}" for each in range(5)], of % 5),
+            "clock": pa.array(["device"] * count),
+            "boot": words([f"b{each}" for each in range(500)], of % 500),
+            "seq": pa.array(np.full(count, number)),
+            "code": words(list(_CODES), code[places], ~error[places]),
+            "gateway": words([f"gateway-{each}" for each in range(7)], of % 7),
+            "digest": pa.array(rng.integers(-(2**63), 2**63 - 1, self.devices)[places]),
+            "device_hash": pa.array(hashes[places]),
+            "segment": pa.array(np.full(count, number)),
+            **{name: pa.array([value] * count) for name, value in _ARRIVAL.items()},
+        }
+        schema = delta.arrow_schema(MESSAGES)
+        return pa.table([columns.get(field.name, pa.nulls(count, field.type)) for field in schema], schema=schema)
+
+    def _own(self, number: int) -> Iterator[Row]:
+        """Yield what operators and the bridge do in a step."""
+        begin_ms = START_MS + number * self.step_ms
+        living = number * self.leaving + self.devices // 2
+        if number and number % _GAP_EVERY == 0:
+            yield _own_row("fleet/_/bench/gap", begin_ms, op="open", **{"from": begin_ms - 5_000, "after": begin_ms - 1})
+            yield _own_row("fleet/_/bench/gap", begin_ms + 1, op="close", until=begin_ms + 1)
+        if number % _POLICY_EVERY == 0:
+            yield _own_row("fleet/_/_/policy", begin_ms + 2, policy=_policy(60 + number % 2 * 30))
+        if number % _REGISTRY_EVERY == 0:
+            yield _own_row(f"fleet/site-0/crane-{number:07d}/registry", begin_ms + 3, op="add")
+            if number:
+                leaves = f"fleet/site-0/crane-{number - _REGISTRY_EVERY:07d}/registry"
+                yield _own_row(leaves, begin_ms + 4, op="decommission")
+                held = f"fleet/site-{living % 5}/meter-{living:09d}/control"
+                yield _own_row(held, begin_ms + 5, op="maintain", until=begin_ms + 90_000)
+
+
+def _landed(rows: Iterable[Row], number: int) -> pa.Table:
+    arrived = {**_ARRIVAL, "segment": number}
+    return delta.to_table(MESSAGES, ({**asdict(row), "device_hash": hash64(row.device_id), **arrived} for row in rows))
+
+
+def _policy(timeout_s: int) -> dict[str, Any]:
+    rules = {"timeout": f"{timeout_s}s", "forget_after": f"{timeout_s + 60}s", "degraded": {"window": "2m"}}
+    return parse_policy({"rules": rules}).normalised()
+
+
+def _own_row(topic: str, received_at_ms: int, **content: Any) -> Row:
+    row = decode(topic, json.dumps(content).encode(), received_at_ms, Origin.COMMAND)
+    assert isinstance(row, Row), row
+    return row

@@ -1,0 +1,249 @@
+"""The soak: a constant load for a long time, and whether anything grows that has no reason to.
+
+Rule 1: what runs is what a person runs: the lifecycle job as a process of its own, over a home of its own.
+Rule 2: who loads and measures stands outside of its process tree.
+Rule 3: the first quarter warms up; a series grows where the median of its last quarter exceeds that of its second by more
+than its bound allows. A series too short for that is an error, not a pass.
+"""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import psutil
+from rich.console import Console
+
+from bench.load import LATENESS_MS, Load
+from bench.measure import resident_bytes, size_bytes
+from cli.output import as_table, console
+from cli.processes import Run
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
+from fleetpulse.io import delta
+from fleetpulse.io.home import Home
+from fleetpulse.io.java import cache_dir
+
+COLUMNS = ("series", "samples", "before", "after", "change", "verdict")
+_WRITER: Final = "bench-soak"
+_PATIENCE_S: Final = 300.0
+_LEAST_SAMPLES: Final = 12  # three a quarter
+_BATCHES: Final = """SELECT batch_ms, state_rows, state_bytes, state_memory_bytes, devices FROM stream_health
+                     WHERE input_rows > 0 AND devices IS NOT NULL ORDER BY batch_id"""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How much a series may rise from its second quarter to its last.
+
+    Attributes:
+        series: its name; the unit is in it.
+        share: of the median before; beyond that it grows ...
+        least: ... if the rise is also more than this.
+    """
+
+    series: str
+    share: float
+    least: float
+
+
+BOUNDS: Final = (
+    Bound("rss_bytes", 0.15, 128e6),  # the job's whole process tree
+    Bound("state_rows", 0.10, 16),  # one a key group, and one a chunk of waiting rows
+    Bound("state_bytes", 0.25, 4e6),  # RocksDB's files
+    Bound("state_memory_bytes", 0.25, 16e6),  # RocksDB's memory
+    Bound("checkpoint_bytes", 0.25, 16e6),  # all that lies in the checkpoint
+    Bound("devices", 0.05, 10),  # in the state, whatever their mode
+    Bound("batch_ms", 0.25, 200),  # of batches with rows
+    Bound("behind_ms", 0.25, 60_000),  # how far the job's newest row is behind the load's, on the devices' clocks
+)
+SETTLED: Final = ("state_rows", "state_bytes", "devices")  # within a minute; a JVM needs many
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """How a series went.
+
+    Attributes:
+        bound: what it was held to.
+        samples: how many there were.
+        before: median of the second quarter.
+        after: median of the last.
+    """
+
+    bound: Bound
+    samples: int
+    before: float
+    after: float
+
+    @property
+    def grows(self) -> bool:
+        """Whether it rose by more than its bound allows."""
+        return self.after - self.before > max(self.bound.least, self.bound.share * self.before)
+
+
+def trend(bound: Bound, values: Sequence[float]) -> Trend:
+    """Return how a series went.
+
+    Raises:
+        FleetError: it is too short to tell.
+    """
+    if len(values) < _LEAST_SAMPLES:
+        raise FleetError(f"{bound.series} has {len(values)} samples; a trend needs {_LEAST_SAMPLES}: let it run for longer")
+    quarter = len(values) // 4
+    return Trend(bound, len(values), median(values[quarter : 2 * quarter]), median(values[-quarter:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one call does.
+
+    Attributes:
+        load: what comes in.
+        minutes: for how long, from the end of the first batch on.
+        period_s: between two steps of the load.
+        batches: so many at the least, however long they take.
+        judged: the series that count; what needs longer to settle is only shown.
+    """
+
+    load: Load
+    minutes: float
+    period_s: float = 1.0
+    batches: int = 2 * _LEAST_SAMPLES
+    judged: tuple[str, ...] = tuple(bound.series for bound in BOUNDS)
+
+
+@dataclass(slots=True)
+class Soak:
+    """What came of it.
+
+    Attributes:
+        series: samples by name, oldest first.
+        messages: how many rows were loaded.
+    """
+
+    series: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    messages: int = 0
+
+    def trends(self) -> list[Trend]:
+        """Return how each series went.
+
+        Raises:
+            FleetError: one is too short to tell.
+        """
+        return [trend(bound, self.series.get(bound.series, [])) for bound in BOUNDS]
+
+    def note(self, name: str, value: float) -> None:
+        """Take a sample."""
+        self.series.setdefault(name, []).append(value)
+
+    def feed(self, home: Home, load: Load, number: int) -> None:
+        """Let a step of the load come in."""
+        rows = load.step(number)
+        delta.append(home, MESSAGES, rows, _WRITER, number + 1)
+        self.messages += rows.num_rows
+
+    def take_health(self, home: Home) -> None:
+        """Take what the job said of each of its batches that had rows."""
+        for batch in delta.query(home, _BATCHES, tables=[STREAM_HEALTH.name]):
+            self.note("devices", sum(json.loads(batch.pop("devices")).values()))
+            for name, value in batch.items():
+                self.note(name, value)
+
+
+def plan(minutes: float | None = None, *, quick: bool = False) -> Plan:
+    """Return the plan of a call; ``quick`` is for a look whether the soak itself works."""
+    if quick:
+        return Plan(Load(devices=1_000, leaving=5), minutes or 0.75, judged=SETTLED)
+    return Plan(Load(devices=5_000, leaving=10), minutes or 60)
+
+
+def bench_soak(*, minutes: float | None, quick: bool, json_lines: bool) -> None:
+    """Run the soak and show what came of it.
+
+    Args:
+        minutes: for how long.
+        quick: a small fleet, for less than a minute; the state alone is judged.
+        json_lines: an object a line, for programs.
+
+    Raises:
+        FleetError: something grows, or the job failed.
+    """
+    asked = plan(minutes, quick=quick)
+    rows = [row_of(one, asked) for one in run(asked, Console(stderr=True)).trends()]
+    if json_lines:
+        for row in rows:
+            sys.stdout.write(json.dumps(row) + "\n")
+    else:
+        people = [{name: f"{value:,}" if isinstance(value, int) else value for name, value in row.items()} for row in rows]
+        console().print(as_table(people, COLUMNS, "soak"))
+    if growing := [row["series"] for row in rows if row["verdict"] == "grows"]:
+        raise FleetError(f"under a constant load these grow: {', '.join(growing)}")
+
+
+def row_of(one: Trend, asked: Plan) -> dict[str, Any]:
+    """Return a trend as it is shown."""
+    change = f"{(one.after / one.before - 1) * 100:+.1f} %" if one.before else None
+    verdict = "grows" if one.grows else "does not grow"
+    if one.bound.series not in asked.judged:
+        verdict = "not judged: too short to settle"
+    return dict(zip(COLUMNS, (one.bound.series, one.samples, round(one.before), round(one.after), change, verdict), strict=True))
+
+
+def run(asked: Plan, shown: Console, folder: Path | None = None) -> Soak:
+    """Load the job for the time that was asked for, and return the samples.
+
+    Args:
+        asked: load and time.
+        shown: where a person waits.
+        folder: where the home is made; it is removed afterwards.
+
+    Raises:
+        FleetError: the job ended, or did not come to the end of its load.
+    """
+    home = Home((folder or cache_dir().resolve() / "bench") / f"soak-{os.getpid()}")
+    home.prepare(Deployment(LATENESS_MS, 300_000))
+    try:
+        return _soak(asked, home, shown)
+    finally:
+        shutil.rmtree(home.path, ignore_errors=True)
+
+
+def _soak(asked: Plan, home: Home, shown: Console) -> Soak:
+    found, load, number = Soak(), asked.load, 0
+    for table in (MESSAGES, JUDGEMENTS):
+        delta.create(home, table)
+    with home.locked("bench soak"), Run(home) as running, _status(shown, f"a load of {asked.minutes:g} minutes"):
+
+        def said(name: str) -> int:
+            return int(str(running.status("lifecycle").get(name) or 0))
+
+        found.feed(home, load, number)
+        job = running.start("lifecycle")
+        running.await_that("the first batch", lambda: said("received_at_ms") >= load.newest_ms(0), _PATIENCE_S)
+        assert job.pid is not None
+        tree, ends_s = psutil.Process(job.pid), time.monotonic() + asked.minutes * 60
+        while time.monotonic() < ends_s or (said("batch") < asked.batches and time.monotonic() < ends_s + _PATIENCE_S):
+            next_s = time.monotonic() + asked.period_s
+            number += 1
+            found.feed(home, load, number)
+            running.watch()
+            found.note("rss_bytes", resident_bytes(tree))
+            found.note("checkpoint_bytes", size_bytes(home.checkpoint))
+            found.note("behind_ms", load.newest_ms(number) - said("received_at_ms"))
+            time.sleep(max(0.0, next_s - time.monotonic()))
+        running.await_that("the end of the load", lambda: said("received_at_ms") >= load.newest_ms(number), _PATIENCE_S)
+    found.take_health(home)
+    return found
+
+
+def _status(shown: Console, text: str) -> AbstractContextManager[Any]:
+    return shown.status(text) if shown.is_terminal else nullcontext()

@@ -1,0 +1,130 @@
+"""The columnar fold equals the definition, step by step over random dense histories, cut and stored at random; no JVM.
+
+A step is a row that was judged, or a deadline that changed a mode. ``FLEET_STEPS`` says how many are wanted, ``FLEET_SEED`` the
+first history's seed: ``FLEET_STEPS=2000000 ./fleet test property -k columnar`` is the long form.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+from random import Random
+from typing import NamedTuple, TypeVar
+
+import pytest
+
+from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.messages import FOR_EVERYONE, Clock, Row
+from fleetpulse.core.replay import Deployment, Outcome, outcome, replay
+from tests.histories import GRID_S, START, any_own_row, any_policy, any_signal, as_the_bridge_says, compared, row
+from tests.property.test_laws import in_batches, said_once
+
+pytestmark = pytest.mark.property
+STEPS = int(os.environ.get("FLEET_STEPS", "80000"))
+SEED = int(os.environ.get("FLEET_SEED", "1"))
+UNJUDGED = (Verdict.LATE, Verdict.CLOCK, Verdict.DUPLICATE, Verdict.REFUSED)
+Item = TypeVar("Item")
+
+
+class Cut(NamedTuple):
+    """A row, and whether a batch begins with it."""
+
+    row: Row
+    begins: bool
+
+
+class Course(NamedTuple):
+    """How a history is judged."""
+
+    deployment: Deployment
+    groups: int
+
+
+def dense(seed: int) -> tuple[list[Cut], Course]:
+    """Return a history in which devices fall silent, fail, return and are forgotten many times over."""
+    random = Random(seed)
+    choose = random.choice
+    devices = [f"device-{number}" for number in range(choose([1, 3, 8, 20]))]
+    messages = choose([50, 300, 1500, 6000])
+    steps = max(20, round(messages / len(devices) / choose([0.05, 0.15, 0.5, 2])))
+    rows = [any_signal(choose, devices, steps) for _ in range(messages)]
+    rows += [_copy(random, choose(rows)) for _ in range(messages // 30)]
+    own = (any_own_row(choose, devices, steps) for _ in range(min(messages // choose([5, 15, 60]), 120)))
+    rows += {one.received_at_ms: one for one in own}.values()
+    if choose([True, False]):
+        rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(choose), effective_from_s=-500))
+    rows.append(row(steps * GRID_S + 300, "fleet/_/b/tick", op="flush"))  # what is held back is said at the end
+    rows = as_the_bridge_says(rows)
+    often = choose([1, 1 / 7, 1 / 60, 1 / 500]) * min(1, 200 / messages)
+    cuts = [Cut(one, random.random() < often) for one in rows]
+    jitter_ms = choose([0, 0, 7_000, 40_000])
+    return cuts, Course(Deployment(choose([1, 5, 20, 60]) * 1000, 30_000, jitter_ms), choose([1, 2, 3]))
+
+
+def _copy(random: Random, one: Row) -> Row:
+    """Receive a message again; one without a time of its own only at the same instant, or it would be another."""
+    later_s = GRID_S * random.choice([0, 0, 1, 2, 8]) if one.clock is Clock.DEVICE else 0
+    return replace(one, received_at_ms=one.received_at_ms + 1000 * later_s)
+
+
+def difference(history: Sequence[Cut], course: Course) -> str | None:
+    """Say what the columnar fold says too much or too little; None where it says what `replay` says."""
+    rows = [cut.row for cut in history]
+    want = compared(replay(rows, course.deployment))
+    try:
+        told = in_batches(rows, [place for place, cut in enumerate(history) if cut.begins], course.deployment, course.groups)
+    except Exception as error:  # noqa: BLE001 - the history of a crash is shrunk as that of a difference is
+        return repr(error)
+    told = said_once(told, want)
+    if told == want:
+        return None
+    return "\n".join(f"{what}: {one}" for what, some in (("too much", told - want), ("too little", want - told)) for one in some)
+
+
+def steps_of(rows: Sequence[Row], told: Outcome) -> int:
+    """Count the rows that were judged and the deadlines that changed a mode."""
+    of_devices = sum(one.kind not in FOR_EVERYONE for one in rows) - len(told.waiting)
+    unjudged = sum(one.kind in UNJUDGED and one.device_id not in ("_", "b") for one in told.judgements)
+    return of_devices - unjudged + sum(one.kind is Verdict.TRANSITION and one.message_kind is None for one in told.judgements)
+
+
+def shrunk(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> list[Item]:
+    """Return some of the items that still fail, and of which none can be left out."""
+    kept, size = list(items), max(1, len(items) // 2)
+    while True:
+        before, place = len(kept), 0
+        while place < len(kept):
+            fewer = kept[:place] + kept[place + size :]
+            if fewer and fails(fewer):
+                kept = fewer
+            else:
+                place += size
+        if size == 1 and len(kept) == before:
+            return kept
+        size = max(1, size // 2)
+
+
+def shown(seed: int, history: Sequence[Cut], course: Course) -> str:
+    """Return the smallest history that still differs, and how to come by it."""
+    history = shrunk(history, lambda some: difference(some, course) is not None)
+    lines = [f"{'batch' if cut.begins else '':6}{(cut.row.received_at_ms - START) / 1000:10.3f} s {cut.row}" for cut in history]
+    return "\n".join([f"FLEET_SEED={seed} FLEET_STEPS=1; {course}", *lines, difference(history, course) or "no difference"])
+
+
+@pytest.mark.timeout(0 if STEPS > 1_000_000 else 300)
+def test_the_columnar_fold_equals_the_definition_at_every_step() -> None:
+    done = 0
+    for seed in count(SEED):
+        history, course = dense(seed)
+        if difference(history, course):
+            pytest.fail(shown(seed, history, course), pytrace=False)
+        rows = [cut.row for cut in history]
+        done += steps_of(rows, outcome(rows, course.deployment))
+        if done >= STEPS:
+            break
+    assert done >= STEPS
+
+
+def test_a_failing_history_shrinks_to_what_makes_it_fail() -> None:
+    assert shrunk(range(1000), lambda some: {17, 803} <= set(some)) == [17, 803]
+    assert shrunk([1, 2, 3], lambda some: True) == [3]

@@ -1,0 +1,23 @@
+"""A short soak: under a constant load the state stays as it is, while devices come, leave and are forgotten."""
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+from rich.console import Console
+
+from bench.load import Load
+from bench.soak import SETTLED, Plan, run
+from fleetpulse.io.home import KEY_GROUPS
+
+pytestmark = pytest.mark.spark
+
+
+def test_the_state_does_not_grow_under_a_constant_load(tmp_path: Path) -> None:
+    load = Load(devices=400, leaving=4, step_ms=30_000)
+    found = run(Plan(load, minutes=0.3, period_s=0.5, batches=16, judged=SETTLED), Console(stderr=True), tmp_path)
+    assert {one.bound.series for one in found.trends() if one.grows} & {*SETTLED} == set()
+    assert max(found.series["state_rows"][-6:]) <= 8 * KEY_GROUPS
+    assert max(found.series["state_bytes"]) < 1_000 * load.devices
+    assert load.devices <= median(found.series["devices"][-6:]) <= 1.2 * load.devices
+    assert not list(tmp_path.iterdir())
