@@ -2,9 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from hypothesis import given
@@ -94,10 +95,10 @@ def histories(draw: st.DrawFn) -> list[Row]:
     rows = [*draw(st.lists(_signals(), min_size=1, max_size=40)), *commands]
     if draw(st.booleans()):
         rows.append(row(-1, "fleet/_/_/policy", policy=draw(POLICIES), effective_from_s=-500))
-    return _as_the_bridge_says(sorted(rows, key=lambda one: one.received_at_ms))
+    return as_the_bridge_says(sorted(rows, key=lambda one: one.received_at_ms))
 
 
-def _as_the_bridge_says(rows: list[Row]) -> list[Row]:
+def as_the_bridge_says(rows: list[Row]) -> list[Row]:
     """A gap row says how far we had come: the ``received_at`` of the row before it."""
     told: list[Row] = []
     for one in rows:
@@ -107,10 +108,24 @@ def _as_the_bridge_says(rows: list[Row]) -> list[Row]:
     return told
 
 
-def in_batches(rows: Sequence[Row], cuts: Sequence[int], deployment: Deployment, groups: int = 2) -> Counter[tuple[Any, ...]]:
-    """Judge as the stream does: key groups, batches, the stored form between any two calls, a watermark a batch behind."""
+def in_batches(
+    rows: Sequence[Row],
+    cuts: Sequence[int],
+    deployment: Deployment,
+    groups: int = 2,
+    initial: Mapping[int, bytes] = MappingProxyType({}),
+) -> Counter[tuple[Any, ...]]:
+    """Judge as the stream does: key groups, batches, the stored form between any two calls, a watermark a batch behind.
+
+    Args:
+        rows: in the order of ``received_at``.
+        cuts: where batches end.
+        deployment: lateness, clock lead and jitter.
+        groups: how many key groups there are.
+        initial: what they begin with.
+    """
     told: Counter[tuple[Any, ...]] = Counter()
-    stored: dict[int, bytes] = {}
+    stored = dict(initial)
     chunks: dict[int, dict[int, bytes]] = {group: {} for group in range(groups)}
     newest = 0
     edges = sorted({0, len(rows), *(cut % (len(rows) + 1) for cut in cuts)})
