@@ -81,6 +81,7 @@ def bridge(
         subscriptions=("fleet/#", *foreign),
         canary_interval_s=settings.canary_interval / 1000,
         reconnect_grace_s=settings.reconnect_grace / 1000,
+        holds_back=at.deployment().verdict_jitter_ms > 0,
     )
     run_bridge(wanted, _begin(parent))
 

@@ -199,6 +199,16 @@ class Run:
         job.start()
         return job
 
+    def stop(self, name: str) -> None:
+        """Stop a job before the others, where it runs."""
+        for job in self.jobs:
+            if job.name == name:
+                job.stop()
+
+    def alive(self, name: str) -> bool:
+        """Whether a job runs."""
+        return any(job.name == name and job.alive() for job in self.jobs)
+
     def watch(self) -> None:
         """See that everything runs.
 

@@ -9,20 +9,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cli.processes import Run
+from cli.standing import judged_to_the_end
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import EVERYONE
 from fleetpulse.core.policy import Policy
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.tables import MESSAGES
 from fleetpulse.core.times import format_instant
-from fleetpulse.io import delta, recording
+from fleetpulse.io import recording
 from fleetpulse.io.broker import BrokerAddress
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.recording import Recorded, Recording
 from fleetpulse.io.segments import Position, position
-from streaming.landing import WRITER
 from streaming.publisher import play
 
 _PATIENCE_S = 600.0
@@ -82,12 +81,7 @@ def _check(home: Home, played: Recording, policy: Policy, stands: Position | Non
 def _is_judged(home: Home, played: Recording) -> bool:
     """Whether the recording has been played, landed and judged to its last row."""
     stands = position(home.segments)
-    if stands is None or stands.played != played.id:
-        return False
-    if not (home.table(MESSAGES.name) / "_delta_log").exists() or delta.landed(home, MESSAGES, WRITER) < stands.number:
-        return False
-    reached = judged_up_to(home.checkpoint)
-    return reached is not None and reached[1] >= stands.received_at_ms
+    return stands is not None and stands.played == played.id and judged_to_the_end(home)
 
 
 def _run(

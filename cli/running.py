@@ -14,6 +14,7 @@ from rich.live import Live
 
 from cli.processes import Run
 from cli.screen import Screen
+from cli.standing import judged_to_the_end
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import EVERYONE
 from fleetpulse.core.policy import Policy
@@ -27,6 +28,7 @@ from streaming.simulator import Simulated, remembered
 
 _LEAST_FREE_BYTES = 500_000_000
 _RESTARTS = 5
+_PATIENCE_S = 20.0  # less than "fleet down" has
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
                 run.start("simulator", ["--history"] if history else [], restarts=_RESTARTS)
             _watch(run, wanted, address, stop)
             typer.echo("stopping: what was received is written, what is being judged comes to its end", err=True)
+            if home.deployment().verdict_jitter_ms:
+                _say_all(run)
         Console(stderr=True).print(f'stopped; the next "./fleet up --home {home.path}" goes on from here')
 
 
@@ -113,6 +117,18 @@ def _watch(run: Run, wanted: Wanted, address: BrokerAddress, stop: Stop) -> None
         _watch_quietly(run, screen, stop, limit, console)
     if wanted.picture:
         _draw(wanted.picture, screen)
+
+
+def _say_all(run: Run) -> None:
+    """Stop taking in, and wait until the verdicts that a jitter holds back are written: the bridge asks for them as it stops."""
+    for name in ("simulator", "bridge"):
+        run.stop(name)
+    limit = time.monotonic() + _PATIENCE_S
+    while not judged_to_the_end(run.home) and run.alive("landing") and run.alive("lifecycle"):
+        if time.monotonic() > limit:
+            typer.echo(f"some verdicts are still held back after {_PATIENCE_S:.0f} s; the next run writes them", err=True)
+            return
+        time.sleep(0.1)
 
 
 def _draw(path: Path, screen: Screen) -> None:

@@ -5,14 +5,16 @@ Rule: all faults are reported at once, each with what was got.
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.times import parse_duration_ms
+from fleetpulse.core.times import format_duration, parse_duration_ms
+
+_LONGEST_JITTER_MS: Final = 86_400_000
 
 
 def _to_ms(value: Any) -> int:
@@ -36,6 +38,14 @@ def _is_usable(value: str) -> str:
     return value
 
 
+def _is_bounded(jitter_ms: int) -> int:
+    if jitter_ms > _LONGEST_JITTER_MS:
+        raise ValueError(
+            f'verdicts are held back for {format_duration(_LONGEST_JITTER_MS)} at most; write a jitter such as "10m"'
+        )
+    return jitter_ms
+
+
 Milliseconds = Annotated[int, BeforeValidator(_to_ms)]
 
 
@@ -45,6 +55,7 @@ class Settings(BaseSettings):
     Attributes:
         allowed_lateness: how late a message may come and still be judged; fixed when a home is made.
         max_clock_lead: how far ahead of us a device's clock may be; fixed when a home is made.
+        verdict_jitter: over how long the verdicts of one deadline are spread; fixed when a home is made.
         canary_interval: how often the bridge asks the broker whether we are listening; well below the lateness.
         reconnect_grace: how long after a return devices may still be on their way back.
         state_store: where Spark keeps state: ``rocksdb``; asking for ``hdfs`` is refused with the reason.
@@ -54,6 +65,7 @@ class Settings(BaseSettings):
 
     allowed_lateness: Annotated[Milliseconds, Field(ge=1_000)] = "60s"  # pyright: ignore[reportAssignmentType]
     max_clock_lead: Annotated[Milliseconds, Field(ge=0)] = "5m"  # pyright: ignore[reportAssignmentType]
+    verdict_jitter: Annotated[Milliseconds, AfterValidator(_is_bounded)] = "0s"  # pyright: ignore[reportAssignmentType]
     canary_interval: Annotated[Milliseconds, Field(ge=500)] = "5s"  # pyright: ignore[reportAssignmentType]
     reconnect_grace: Annotated[Milliseconds, Field(ge=0)] = "2m"  # pyright: ignore[reportAssignmentType]
     state_store: Annotated[str, AfterValidator(_is_usable)] = "rocksdb"
@@ -76,10 +88,10 @@ class Settings(BaseSettings):
         Args:
             allowed_lateness_ms: from the command line; it wins.
         """
-        asked = {"allowed_lateness", "max_clock_lead"} & self.model_fields_set
+        asked = {"allowed_lateness", "max_clock_lead", "verdict_jitter"} & self.model_fields_set
         if allowed_lateness_ms is None and not asked:
             return None
-        return Deployment(allowed_lateness_ms or self.allowed_lateness, self.max_clock_lead)
+        return Deployment(allowed_lateness_ms or self.allowed_lateness, self.max_clock_lead, self.verdict_jitter)
 
 
 def load_settings(home: Path) -> Settings:

@@ -46,6 +46,7 @@ class BridgeSettings:
         subscriptions: topics that it takes when live.
         canary_interval_s: a canary each so many seconds.
         reconnect_grace_s: how long after a return devices may still be on their way back.
+        holds_back: whether verdicts are held back by a jitter.
         flush_interval_s: the longest that a message waits for its segment.
         max_rows: rows at which a segment is written at once.
         max_buffer_bytes: bytes at which it is written at once, and above which nothing more is taken in.
@@ -61,6 +62,7 @@ class BridgeSettings:
     subscriptions: tuple[str, ...] = ("fleet/#",)
     canary_interval_s: float = 5.0
     reconnect_grace_s: float = 120.0
+    holds_back: bool = False
     flush_interval_s: float = 0.25
     max_rows: int = 5_000
     max_buffer_bytes: int = 64 * 1024 * 1024
@@ -83,6 +85,7 @@ class Bridge:
             grace_ms=int(settings.reconnect_grace_s * 1000),
             interval_ms=int(settings.canary_interval_s * 1000),
             secret=(settings.address.password or "").encode(),
+            holds_back=settings.holds_back,
         )
         self.rows = 0
         self.problem: str | None = None
@@ -240,6 +243,7 @@ class Bridge:
 
     def close(self) -> None:
         """Write what is there, acknowledge it, and leave the session to the broker."""
+        self.intake.stopping()
         self.flush()
         self.receiver.close()
         self.report()

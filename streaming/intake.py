@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from fleetpulse.core.envelope import TOPIC_PREFIX, Envelope
-from fleetpulse.core.messages import EVERYONE, Kind, Origin
+from fleetpulse.core.messages import EVERYONE, FLUSH, Kind, Origin
 from fleetpulse.io.mqtt import Arrived, Token
 from fleetpulse.io.segments import Position
 from streaming.history import History, Verdict
@@ -48,10 +48,18 @@ class Intake:
         grace_ms: how long after a return devices may still be on their way back to us.
         interval_ms: a canary each so many milliseconds.
         secret: signs our canaries, so that one of an earlier life is known as ours.
+        holds_back: whether verdicts are held back, so that they are asked for where rows come to an end.
     """
 
     def __init__(
-        self, bridge: str, position: Position | None, *, grace_ms: int = 120_000, interval_ms: int = 5_000, secret: bytes = b""
+        self,
+        bridge: str,
+        position: Position | None,
+        *,
+        grace_ms: int = 120_000,
+        interval_ms: int = 5_000,
+        secret: bytes = b"",
+        holds_back: bool = False,
     ) -> None:
         self.bridge = bridge
         self.live = False
@@ -65,6 +73,7 @@ class Intake:
         self._grace_ms = grace_ms
         self._interval_ms = interval_ms
         self._secret = secret
+        self._holds_back = holds_back
         self._durable = self._memory()
         self._own_last = position is not None
         self._since_ms: int | None = None  # listening since, where no canary has come back yet
@@ -128,6 +137,7 @@ class Intake:
     def _write_line(self, envelope: Envelope, token: Token | None) -> None:
         where = {"recording": envelope.recording, "line": envelope.line}
         if envelope.end:
+            self._ask_for_verdicts()
             self._row(self.last_ms or 0, TOPIC_PREFIX + envelope.recording, b"", Origin.REPLAY, token=token, **where)
         else:
             assert envelope.received_at_ms is not None, "only the end has none"
@@ -148,6 +158,16 @@ class Intake:
     def command(self, name: str, topic: str, payload: Mapping[str, Any], now_ms: int) -> None:
         """Take in an operator's command."""
         self._own(now_ms, topic, payload, Origin.COMMAND, command=name)
+
+    def stopping(self) -> None:
+        """We stop listening: what is held back is to be said. A recording under way goes on as if nobody had stopped."""
+        if self.live:
+            self._ask_for_verdicts()
+
+    def _ask_for_verdicts(self) -> None:
+        """Write a tick that flushes, at the instant after the newest row: it is no sign that we were listening until now."""
+        if self._holds_back and self.last_ms is not None:
+            self._own(self.last_ms, self.canary_topic, {"bridge": self.bridge, "op": FLUSH})
 
     # ---- canaries and gaps
 

@@ -26,7 +26,13 @@ GENERATION: Final = 1
 
 
 def judged(
-    spark: SparkSession, messages: Path, deployment: Deployment, key_groups: int, *, max_rows: int = MAX_ROWS
+    spark: SparkSession,
+    messages: Path,
+    deployment: Deployment,
+    key_groups: int,
+    *,
+    initial: DataFrame | None = None,
+    max_rows: int = MAX_ROWS,
 ) -> DataFrame:
     """Return the streaming table of judgements over a table of messages.
 
@@ -35,6 +41,7 @@ def judged(
         messages: path of the table.
         deployment: lateness, clock lead and jitter.
         key_groups: how many there are; fixed for a checkpoint.
+        initial: what a new checkpoint begins with, see `io.registry.initial_state`; a later start passes it over.
         max_rows: what a batch aims at; 1 makes each version a batch.
     """
     spark.dataSource.register(BlockSource)
@@ -44,14 +51,17 @@ def judged(
         .load()
         .withWatermark("received_at", f"{WATERMARK_DELAY_MS} milliseconds")
     )
-    folded = blocks.groupBy("key_group").transformWithState(GroupProcessor(deployment), OUTPUT, "append", "eventtime")
+    begun = None if initial is None else initial.groupBy("key_group")
+    folded = blocks.groupBy("key_group").transformWithState(GroupProcessor(deployment), OUTPUT, "append", "eventtime", begun)
     return folded.mapInArrow(unpacker(GENERATION), TOLD)
 
 
-def start(spark: SparkSession, home: Home, pause: str = "200 milliseconds") -> StreamingQuery:
-    """Start the query of a home; it goes on where its checkpoint stands."""
+def start(
+    spark: SparkSession, home: Home, pause: str = "200 milliseconds", *, initial: DataFrame | None = None
+) -> StreamingQuery:
+    """Start the query of a home; it goes on where its checkpoint stands, and begins with ``initial`` where there is none."""
     delta.create(home, JUDGEMENTS)
-    rows = judged(spark, home.table(MESSAGES.name), home.deployment(), home.key_groups())
+    rows = judged(spark, home.table(MESSAGES.name), home.deployment(), home.key_groups(), initial=initial)
     return (
         rows.writeStream.format("delta")
         .queryName("lifecycle")

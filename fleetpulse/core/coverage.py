@@ -107,6 +107,13 @@ class Listening:
         """Begin with the first row ever received."""
         return cls(Coverage(received_at_ms), received_at_ms)
 
+    @classmethod
+    def judged_through(cls, frontier_ms: int, started_ms: int, allowed_lateness_ms: int) -> "Listening":
+        """Go on where all up to a frontier is judged, or left out, and nothing was missed since ``started_ms``."""
+        coverage = Coverage(started_ms)
+        newest_ms = started_ms if frontier_ms < started_ms else frontier_ms + allowed_lateness_ms
+        return cls(coverage, newest_ms, frontier_ms)
+
     def read(self, received_at_ms: int, allowed_lateness_ms: int) -> "Listening":
         """Move to a row received at ``received_at_ms``."""
         newest = max(self.newest_ms, received_at_ms)

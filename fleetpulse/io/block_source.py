@@ -141,7 +141,7 @@ class BlockReader(DataSourceStreamReader):
         """Pack one task's files: one block a key group."""
         assert isinstance(partition, Files)
         tables = [read_bronze(path) for path in partition.paths]
-        rows = pa.concat_tables(tables).combine_chunks()
+        rows = pa.concat_tables(tables, promote_options="default").combine_chunks()  # a file of signals alone has fewer columns
         if rows.num_rows:
             yield pack(rows, self.key_groups, partition.started_ms)
         settle()

@@ -47,7 +47,7 @@ class GroupProcessor(StatefulProcessor):
         self.waiting = handle.getMapState("waiting", "number long", "rows binary")
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        """Begin with devices that another generation, or the registry, has brought; see `bootstrap.seeds`."""
+        """Begin with devices that another generation, or the registry, has brought; see `columnar.seeds`."""
         group = KeyGroup.from_bytes(initialState.block)
         group.arm(self.deployment)
         self._keep(group, None, timerValues.getCurrentWatermarkInMs())

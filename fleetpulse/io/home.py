@@ -34,6 +34,13 @@ def _cure(error: OSError) -> str:
     return _ANOTHER
 
 
+def _in_words(deployment: Deployment) -> str:
+    return (
+        f"a lateness of {format_duration(deployment.allowed_lateness_ms)}, a clock lead of "
+        f"{format_duration(deployment.max_clock_lead_ms)} and a jitter of {format_duration(deployment.verdict_jitter_ms)}"
+    )
+
+
 def _flocked(held: TextIO) -> bool:
     """Take the lock; tried for a moment, since a command that asks who holds it holds it meanwhile."""
     for attempt in range(_TRIES):
@@ -125,7 +132,7 @@ class Home:
         return record
 
     def deployment(self) -> Deployment:
-        """Return lateness and clock lead, as they were fixed when the home was made."""
+        """Return lateness, clock lead and jitter, as they were fixed when the home was made."""
         return Deployment(**self.record()["deployment"])
 
     def key_groups(self) -> int:
@@ -136,7 +143,7 @@ class Home:
         """Make the home, or check that it was made for the same deployment.
 
         Args:
-            deployment: lateness and clock lead that were asked for; None takes what is there, or the defaults.
+            deployment: lateness, clock lead and jitter that were asked for; None takes what is there, or the defaults.
 
         Raises:
             FleetError: it is another deployment's, or cannot be written, or tables cannot lie in a folder of that name.
@@ -145,9 +152,7 @@ class Home:
             made_for = self.deployment()
             if deployment is not None and deployment != made_for:
                 raise FleetError(
-                    f'the home "{self.path}" judges with a lateness of {format_duration(made_for.allowed_lateness_ms)} '
-                    f"and a clock lead of {format_duration(made_for.max_clock_lead_ms)}; got "
-                    f"{format_duration(deployment.allowed_lateness_ms)} and {format_duration(deployment.max_clock_lead_ms)}; "
+                    f'the home "{self.path}" judges with {_in_words(made_for)}; got {_in_words(deployment)}; '
                     f"leave them out, or name another --home"
                 )
         else:

@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from fleetpulse.core.messages import Row
+from cli.standing import judged_to_the_end
+from fleetpulse.core.messages import FLUSH, Row
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.scenario import Scenario, scenario_policy, simulate
@@ -150,6 +151,24 @@ def test_a_replay_that_is_killed_anywhere_and_given_again_tells_the_same(recorde
     refused = fleet("replay", str(recorded), "--home", str(home), "--timeout", "5m", "--lateness", "1m")
     assert refused.returncode == 1
     assert "is being judged" in refused.stderr
+    await_none_left(home)
+
+
+def test_with_a_jitter_a_replay_tells_the_same_and_nothing_is_held_back_at_a_stop(recorded: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "settings.toml").write_text('verdict_jitter = "2h"\n')
+    done = fleet("replay", str(recorded), "--home", str(home), "--timeout", "10m", "--lateness", "1m")
+    assert done.returncode == 0, done.stderr
+    want = defined(recorded, {"rules": {"timeout": "10m"}}, 60_000)
+    assert sum(one[5] == "silence" for one in want) > 5
+    assert told(home) == want
+    done = fleet("up", "--home", str(home), "--no-sim", "--port", "0", "--for", "20")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "held back" not in done.stderr
+    assert judged_to_the_end(Home(home))
+    flushes = [one for one in reports.rows(Home(home)) if one.contents().get("op") == FLUSH]
+    assert len(flushes) == 2, "one at the end of the recording, one at the stop"
     await_none_left(home)
 
 

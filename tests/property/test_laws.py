@@ -1,9 +1,10 @@
 """A verdict is a pure function of the rows received: not of batches, restarts, copies or order."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from hypothesis import given
@@ -41,10 +42,24 @@ def histories(draw: st.DrawFn) -> list[Row]:
     return as_the_bridge_says(rows)
 
 
-def in_batches(rows: Sequence[Row], cuts: Sequence[int], deployment: Deployment, groups: int = 2) -> Counter[tuple[Any, ...]]:
-    """Judge as the stream does: key groups, batches, the stored form between any two calls, a watermark a batch behind."""
+def in_batches(
+    rows: Sequence[Row],
+    cuts: Sequence[int],
+    deployment: Deployment,
+    groups: int = 2,
+    initial: Mapping[int, bytes] = MappingProxyType({}),
+) -> Counter[tuple[Any, ...]]:
+    """Judge as the stream does: key groups, batches, the stored form between any two calls, a watermark a batch behind.
+
+    Args:
+        rows: in the order of ``received_at``.
+        cuts: where batches end.
+        deployment: lateness, clock lead and jitter.
+        groups: how many key groups there are.
+        initial: what they begin with.
+    """
     told: Counter[tuple[Any, ...]] = Counter()
-    stored: dict[int, bytes] = {}
+    stored = dict(initial)
     chunks: dict[int, dict[int, bytes]] = {group: {} for group in range(groups)}
     newest = 0
     edges = sorted({0, len(rows), *(cut % (len(rows) + 1) for cut in cuts)})

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from fleetpulse.columnar.blocks import batch_to_rows, from_bytes
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Origin, Row, decode, hash64
 from fleetpulse.core.policy import parse_policy
@@ -146,6 +147,19 @@ def test_a_version_that_is_gone_is_an_error_and_rewrites_are_passed_over(tmp_pat
     (path / "_delta_log" / f"{2:020d}.json").unlink()
     with pytest.raises(FleetError, match="version 2 of messages is gone"):
         reader.partitions({"version": 0}, end)
+
+
+def test_files_of_signals_alone_and_files_with_other_rows_are_read_together(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(DEPLOYMENT)
+    delta.create(home, MESSAGES)
+    for number, one in enumerate((tick(1), row(2, "d/heartbeat", ts_s=2), tick(3)), 1):
+        _land(home, [one], number)
+    reader = BlockReader({"path": str(home.table(MESSAGES.name)), "key_groups": "1", "parallelism": "1"})
+    [files] = reader.partitions({"version": 0}, reader.latestOffset({"version": 0}))
+    [block] = [batch.to_pylist() for batch in reader.read(files)]
+    assert from_bytes(block[0]["signals"]).num_rows == 1
+    assert [one.received_at_ms for one in batch_to_rows(from_bytes(block[0]["others"]))] == [START + 1000, START + 3000]
 
 
 def test_the_declared_columns_are_the_stored_ones(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.replay import Deployment
 from fleetpulse.io.home import Home
 
 pytestmark = pytest.mark.unit
@@ -39,6 +40,15 @@ def test_a_home_may_begin_where_its_settings_lie_and_is_taken_again(tmp_path: Pa
     Home(tmp_path).prepare(None)
     (tmp_path / "note.txt").write_text("mine")
     Home(tmp_path).prepare(None)
+
+
+def test_a_home_keeps_the_jitter_that_it_was_made_with(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(Deployment(60_000, 300_000, 600_000))
+    home.prepare(None)
+    assert home.deployment().verdict_jitter_ms == 600_000
+    with pytest.raises(FleetError, match="a jitter of 10m; got a lateness of 1m, a clock lead of 5m and a jitter of 0s; leave"):
+        home.prepare(Deployment())
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '"text"', "{", '{"version": 99}'])

@@ -18,6 +18,21 @@ def test_the_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.
     assert settings.deployment(1_000) == Deployment(1_000, 300_000)
 
 
+def test_a_jitter_belongs_to_the_deployment_and_is_off_by_default(tmp_path: Path) -> None:
+    assert load_settings(tmp_path).verdict_jitter == 0
+    (tmp_path / "settings.toml").write_text('verdict_jitter = "10m"\n')
+    assert load_settings(tmp_path).deployment() == Deployment(60_000, 300_000, 600_000)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"), [('"2d"', "held back for 1d at most"), ('"-5m"', "a duration is"), ("600", "written as")]
+)
+def test_a_jitter_that_is_none_is_refused_with_the_reason(given: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text(f"verdict_jitter = {given}\n")
+    with pytest.raises(FleetError, match=f"verdict_jitter: .*{why}"):
+        load_settings(tmp_path)
+
+
 def test_a_home_keeps_its_deployment_where_nobody_asks(tmp_path: Path) -> None:
     assert load_settings(tmp_path).deployment() is None
 

@@ -1,0 +1,142 @@
+"""A table of devices, as the key groups that a run begins with.
+
+Rule 1: what is brought in is judged up to its frontier; a deadline that lies there has acted, and is not said again.
+Rule 2: every key group is brought in, also one without devices: coverage, frontier and policies are the same for all.
+Rule 3: a run that begins with them says what one says that had the registry's rows first (``tests/property/test_seeds.py``).
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from fleetpulse.columnar.devices import Devices
+from fleetpulse.columnar.group import KeyGroup
+from fleetpulse.columnar.judging import Judging
+from fleetpulse.columnar.kernel import (
+    BOOT,
+    CLASS,
+    CLASS_SINCE,
+    GATEWAY,
+    LIFE,
+    MEMORY,
+    MODE,
+    MODE_SINCE,
+    NUMBER,
+    QUIET_COVERED,
+    QUIET_SINCE,
+    REBOOTS,
+    RUNTIME,
+    SEQ,
+    SITE,
+)
+from fleetpulse.columnar.world import MODES, NEVER, Int64s, Vocabulary
+from fleetpulse.core.coverage import Coverage, Listening
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.machine import Mode
+from fleetpulse.core.messages import hash64
+from fleetpulse.core.policy import DEFAULT_CLASS, Policies
+
+pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
+REGISTERED_SCHEMA: Final = pa.schema(
+    [
+        ("device_id", pa.string()),
+        ("site", pa.string()),
+        ("device_class", pa.string()),  # null: the default class
+        ("gateway", pa.string()),  # null: none
+        ("registered_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+SEED_SCHEMA: Final = pa.schema([("key_group", pa.int32()), ("block", pa.binary())])
+
+
+def seeds(registered: pa.Table, listening: Listening, policies: Policies, key_groups: int) -> pa.Table:
+    """Return the stored form of every key group, with the devices that belong to it.
+
+    Args:
+        registered: columns of `REGISTERED_SCHEMA`, a row a device; further columns are passed over.
+        listening: coverage and frontier, see `Listening.judged_through`.
+        policies: those in force from the frontier on, and before it where a device is registered earlier.
+        key_groups: how many there are.
+
+    Returns:
+        Columns of `SEED_SCHEMA`, a row a key group.
+
+    Raises:
+        FleetError: a column or a value is absent, a device is listed twice or registered after the frontier, or there is no
+            frontier.
+    """
+    devices = _checked(registered, listening.frontier_ms)
+    groups = np.fromiter(map(hash64, devices["device_id"].to_pylist()), np.int64, len(devices)) % key_groups
+    order = np.argsort(groups, kind="stable")
+    devices, groups = devices.take(pa.array(order)), groups[order]
+    edges = np.searchsorted(groups, np.arange(key_groups + 1)).tolist()
+    blocks = [
+        _group(devices.slice(edges[group], edges[group + 1] - edges[group]), listening, policies).to_bytes()
+        for group in range(key_groups)
+    ]
+    return pa.table([pa.array(range(key_groups), pa.int32()), pa.array(blocks, pa.binary())], schema=SEED_SCHEMA)
+
+
+def _checked(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
+    """Return the columns of `REGISTERED_SCHEMA`, or say what is wrong with them."""
+    if frontier_ms is None:
+        raise FleetError("devices are brought in at a frontier; got none; name the instant up to which they are judged")
+    if absent := [name for name in REGISTERED_SCHEMA.names if name not in registered.column_names]:
+        raise FleetError(f"a table of devices has the columns {', '.join(REGISTERED_SCHEMA.names)}; absent: {', '.join(absent)}")
+    devices = registered.select(REGISTERED_SCHEMA.names).cast(REGISTERED_SCHEMA)
+    for name in ("device_id", "site", "registered_at"):
+        if devices[name].null_count:
+            raise FleetError(f"every device has a {name}; {devices[name].null_count} have none")
+    counted = pc.value_counts(devices["device_id"])
+    twice = counted.filter(pc.greater(counted.field("counts"), 1))
+    if len(twice):
+        raise FleetError(f'a device is listed once; got "{twice[0]["values"]}" {twice[0]["counts"]} times, {len(twice)} such')
+    after = devices.filter(pc.greater(devices["registered_at"].cast(pa.int64()), frontier_ms * 1000))
+    if len(after):
+        raise FleetError(
+            f"a device that is brought in is registered at or before the frontier; {len(after)} are registered later, "
+            f'"{after["device_id"][0]}" among them; send the registry\'s row for these, or name a later frontier'
+        )
+    return devices
+
+
+def _group(registered: pa.Table, listening: Listening, policies: Policies) -> KeyGroup:
+    devices = Devices()
+    devices.admit(registered["device_id"].combine_chunks())
+    rows = devices.rows
+    since_ms = registered["registered_at"].cast(pa.int64()).to_numpy() // 1000
+    for field in (LIFE, QUIET_SINCE, MODE_SINCE, CLASS_SINCE):
+        rows[:, field] = since_ms
+    rows[:, QUIET_COVERED] = _covered(listening.coverage, since_ms)
+    rows[:, MODE] = MODES.index(Mode.PROVISIONED)
+    rows[:, [NUMBER, REBOOTS, RUNTIME]] = 0
+    rows[:, [BOOT, SEQ, MEMORY]] = -1
+    rows[:, SITE] = _numbers(registered["site"], devices.sites)
+    rows[:, CLASS] = _numbers(_or_default(registered["device_class"]), devices.classes)
+    rows[:, GATEWAY] = _numbers(registered["gateway"], devices.gateways)
+    assert listening.frontier_ms is not None, "it was checked"
+    Judging(devices, listening.coverage, policies).pass_time(np.full(len(devices), listening.frontier_ms))
+    devices.drop_absent()
+    return KeyGroup(listening, policies, devices)
+
+
+def _covered(coverage: Coverage, instants_ms: Int64s) -> Int64s:
+    """Return c(t), as `Coverage.covered`."""
+    covered = coverage.base_ms + np.maximum(instants_ms - coverage.start_ms, 0)
+    for opened, closed in coverage.gaps:
+        covered -= np.clip(instants_ms, opened, NEVER if closed is None else closed) - opened
+    return covered
+
+
+def _or_default(classes: pa.ChunkedArray) -> pa.ChunkedArray:
+    given = pc.if_else(pc.equal(classes, ""), None, classes)
+    return pc.fill_null(given, DEFAULT_CLASS)
+
+
+def _numbers(words: pa.ChunkedArray, vocabulary: Vocabulary) -> Int64s:
+    """Return the numbers of words; of nothing -1."""
+    encoded = words.combine_chunks().dictionary_encode()
+    numbers = np.array([*map(vocabulary.number, encoded.dictionary.to_pylist()), -1], np.int64)
+    return numbers[encoded.indices.fill_null(len(numbers) - 1).to_numpy()]

@@ -1,0 +1,138 @@
+"""A run that begins with registered devices says what one says that was given the registry's rows first."""
+
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fleetpulse.columnar.group import KeyGroup
+from fleetpulse.columnar.seeds import REGISTERED_SCHEMA, seeds
+from fleetpulse.core.coverage import Listening
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages import Kind, Row
+from fleetpulse.core.policy import Policies
+from fleetpulse.core.replay import Deployment, outcome, replay
+from tests.histories import START, any_policy, as_the_bridge_says, choosing, compared, row, tick
+from tests.property.test_laws import DEPLOYMENTS, histories, in_batches
+
+BEGIN_S, SEEDED_S = -400, -50  # of what comes before; the rest is received from -1 s on
+BEFORE = st.integers(BEGIN_S // 5, SEEDED_S // 5 - 1).map(lambda n: n * 5)
+
+
+@st.composite
+def _registrations(draw: st.DrawFn) -> list[Row]:
+    rows: list[Row] = []
+    for device in sorted(draw(st.sets(st.sampled_from("abcdef"), max_size=6))):
+        more: dict[str, Any] = {
+            "class": draw(st.sampled_from(["quick", "", None])),
+            "gateway": draw(st.sampled_from(["g", None])),
+        }
+        rows.append(row(draw(BEFORE), f"{device}/registry", op="add", **more))
+    return rows
+
+
+@st.composite
+def _before(draw: st.DrawFn) -> list[Row]:
+    """Return policies and gaps, each at an instant of its own."""
+    rows = [row(BEGIN_S - 1, "fleet/_/_/policy", policy=any_policy(choosing(draw)), effective_from_s=-1000)]
+    if draw(st.booleans()):
+        rows.append(row(draw(BEFORE) + 1.001, "fleet/_/_/policy", policy=any_policy(choosing(draw))))
+    if draw(st.booleans()):
+        opened, span = draw(BEFORE), draw(st.sampled_from([5, 40, 400]))
+        rows.append(row(opened + 2.001, "fleet/_/b/gap", op="open", from_s=opened))
+        if opened + span < SEEDED_S - 3:
+            rows.append(row(opened + span + 2.002, "fleet/_/b/gap", op="close", until_s=opened + span + 7))
+    return rows
+
+
+def _as_table(registrations: list[Row]) -> pa.Table:
+    rows = [
+        {
+            "device_id": one.device_id,
+            "site": one.site,
+            "device_class": one.contents()["class"],
+            "gateway": one.contents()["gateway"],
+            "registered_at": (one.event_time_ms or 0) * 1000,
+        }
+        for one in registrations
+    ]
+    plain = pa.schema([field if field.name != "registered_at" else field.with_type(pa.int64()) for field in REGISTERED_SCHEMA])
+    return pa.Table.from_pylist(rows, schema=plain).cast(REGISTERED_SCHEMA)
+
+
+def _begun(table: pa.Table, listening: Listening, policies: Policies, groups: int, deployment: Deployment) -> dict[int, bytes]:
+    """Return the groups as `GroupProcessor.handleInitialState` keeps them."""
+    begun: dict[int, bytes] = {}
+    for seed in seeds(table, listening, policies, groups).to_pylist():
+        group = KeyGroup.from_bytes(seed["block"])
+        group.arm(deployment)
+        begun[seed["key_group"]] = group.to_bytes()
+    return begun
+
+
+@given(_registrations(), _before(), histories(), st.lists(st.integers(0, 60), max_size=6), DEPLOYMENTS, st.integers(1, 4))
+def test_registered_devices_brought_in_are_judged_as_the_registry_s_rows(
+    registrations: list[Row], before: list[Row], rest: list[Row], cuts: list[int], deployment: Deployment, groups: int
+) -> None:
+    ordered = sorted([*registrations, *before, tick(SEEDED_S)], key=lambda one: one.received_at_ms)
+    known = outcome(as_the_bridge_says(ordered), deployment)
+    assert known.listening is not None
+    frontier_ms = known.listening.frontier_ms
+    assume(frontier_ms is not None)
+    assert frontier_ms is not None
+    registrations = [one for one in registrations if (one.event_time_ms or 0) <= frontier_ms]
+    prior = as_the_bridge_says([one for one in ordered if one.kind is not Kind.REGISTRY or one in registrations])
+    rows = as_the_bridge_says([*prior, *rest])
+    begun = _begun(_as_table(registrations), known.listening, known.policies, groups, deployment)
+    told = in_batches(rows[len(prior) :], cuts, deployment, groups, begun)
+    want = _after(compared(replay(rows, deployment)), frontier_ms) - compared(
+        one for one in known.judgements if one.to_mode is None
+    )
+    for key in list(told):
+        if key[1] in ("_", "b"):  # a policy and a gap concern every group: each says what the definition says once
+            assert key in want
+            told[key] = want[key]
+    assert told == want
+
+
+def _after(judgements: Counter[tuple[Any, ...]], frontier_ms: int) -> Counter[tuple[Any, ...]]:
+    """Leave out the transitions of what was judged before."""
+    return Counter({key: count for key, count in judgements.items() if key[0] != "transition" or key[2] > frontier_ms})
+
+
+def _devices(**more: Any) -> pa.Table:
+    columns = {"device_id": ["a"], "site": ["s"], "device_class": [None], "gateway": [None], "registered_at": [START * 1000]}
+    return pa.table({**columns, **more})
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        (_devices().drop_columns(["site"]), "absent: site"),
+        (_devices(site=[None]), "every device has a site; 1 have none"),
+        (pa.concat_tables([_devices(), _devices()]), 'listed once; got "a" 2 times'),
+        (_devices(registered_at=[START * 1000 + 1000]), "registered at or before the frontier; 1 are"),
+    ],
+)
+def test_a_table_that_cannot_be_brought_in_is_refused_with_the_reason(table: pa.Table, why: str) -> None:
+    with pytest.raises(FleetError, match=why):
+        seeds(table, Listening.judged_through(START, START, 60_000), Policies(), 2)
+
+
+def test_without_a_frontier_nothing_can_be_brought_in() -> None:
+    with pytest.raises(FleetError, match="at a frontier; got none"):
+        seeds(_devices(), Listening.begin(START), Policies(), 2)
+
+
+@given(st.integers(-200, 200), DEPLOYMENTS)
+def test_a_frontier_is_gone_on_from_as_if_it_had_been_reached(after_s: int, deployment: Deployment) -> None:
+    lateness_ms = deployment.allowed_lateness_ms
+    begun = Listening.judged_through(START + after_s * 1000, START, lateness_ms)
+    if after_s < 0:
+        assert begun.read(START + lateness_ms - 1, lateness_ms).frontier_ms == START + after_s * 1000
+    else:
+        reached = Listening.begin(START).read(START + after_s * 1000 + lateness_ms, lateness_ms)
+        assert begun == reached

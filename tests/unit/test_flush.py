@@ -1,0 +1,83 @@
+"""Verdicts that a jitter holds back are asked for where rows come to an end, and nowhere else."""
+
+import json
+
+import pytest
+
+from fleetpulse.core.envelope import Envelope, wrap
+from fleetpulse.core.messages import FLUSH, Kind, Origin, Row, decode
+from fleetpulse.io.mqtt import Arrived
+from fleetpulse.io.segments import Position
+from streaming.intake import Intake
+
+NOW = 1_700_000_000_000
+TOPIC = "fleet/s/d/heartbeat"
+
+
+def _make(position: Position | None = None, *, holds_back: bool = True) -> Intake:
+    return Intake("b", position, holds_back=holds_back)
+
+
+def _told(intake: Intake) -> list[tuple[int, str]]:
+    """Return ``received_at`` after NOW and the topic of each row; of a flush "flush"."""
+    flush = json.dumps({"bridge": "b", "op": FLUSH}, separators=(",", ":")).encode()
+    rows = [row for row, _ in intake.waiting.rows]
+    return [(row["received_at_ms"] - NOW, FLUSH if row["payload"] == flush else row["topic"]) for row in rows]
+
+
+def _play(intake: Intake, *, end: bool) -> None:
+    for line in range(3 if end else 2):
+        last = line == 2
+        envelope = Envelope("r", line, None if last else NOW + line, None if last else TOPIC, b"" if last else b"{}", last)
+        intake.arrived(Arrived("replay/r", wrap(envelope), False, (1, line)), NOW + 10_000_000)
+
+
+def test_who_stops_listening_asks_at_the_instant_after_the_newest_row() -> None:
+    intake = _make()
+    intake.go_live(NOW)
+    intake.arrived(Arrived(TOPIC, b"{}", False, (1, 1)), NOW)
+    intake.stopping()
+    assert _told(intake) == [(0, TOPIC), (1, FLUSH)]
+
+
+def test_what_is_asked_for_is_a_tick_that_flushes() -> None:
+    intake = _make(Position(1, NOW))
+    intake.go_live(NOW)
+    intake.stopping()
+    asked, _ = intake.waiting.rows[-1]
+    row = decode(asked["topic"], asked["payload"], asked["received_at_ms"], Origin(asked["origin"]))
+    assert isinstance(row, Row)
+    assert (row.kind, row.contents()["op"]) == (Kind.TICK, FLUSH)
+
+
+def test_the_end_of_a_recording_asks_before_its_last_line() -> None:
+    intake = _make()
+    _play(intake, end=True)
+    intake.stopping()
+    assert _told(intake) == [(0, TOPIC), (1, TOPIC), (2, FLUSH), (2, "replay/r")]
+
+
+def test_a_recording_under_way_goes_on_as_if_nobody_had_stopped() -> None:
+    intake = _make()
+    _play(intake, end=False)
+    intake.stopping()
+    assert _told(intake) == [(0, TOPIC), (1, TOPIC)]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_where_nothing_is_held_back_nothing_is_asked_for(live: bool) -> None:
+    intake = _make(holds_back=False)
+    if live:
+        intake.go_live(NOW)
+        intake.arrived(Arrived(TOPIC, b"{}", False, (1, 1)), NOW)
+    else:
+        _play(intake, end=True)
+    intake.stopping()
+    assert FLUSH not in dict(_told(intake)).values()
+
+
+def test_an_empty_home_has_nothing_to_ask_for() -> None:
+    intake = _make()
+    intake.go_live(NOW)
+    intake.stopping()
+    assert _told(intake) == []
