@@ -39,21 +39,23 @@ ROW_SCHEMA: Final = pa.schema(
 )
 assert [field.name for field in fields(Row)] == ROW_SCHEMA.names, "rows are stored as they are declared"
 
+_WORD: Final = pa.dictionary(pa.int32(), pa.string())  # few of them, each in many rows
 SIGNAL_SCHEMA: Final = pa.schema(
     [
         ("device_id", pa.string()),
-        ("site", pa.string()),
+        ("site", _WORD),
         ("received_at_ms", pa.int64()),
         ("event_time_ms", pa.int64()),
         ("kind", pa.int8()),  # its number in `KINDS`
         ("device_clock", pa.bool_()),  # event time is the device's, not ours
         ("boot", pa.string()),
         ("seq", pa.int64()),  # -1 without
-        ("code", pa.string()),
-        ("gateway", pa.string()),
+        ("code", _WORD),
+        ("gateway", _WORD),
         ("digest", pa.int64()),
     ]
 )
+WORDS: Final = tuple(field.name for field in SIGNAL_SCHEMA if field.type == _WORD)
 NO_SIGNALS: Final = pa.RecordBatch.from_pylist([], schema=SIGNAL_SCHEMA)
 
 

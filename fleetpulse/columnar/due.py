@@ -112,9 +112,9 @@ def _untie(signals: pa.RecordBatch, packed: Int64s) -> tuple[Int64s, Int64s]:
     return kept, first[copy]
 
 
-def _rank(words: pa.StringArray) -> Int64s:
+def _rank(words: pa.StringArray | pa.DictionaryArray) -> Int64s:
     """Return a number for each word that orders as the words do; nothing comes first."""
-    encoded = words.dictionary_encode()
+    encoded = words.dictionary_encode()  # itself where it is one
     places = np.empty(len(encoded.dictionary) + 1, np.int64)
     places[:-1] = np.argsort(np.argsort(np.array(encoded.dictionary.to_pylist(), object)))
     places[-1] = -1

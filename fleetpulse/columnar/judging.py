@@ -172,9 +172,8 @@ class Judging:
             self.told.append(transitions(changes, self._devices, self._policies, signals))
 
 
-def _numbers(words: pa.StringArray, vocabulary: Vocabulary, instead: str | None = None) -> Int64s:
+def _numbers(words: pa.DictionaryArray, vocabulary: Vocabulary, instead: str | None = None) -> Int64s:
     """Return the numbers of words; of nothing that of ``instead``, or -1."""
-    encoded = words.dictionary_encode()
     nothing = -1 if instead is None else vocabulary.number(instead)
-    numbers = np.array([*map(vocabulary.number, encoded.dictionary.to_pylist()), nothing], np.int64)
-    return numbers[encoded.indices.fill_null(len(numbers) - 1).to_numpy()]
+    numbers = np.array([*map(vocabulary.number, words.dictionary.to_pylist()), nothing], np.int64)
+    return numbers[words.indices.fill_null(len(numbers) - 1).to_numpy()]

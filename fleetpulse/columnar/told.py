@@ -99,9 +99,9 @@ def of_signals(
     columns = {
         "kind": _same(verdict.value, count),
         "device_id": signals["device_id"],
-        "site": signals["site"],
+        "site": signals["site"].dictionary_decode(),
         "event_time_ms": signals["event_time_ms"],
-        "gateway": signals["gateway"],
+        "gateway": signals["gateway"].dictionary_decode(),
         "received_at_ms": signals["received_at_ms"],
         "message_kind": _KIND_WORDS.take(signals["kind"]),
         "boot": signals["boot"],

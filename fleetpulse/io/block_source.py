@@ -7,7 +7,7 @@ flushes goes to all.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from fleetpulse.columnar.blocks import KINDS, ROW_SCHEMA, SIGNAL_SCHEMA, to_bytes
+from fleetpulse.columnar.blocks import KINDS, ROW_SCHEMA, SIGNAL_SCHEMA, WORDS, to_bytes
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import FLUSH, FROM_DEVICES, Clock, Kind
 from fleetpulse.io.workers import settle
@@ -38,6 +38,7 @@ _BLOCK_SCHEMA: Final = pa.schema(
         ("others", pa.binary()),
     ]
 )
+_MANY_WORDS: Final = 256
 _MICROS: Final = pa.timestamp("us", tz="UTC")
 _INSTANTS: Final = {"received_at_ms": "received_at", "event_time_ms": "event_time"}  # in a block, and in bronze
 _OF_DEVICES: Final = pa.array(sorted(kind.value for kind in FROM_DEVICES))
@@ -170,7 +171,7 @@ class BlockSource(DataSource):
 def read_bronze(path: str) -> pa.Table:
     """Return a file's rows as bronze has them, without what the fold does not read."""
     names = {_INSTANTS.get(name, name) for name in SIGNAL_SCHEMA.names} - {"device_clock"}
-    file = pq.ParquetFile(path)
+    file = pq.ParquetFile(path, read_dictionary=[*WORDS, "kind", "clock"])
     table = file.read(columns=[*names, "clock", "device_hash"], use_threads=False)
     if pc.all(_are_signals(table), min_count=0).as_py():
         return table
@@ -178,7 +179,14 @@ def read_bronze(path: str) -> pa.Table:
 
 
 def _are_signals(rows: pa.Table) -> pa.ChunkedArray:
-    return pc.and_(pc.is_in(rows["kind"], value_set=_OF_DEVICES), pc.not_equal(rows["clock"], Clock.INVALID.value))
+    of_device = _by_word(rows["kind"], lambda words: pc.is_in(words, value_set=_OF_DEVICES))
+    return pc.and_(of_device, _by_word(rows["clock"], lambda words: pc.not_equal(words, Clock.INVALID.value)))
+
+
+def _by_word(column: pa.ChunkedArray, value: Callable[[pa.Array], pa.Array]) -> pa.ChunkedArray:
+    """Return the value of each row's word, found once a word."""
+    chunks = column.chunks or [pa.array([], column.type)]
+    return pa.chunked_array([value(chunk.dictionary).take(chunk.indices) for chunk in chunks])
 
 
 def _instants(table: pa.Table, name: str) -> pa.ChunkedArray:
@@ -189,8 +197,8 @@ def _signals(rows: pa.Table) -> pa.RecordBatch:
     """Return rows of bronze as columns of `SIGNAL_SCHEMA`."""
     columns = {name: rows[name] for name in ("device_id", "site", "boot", "code", "gateway", "digest")}
     columns |= {name: _instants(rows, name) for name in _INSTANTS}
-    columns["kind"] = pc.index_in(rows["kind"], value_set=_KIND_WORDS)
-    columns["device_clock"] = pc.equal(rows["clock"], Clock.DEVICE.value)
+    columns["kind"] = _by_word(rows["kind"], lambda words: pc.index_in(words, value_set=_KIND_WORDS))
+    columns["device_clock"] = _by_word(rows["clock"], lambda words: pc.equal(words, Clock.DEVICE.value))
     columns["seq"] = pc.fill_null(rows["seq"], -1)
     arrays = [columns[field.name].cast(field.type).combine_chunks() for field in SIGNAL_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=SIGNAL_SCHEMA)
@@ -225,7 +233,7 @@ def pack(rows: pa.Table, key_groups: int, started_ms: int) -> pa.RecordBatch:
         edges = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
         for begin, end in pairwise(edges):
             group = int(groups[begin])
-            signals[group] = to_bytes(batch.slice(begin, end - begin))
+            signals[group] = to_bytes(_own_words(batch.slice(begin, end - begin)))
             newest[group] = int(received[begin:end].max())
     if not everything:
         for group, batch in _shared_out(rows.filter(pc.invert(plain)), key_groups):
@@ -242,6 +250,17 @@ def pack(rows: pa.Table, key_groups: int, started_ms: int) -> pa.RecordBatch:
         ],
         schema=_BLOCK_SCHEMA,
     )
+
+
+def _own_words(signals: pa.RecordBatch) -> pa.RecordBatch:
+    """Let a block carry the words that it uses, where all groups' words are many."""
+    for name in WORDS:
+        column = signals[name]
+        if len(column.dictionary) > min(_MANY_WORDS, signals.num_rows):
+            signals = signals.set_column(
+                signals.schema.get_field_index(name), name, column.dictionary_decode().dictionary_encode()
+            )
+    return signals
 
 
 def _shared_out(rows: pa.Table, key_groups: int) -> Iterator[tuple[int, pa.RecordBatch]]:
