@@ -15,6 +15,7 @@ import typer
 
 from cli.environment import EnvironmentFault, find_uv
 from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.times import parse_duration_ms
 
 ROOT: Final = Path(__file__).parents[1]
 LAYERS: Final = ("unit", "property", "spark", "e2e")  # quick ones first
@@ -36,6 +37,7 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(no_args_is_help=True, help="Measure this project beside its peers.")
     bench.command("lifecycle")(bench_lifecycle)
     bench.command("soak")(bench_soak)
+    bench.command("expiry")(bench_expiry)
     app.add_typer(bench, name="bench")
 
 
@@ -204,3 +206,14 @@ def bench_soak(
     from bench.soak import bench_soak as run
 
     run(minutes=minutes, quick=quick, json_lines=json_lines)
+
+
+def bench_expiry(
+    devices: Annotated[int, typer.Option("--devices", min=1, help="How many share the deadline.")] = 1_000_000,
+    jitter: Annotated[str, typer.Option("--jitter", help="Of the second case; the first has none.")] = "10m",
+    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+) -> None:
+    """Let a fleet fall silent at once, with and without a jitter, and time the batches."""
+    from bench.expiry import bench_expiry as run
+
+    run(devices=devices, jitter_ms=parse_duration_ms(jitter), json_lines=json_lines)

@@ -41,7 +41,8 @@ def judged(
         messages: path of the table.
         deployment: lateness, clock lead and jitter.
         key_groups: how many there are; fixed for a checkpoint.
-        initial: what a new checkpoint begins with, see `io.registry.initial_state`; a later start passes it over.
+        initial: what a new checkpoint begins with, see `io.registry.initial_state`; to be given until its first batch is
+            committed, passed over from then on.
         max_rows: what a batch aims at; 1 makes each version a batch.
     """
     spark.dataSource.register(BlockSource)
