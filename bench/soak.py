@@ -58,7 +58,7 @@ class Bound:
 BOUNDS: Final = (
     Bound("rss_bytes", 0.15, 128e6),  # the job's whole process tree
     Bound("state_rows", 0.10, 16),  # one a key group, and one a chunk of waiting rows
-    Bound("state_bytes", 0.25, 4e6),  # RocksDB's files
+    Bound("state_bytes", 0.25, 2e6),  # RocksDB's files
     Bound("state_memory_bytes", 0.25, 16e6),  # RocksDB's memory
     Bound("checkpoint_bytes", 0.25, 16e6),  # all that lies in the checkpoint
     Bound("devices", 0.05, 10),  # in the state, whatever their mode
