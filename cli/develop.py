@@ -36,6 +36,7 @@ def register(app: typer.Typer) -> None:
     app.command("lock")(lock)
     bench = typer.Typer(no_args_is_help=True, help="Measure this project beside its peers.")
     bench.command("lifecycle")(bench_lifecycle)
+    bench.command("fold")(bench_fold)
     bench.command("soak")(bench_soak)
     bench.command("expiry")(bench_expiry)
     app.add_typer(bench, name="bench")
@@ -195,6 +196,13 @@ def bench_lifecycle(
     if len(chosen) > 1:
         raise Misuse("--quick, --small and --flat exclude each other")
     run((chosen or ["full"])[0], json_lines=json_lines, only=only or (), devices=devices or ())
+
+
+def bench_fold(json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False) -> None:
+    """Measure the fold alone: what a message costs in a key group, and of one device that sends everything."""
+    from bench.fold import bench_fold as run
+
+    run(json_lines=json_lines)
 
 
 def bench_soak(

@@ -1,0 +1,74 @@
+"""The fold alone, without Spark: CPU of a message in a key group of usual size, and of one device that sends everything.
+
+Rule: counted is what a call costs, the stored form read before and written after it; blocks are made beforehand.
+"""
+
+import json
+import sys
+import time
+from statistics import median
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from cli.output import as_table, console
+from fleetpulse.columnar.blocks import KINDS, SIGNAL_SCHEMA
+from fleetpulse.columnar.group import KeyGroup, begin
+from fleetpulse.core.messages import Kind
+from fleetpulse.core.replay import Deployment
+
+_START_MS: Final = 1_700_000_000_000
+_SPAN_MS: Final = 60_000
+_CALLS: Final = 12
+_DEPLOYMENT: Final = Deployment(30_000)
+SHAPES: Final = (("a group", 8_000, 12), ("a hot device", 1, 60_000))
+COLUMNS: Final = ("shape", "devices", "messages", "us_a_message")
+
+
+def _block(devices: int, each: int, call: int) -> pa.RecordBatch:
+    """Return what ``devices`` say in a minute: heartbeats, each message at an instant of its own."""
+    count = devices * each
+    who, number = np.arange(count) % devices, np.arange(count) // devices
+    at_ms = _START_MS + call * _SPAN_MS + number * (_SPAN_MS // each) + (who % max(1, _SPAN_MS // each))
+    same = {"site": "main", "code": None, "gateway": "gateway-1"}
+    columns = {name: pa.array([word] * count, SIGNAL_SCHEMA.field(name).type) for name, word in same.items()}
+    columns |= {
+        "device_id": pa.array([f"device-{one:06}" for one in who], pa.string()),
+        "received_at_ms": pa.array(np.sort(at_ms)),
+        "event_time_ms": pa.array(at_ms),
+        "kind": pa.array(np.full(count, KINDS.index(Kind.HEARTBEAT), np.int8)),
+        "device_clock": pa.array(np.ones(count, bool)),
+        "boot": pa.array(["boot-1"] * count),
+        "seq": pa.array(call * each + number),
+        "digest": pa.array(np.arange(count)),
+    }
+    return pa.RecordBatch.from_pydict({name: columns[name] for name in SIGNAL_SCHEMA.names}, schema=SIGNAL_SCHEMA)
+
+
+def us_a_message(devices: int, each: int) -> float:
+    """Return the median of CPU microseconds that a message costs in a call."""
+    stored, chunks, costs = begin(_START_MS).to_bytes(), dict[int, bytes](), list[float]()
+    for call in range(_CALLS):
+        block = _block(devices, each, call)
+        began = time.process_time()
+        group = KeyGroup.from_bytes(stored)
+        step = group.fold(block, [], _START_MS + (call + 1) * _SPAN_MS, _DEPLOYMENT, chunks.__getitem__)
+        chunks |= dict(step.chunks)
+        stored = group.to_bytes()
+        costs.append((time.process_time() - began) / block.num_rows * 1e6)
+        for number in step.gone:
+            del chunks[number]
+    return median(costs[2:])
+
+
+def bench_fold(*, json_lines: bool) -> None:
+    """Measure all shapes, and show what came of it."""
+    rows = [
+        {"shape": name, "devices": devices, "messages": each, "us_a_message": round(us_a_message(devices, each), 3)}
+        for name, devices, each in SHAPES
+    ]
+    if json_lines:
+        sys.stdout.writelines(json.dumps(row) + "\n" for row in rows)
+    else:
+        console().print(as_table(rows, COLUMNS, "fold"))
