@@ -1,6 +1,7 @@
 """The lifecycle job: bronze in, judgements out. The JVM plans, shuffles blocks, keeps state and commits."""
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,7 @@ import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from fleetpulse.columnar.warm import warm
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
@@ -23,6 +25,7 @@ from fleetpulse.io.stream_health import StreamHealth
 
 _LOG: Final = structlog.get_logger("lifecycle")
 GENERATION: Final = 1
+_WARM_LIMIT_S: Final = 60.0
 
 
 def judged(
@@ -84,7 +87,10 @@ def run_lifecycle(home: Home, stop: Stop) -> None:
     while not (home.table(MESSAGES.name) / "_delta_log").exists():
         if stop.wait(0.1):
             return
+    warming = threading.Thread(target=warm, name="warm", daemon=True)
+    warming.start()  # while the JVM starts; the first batch's workers find it done instead of each doing it
     spark = spark_session("fleetpulse-lifecycle", local_dir=home.path / "spark")
+    warming.join(_WARM_LIMIT_S)
     health = StreamHealth(home, GENERATION)
     query = start(spark, home)
     health.follow(spark, query)

@@ -1,0 +1,20 @@
+"""What numba compiles, compiled before it is needed: seconds once after an installation or a change of source, then nothing."""
+
+from fleetpulse.columnar.blocks import NO_SIGNALS, signals_to_batch
+from fleetpulse.columnar.group import KeyGroup, begin
+from fleetpulse.core.messages import Origin, Row, decode
+from fleetpulse.core.replay import Deployment
+
+_LATENESS_MS = 1_000
+
+
+def warm() -> None:
+    """Fold one message, and let time pass: that calls whatever is compiled; the result is kept beside the source."""
+    row = decode("fleet/site/device/heartbeat", b"{}", 0, Origin.MQTT)
+    assert isinstance(row, Row), "a heartbeat needs no content"
+    deployment = Deployment(_LATENESS_MS, verdict_jitter_ms=1)
+    group = begin(row.received_at_ms)
+    for signals in (signals_to_batch([row]), NO_SIGNALS):
+        step = group.fold(signals, [], group.listening.newest_ms + 2 * _LATENESS_MS, deployment, lambda _: b"")
+        assert not step.chunks, "what has just come is due"
+        group = KeyGroup.from_bytes(group.to_bytes())
