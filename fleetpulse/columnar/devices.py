@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from fleetpulse.columnar.kernel import (
+from fleetpulse.columnar.layout import (
     ABSENT,
     CLASS,
     CODES,

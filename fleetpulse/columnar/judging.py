@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from fleetpulse.columnar import kernel
+from fleetpulse.columnar import kernel, layout
 from fleetpulse.columnar.blocks import KINDS, NO_SIGNALS, batch_to_signals
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.due import in_order
 from fleetpulse.columnar.told import from_judgements, of_signals, transitions
-from fleetpulse.columnar.world import NEVER, Int64s, Vocabulary, World, world_arrays
+from fleetpulse.columnar.world import NEVER, Int64s, World, world_arrays
 from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.device import NO_CODE, Fold
 from fleetpulse.core.device import World as CoreWorld
@@ -27,7 +27,7 @@ from fleetpulse.core.replay import in_order as core_in_order
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _TOLD_ROWS: Final = 16_384
 _ERROR: Final = KINDS.index(Kind.ERROR)
-_NOTES: Final = {kernel.AFTER_DECOMMISSION: Verdict.AFTER_DECOMMISSION, kernel.UNKNOWN_DEVICE: Verdict.UNKNOWN_DEVICE}
+_NOTES: Final = {layout.AFTER_DECOMMISSION: Verdict.AFTER_DECOMMISSION, layout.UNKNOWN_DEVICE: Verdict.UNKNOWN_DEVICE}
 
 
 class Judging:
@@ -42,8 +42,8 @@ class Judging:
     def __init__(self, devices: Devices, coverage: Coverage, policies: Policies) -> None:
         self.told: list[pa.RecordBatch] = []  # columns of `TOLD_SCHEMA`
         self._devices, self._coverage, self._policies = devices, coverage, policies
-        self._buffer = np.empty((0, kernel.TOLD_WIDTH), np.int64)
-        self._noted: list[kernel.Matrix] = []  # what the kernel told, put into words at once at the end
+        self._buffer = np.empty((0, layout.TOLD_WIDTH), np.int64)
+        self._noted: list[layout.Matrix] = []  # what the kernel told, put into words at once at the end
         self._signals = NO_SIGNALS  # those that it is about
 
     def _arrays(self) -> World:
@@ -91,28 +91,28 @@ class Judging:
         kinds = signals["kind"].to_numpy()
         devices.remember(places[kinds == _ERROR])
         touched, boots, words = self._boots(signals, places)
-        rows = np.empty((len(order), len(kernel.ROW_FIELDS)), np.int64)
+        rows = np.empty((len(order), len(layout.ROW_FIELDS)), np.int64)
         columns = {
-            kernel.R_DEVICE: places,
-            kernel.R_EVENT: signals["event_time_ms"].to_numpy(),
-            kernel.R_RECEIVED: signals["received_at_ms"].to_numpy(),
-            kernel.R_KIND: kinds,
-            kernel.R_BOOT: boots,
-            kernel.R_SEQ: signals["seq"].to_numpy(),
-            kernel.R_CODE: _numbers(signals["code"], devices.codes, NO_CODE),
-            kernel.R_GATEWAY: _numbers(signals["gateway"], devices.gateways),
-            kernel.R_SITE: _numbers(signals["site"], devices.sites),
+            layout.R_DEVICE: places,
+            layout.R_EVENT: signals["event_time_ms"].to_numpy(),
+            layout.R_RECEIVED: signals["received_at_ms"].to_numpy(),
+            layout.R_KIND: kinds,
+            layout.R_BOOT: boots,
+            layout.R_SEQ: signals["seq"].to_numpy(),
+            layout.R_CODE: devices.codes.numbers(signals["code"], NO_CODE),
+            layout.R_GATEWAY: devices.gateways.numbers(signals["gateway"]),
+            layout.R_SITE: devices.sites.numbers(signals["site"]),
         }
         for field, values in columns.items():
             rows[:, field] = values[order]
         world, first = self._arrays(), 0
-        before = devices.rows[touched, kernel.BOOT]
+        before = devices.rows[touched, layout.BOOT]
         while first < len(rows):
             buffer = self._room(len(rows) - first)
             first, said = kernel.judge_rows(devices.rows, devices.memory, world, rows, first, buffer)
             self._note(buffer[:said], order)
         self._signals = signals
-        after = devices.rows[touched, kernel.BOOT]
+        after = devices.rows[touched, layout.BOOT]
         changed = after != before
         if changed.any():
             devices.set_boots(touched[changed], words.take(pa.array(after[changed], mask=after[changed] < 0)))
@@ -125,7 +125,7 @@ class Judging:
         touched = np.flatnonzero(seen)
         encoded = pa.concat_arrays([devices.boots.take(pa.array(touched)), signals["boot"]]).dictionary_encode()
         numbers = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
-        devices.rows[touched, kernel.BOOT] = numbers[: len(touched)]
+        devices.rows[touched, layout.BOOT] = numbers[: len(touched)]
         return touched, numbers[len(touched) :], encoded.dictionary
 
     def pass_time(self, through_ms: Int64s) -> int | None:
@@ -143,18 +143,18 @@ class Judging:
         self._tell()
         return None if left_ms == NEVER else left_ms
 
-    def _room(self, rows: int) -> kernel.Matrix:
-        wanted = min(_TOLD_ROWS, rows + kernel.ROOM)
+    def _room(self, rows: int) -> layout.Matrix:
+        wanted = min(_TOLD_ROWS, rows + layout.ROOM)
         if len(self._buffer) < wanted:
-            self._buffer = np.empty((wanted, kernel.TOLD_WIDTH), np.int64)
+            self._buffer = np.empty((wanted, layout.TOLD_WIDTH), np.int64)
         return self._buffer
 
-    def _note(self, told: kernel.Matrix, order: Int64s | None) -> None:
+    def _note(self, told: layout.Matrix, order: Int64s | None) -> None:
         if not len(told):
             return
         told = told.copy()
         if order is not None:
-            row = told[:, kernel.T_ROW]
+            row = told[:, layout.T_ROW]
             row[:] = np.where(row >= 0, order[row], row)
         self._noted.append(told)
 
@@ -162,18 +162,11 @@ class Judging:
         if not self._noted:
             return
         told, signals = np.concatenate(self._noted), self._signals
-        what, row = told[:, kernel.T_WHAT], told[:, kernel.T_ROW]
+        what, row = told[:, layout.T_WHAT], told[:, layout.T_ROW]
         for note, verdict in _NOTES.items():
             noted = row[what == note]
             if len(noted):
                 self.told.append(of_signals(signals.take(pa.array(noted)), verdict, [REASONS[verdict]]))
-        changes = told[what == kernel.TRANSITION]
+        changes = told[what == layout.TRANSITION]
         if len(changes):
             self.told.append(transitions(changes, self._devices, self._policies, signals))
-
-
-def _numbers(words: pa.DictionaryArray, vocabulary: Vocabulary, instead: str | None = None) -> Int64s:
-    """Return the numbers of words; of nothing that of ``instead``, or -1."""
-    nothing = -1 if instead is None else vocabulary.number(instead)
-    numbers = np.array([*map(vocabulary.number, words.dictionary.to_pylist()), nothing], np.int64)
-    return numbers[words.indices.fill_null(len(numbers) - 1).to_numpy()]

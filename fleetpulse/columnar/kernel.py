@@ -6,21 +6,78 @@ epoch milliseconds, words are numbers, `NONE` is nothing. What operators and the
 Rule 3: it stops between two rows when ``told`` is full, and goes on from there.
 """
 
-from typing import Final
-
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from fleetpulse.columnar.deadlines import next_due
+from fleetpulse.columnar.layout import (
+    ABSENT,
+    AFTER_DECOMMISSION,
+    BOOT,
+    CLASS,
+    CLASS_SINCE,
+    CODES,
+    DEATH,
+    DEATH_COVERED,
+    DEGRADED_UNTIL,
+    FLAGGED_UNTIL,
+    GATEWAY,
+    HELD_UNTIL,
+    LAST_SEEN,
+    LIFE,
+    MEMORY,
+    MODE,
+    MODE_SINCE,
+    N_CODES,
+    N_TIMES,
+    NUMBER,
+    PROGRESS,
+    PROGRESS_OF,
+    QUIET_COVERED,
+    QUIET_SINCE,
+    R_BOOT,
+    R_CODE,
+    R_DEVICE,
+    R_EVENT,
+    R_GATEWAY,
+    R_KIND,
+    R_RECEIVED,
+    R_SEQ,
+    R_SITE,
+    REBOOTS,
+    ROOM,
+    RUNTIME,
+    SEQ,
+    SITE,
+    T_AT,
+    T_CLASS,
+    T_CODES,
+    T_DEVICE,
+    T_FROM,
+    T_GATEWAY,
+    T_LAST_SEEN,
+    T_LIFE,
+    T_NUMBER,
+    T_POLICY,
+    T_ROW,
+    T_RUNTIME,
+    T_SHOWN,
+    T_SITE,
+    T_TO,
+    T_TRIGGER,
+    T_WHAT,
+    TIMES,
+    TRANSITION,
+    UNKNOWN_DEVICE,
+    Matrix,
+)
 from fleetpulse.columnar.world import (
-    DEATH_GRACE,
     DEGRADED_ERRORS,
     DEGRADED_WINDOW,
-    EFFECTIVE,
     FLAGGED_HOLD,
     FLAGGED_WINDOW,
     FOLLOWING,
-    FORGET_AFTER,
     IS_HELD,
     IS_PRESENT,
     LAST_ERRORS,
@@ -35,41 +92,11 @@ from fleetpulse.columnar.world import (
     Int64s,
     World,
     covered,
-    earliest,
     in_force,
 )
 from fleetpulse.core.machine import Mode, Trigger
 from fleetpulse.core.messages import RANK, Kind
-from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE
-
-Matrix = NDArray[np.int64]
-
-DEVICE_FIELDS: Final = (
-    "site", "device_class", "gateway", "life_ms", "quiet_since_ms", "quiet_covered_ms", "mode", "transition_no", "mode_since_ms",
-    "class_since_ms", "last_seen_ms", "boot", "seq", "reboots", "runtime_ms", "degraded_until_ms", "flagged_until_ms",
-    "held_until_ms", "death_ms", "death_covered_ms", "memory",
-)  # fmt: skip
-(SITE, CLASS, GATEWAY, LIFE, QUIET_SINCE, QUIET_COVERED, MODE, NUMBER, MODE_SINCE, CLASS_SINCE, LAST_SEEN, BOOT, SEQ, REBOOTS,
- RUNTIME, DEGRADED_UNTIL, FLAGGED_UNTIL, HELD_UNTIL, DEATH, DEATH_COVERED, MEMORY) = range(len(DEVICE_FIELDS))  # fmt: skip
-ABSENT: Final = -1  # the mode of a device without a state
-
-# What is remembered of errors: a row of its own for each device that had any.
-TIMES, N_TIMES = 0, MAX_ERRORS
-CODES, N_CODES = N_TIMES + 1, N_TIMES + 1 + MAX_ERRORS
-PROGRESS, PROGRESS_OF = N_CODES + 1, N_CODES + 1 + MAX_SEQUENCE
-MEMORY_WIDTH: Final = PROGRESS_OF + 1
-
-ROW_FIELDS: Final = ("device", "event_time_ms", "received_at_ms", "kind", "boot", "seq", "code", "gateway", "site")
-R_DEVICE, R_EVENT, R_RECEIVED, R_KIND, R_BOOT, R_SEQ, R_CODE, R_GATEWAY, R_SITE = range(len(ROW_FIELDS))
-
-TOLD_FIELDS: Final = ("what", "device", "at_ms", "row", "from", "to", "trigger", "number", "last_seen_ms", "runtime_ms",
-                      "life_ms", "device_class", "site", "gateway", "policy", "shown")  # fmt: skip
-(T_WHAT, T_DEVICE, T_AT, T_ROW, T_FROM, T_TO, T_TRIGGER, T_NUMBER, T_LAST_SEEN, T_RUNTIME, T_LIFE, T_CLASS, T_SITE, T_GATEWAY,
- T_POLICY, T_SHOWN) = range(len(TOLD_FIELDS))  # fmt: skip
-T_CODES: Final = len(TOLD_FIELDS)
-TOLD_WIDTH: Final = T_CODES + MAX_ERRORS
-TRANSITION, AFTER_DECOMMISSION, UNKNOWN_DEVICE = range(3)
-ROOM: Final = 16  # more than one row, with the deadlines before it, can tell
+from fleetpulse.core.policy import MAX_SEQUENCE
 
 _ERROR, _DEATH = RANK[Kind.ERROR], RANK[Kind.DEATH]
 _PROVISIONED, _ONLINE, _DEGRADED, _OFFLINE, _FLAGGED, _DECOMMISSIONED, _FORGOTTEN = (
@@ -139,74 +166,10 @@ def _change(
 
 
 @njit(cache=True)
-def _reached(devices: Matrix, world: World, i: int, least_ms: int, since: int, rule: int, listening: bool) -> int:
-    """Return the first instant, not before ``least_ms``, at which a limit is reached by the policy and class then in force.
-
-    Args:
-        devices: with the device ``i``.
-        world: coverage and policies.
-        i: the device.
-        least_ms: earliest answer.
-        since: what the limit is counted from: covered time, or event time.
-        rule: which limit.
-        listening: whether it is counted in covered time.
-
-    Returns:
-        `NEVER` where it is not reached.
-    """
-    count, of_class = len(world.rules), devices[i, CLASS]
-    least_ms = max(least_ms, devices[i, CLASS_SINCE])
-    for policy in range(count):
-        end_ms = world.rules[policy + 1, 0, EFFECTIVE] if policy + 1 < count else NEVER
-        if end_ms <= least_ms:
-            continue
-        reached = since + world.rules[policy, of_class, rule]
-        due_ms = earliest(world, reached) if listening else reached
-        if due_ms != NONE:
-            due_ms = max(due_ms, world.rules[policy, 0, EFFECTIVE], least_ms)
-            if due_ms < end_ms:
-                return due_ms
-    return NEVER
-
-
-@njit(cache=True)
-def _next_due(devices: Matrix, world: World, i: int) -> tuple[int, int]:
-    """Return the earliest deadline and what acts then; of two at the same instant the one that comes first here."""
-    mode, quiet_ms = devices[i, MODE], devices[i, QUIET_COVERED]
-    due_ms, trigger = NEVER, -1
-    held_ms = devices[i, HELD_UNTIL] if IS_HELD[mode] else NONE
-    least_ms = devices[i, MODE_SINCE] if held_ms == NONE else held_ms
-    quiet_since_ms = max(least_ms, devices[i, QUIET_SINCE])
-    if IS_PRESENT[mode] or IS_HELD[mode] or mode == _PROVISIONED:
-        due_ms, trigger = _reached(devices, world, i, quiet_since_ms, quiet_ms, TIMEOUT, True), _SILENCE
-        death_ms = devices[i, DEATH]
-        if mode != _PROVISIONED and death_ms != NONE:
-            covered_ms = devices[i, DEATH_COVERED]
-            dead_ms = _reached(devices, world, i, max(least_ms, death_ms), covered_ms, DEATH_GRACE, True)
-            if dead_ms < due_ms:
-                due_ms, trigger = dead_ms, _WILL
-    if held_ms != NONE and held_ms < due_ms:
-        due_ms, trigger = held_ms, _UNTIL
-    if devices[i, DEGRADED_UNTIL] != NONE and devices[i, DEGRADED_UNTIL] < due_ms:
-        due_ms, trigger = devices[i, DEGRADED_UNTIL], _RECOVERED
-    if devices[i, FLAGGED_UNTIL] != NONE and devices[i, FLAGGED_UNTIL] < due_ms:
-        due_ms, trigger = devices[i, FLAGGED_UNTIL], _HOLD_OVER
-    if mode == _OFFLINE:
-        forget_ms = _reached(devices, world, i, quiet_since_ms, quiet_ms, FORGET_AFTER, True)
-        if forget_ms < due_ms:
-            due_ms, trigger = forget_ms, _FORGET
-    if mode == _DECOMMISSIONED:
-        forget_ms = _reached(devices, world, i, least_ms, least_ms, FORGET_AFTER, False)
-        if forget_ms < due_ms:
-            due_ms, trigger = forget_ms, _FORGET
-    return due_ms, trigger
-
-
-@njit(cache=True)
 def _expire(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, i: int, before_ms: int) -> int:
     """Let deadlines act, earliest first, until none lies before ``before_ms``."""
     while devices[i, MODE] != ABSENT:
-        due_ms, trigger = _next_due(devices, world, i)
+        due_ms, trigger = next_due(devices, world, i)
         if due_ms >= before_ms:
             break
         if trigger == _RECOVERED:
@@ -395,7 +358,7 @@ def let_pass(devices: Matrix, memory: Matrix, world: World, through_ms: Int64s, 
             return i, said, left_ms
         said = _expire(devices, memory, world, told, said, i, through_ms[i] + 1)
         if devices[i, MODE] != ABSENT:
-            due_ms, _ = _next_due(devices, world, i)
+            due_ms, _ = next_due(devices, world, i)
             if due_ms != NEVER:
                 left_ms = min(left_ms, due_ms - through_ms[i])
     return len(devices), said, left_ms

@@ -14,7 +14,7 @@ import pyarrow.compute
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.judging import Judging
-from fleetpulse.columnar.kernel import (
+from fleetpulse.columnar.layout import (
     BOOT,
     CLASS,
     CLASS_SINCE,
@@ -31,7 +31,7 @@ from fleetpulse.columnar.kernel import (
     SEQ,
     SITE,
 )
-from fleetpulse.columnar.world import MODES, NEVER, Int64s, Vocabulary
+from fleetpulse.columnar.world import MODES, Int64s
 from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.machine import Mode
@@ -113,9 +113,9 @@ def _group(registered: pa.Table, listening: Listening, policies: Policies) -> Ke
     rows[:, MODE] = MODES.index(Mode.PROVISIONED)
     rows[:, [NUMBER, REBOOTS, RUNTIME]] = 0
     rows[:, [BOOT, SEQ, MEMORY]] = -1
-    rows[:, SITE] = _numbers(registered["site"], devices.sites)
-    rows[:, CLASS] = _numbers(_or_default(registered["device_class"]), devices.classes)
-    rows[:, GATEWAY] = _numbers(registered["gateway"], devices.gateways)
+    rows[:, SITE] = devices.sites.numbers(_words(registered["site"]))
+    rows[:, CLASS] = devices.classes.numbers(_words(_or_default(registered["device_class"])))
+    rows[:, GATEWAY] = devices.gateways.numbers(_words(registered["gateway"]))
     assert listening.frontier_ms is not None, "it was checked"
     Judging(devices, listening.coverage, policies).pass_time(np.full(len(devices), listening.frontier_ms))
     devices.drop_absent()
@@ -123,11 +123,8 @@ def _group(registered: pa.Table, listening: Listening, policies: Policies) -> Ke
 
 
 def _covered(coverage: Coverage, instants_ms: Int64s) -> Int64s:
-    """Return c(t), as `Coverage.covered`."""
-    covered = coverage.base_ms + np.maximum(instants_ms - coverage.start_ms, 0)
-    for opened, closed in coverage.gaps:
-        covered -= np.clip(instants_ms, opened, NEVER if closed is None else closed) - opened
-    return covered
+    distinct, places = np.unique(instants_ms, return_inverse=True)
+    return np.array([coverage.covered(instant_ms) for instant_ms in distinct.tolist()], np.int64)[places]
 
 
 def _or_default(classes: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -135,8 +132,5 @@ def _or_default(classes: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.fill_null(given, DEFAULT_CLASS)
 
 
-def _numbers(words: pa.ChunkedArray, vocabulary: Vocabulary) -> Int64s:
-    """Return the numbers of words; of nothing -1."""
-    encoded = words.combine_chunks().dictionary_encode()
-    numbers = np.array([*map(vocabulary.number, encoded.dictionary.to_pylist()), -1], np.int64)
-    return numbers[encoded.indices.fill_null(len(numbers) - 1).to_numpy()]
+def _words(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    return column.combine_chunks().dictionary_encode()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fleetpulse.columnar.blocks import READING, WRITING
 from fleetpulse.columnar.devices import Devices, memory_rows
-from fleetpulse.columnar.kernel import (
+from fleetpulse.columnar.layout import (
     CLASS,
     CODES,
     DEVICE_FIELDS,

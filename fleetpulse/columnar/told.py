@@ -14,7 +14,7 @@ import pyarrow.compute
 
 from fleetpulse.columnar.blocks import KINDS
 from fleetpulse.columnar.devices import Devices
-from fleetpulse.columnar.kernel import (
+from fleetpulse.columnar.layout import (
     T_AT,
     T_CLASS,
     T_CODES,
@@ -117,7 +117,7 @@ def transitions(told: Matrix, devices: Devices, policies: Policies, signals: pa.
     """Return the transitions that the compiled fold told.
 
     Args:
-        told: one a row, columns of `kernel.TOLD_FIELDS`; ``row`` is a place in ``signals``.
+        told: one a row, columns of `layout.TOLD_FIELDS`; ``row`` is a place in ``signals``.
         devices: whose they are.
         policies: as the fold had them.
         signals: those that were folded.

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numba import njit
 
-from fleetpulse.columnar.kernel import (
+from fleetpulse.columnar.layout import (
     CLASS_SINCE,
     DEATH,
     DEATH_COVERED,
@@ -51,7 +51,7 @@ def distances(devices: Matrix) -> tuple[Matrix, Matrix]:
     """Return how far each field is from what it usually equals.
 
     Args:
-        devices: device x `kernel.DEVICE_FIELDS`, at least one.
+        devices: device x `layout.DEVICE_FIELDS`, at least one.
 
     Returns:
         `NUMBERS` x device, `NONE` where the field is nothing; and `NUMBERS` x (`LOW`, `HIGH`, `NONES`): the least, the

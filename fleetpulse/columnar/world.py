@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numba import njit
 from numpy.typing import NDArray
 
@@ -70,6 +71,12 @@ class Vocabulary:
             found = self._numbers[word] = len(self.words)
             self.words.append(word)
         return found
+
+    def numbers(self, words: pa.DictionaryArray, instead: str | None = None) -> Int64s:
+        """Return the numbers of words; of nothing that of ``instead``, or -1."""
+        nothing = -1 if instead is None else self.number(instead)
+        numbers = np.array([*map(self.number, words.dictionary.to_pylist()), nothing], np.int64)
+        return numbers[words.indices.fill_null(len(numbers) - 1).to_numpy()]
 
 
 def world_arrays(

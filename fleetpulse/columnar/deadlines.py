@@ -1,0 +1,112 @@
+"""What a device's silence leads to, and when: the deadlines of `core.device`, compiled.
+
+Rule: of two deadlines at the same instant the one that comes first here acts.
+"""
+
+from typing import Final
+
+from numba import njit
+
+from fleetpulse.columnar.layout import (
+    CLASS,
+    CLASS_SINCE,
+    DEATH,
+    DEATH_COVERED,
+    DEGRADED_UNTIL,
+    FLAGGED_UNTIL,
+    HELD_UNTIL,
+    MODE,
+    MODE_SINCE,
+    QUIET_COVERED,
+    QUIET_SINCE,
+    Matrix,
+)
+from fleetpulse.columnar.world import (
+    DEATH_GRACE,
+    EFFECTIVE,
+    FORGET_AFTER,
+    IS_HELD,
+    IS_PRESENT,
+    MODES,
+    NEVER,
+    NONE,
+    TIMEOUT,
+    TRIGGERS,
+    World,
+    earliest,
+)
+from fleetpulse.core.machine import Mode, Trigger
+
+_PROVISIONED: Final = MODES.index(Mode.PROVISIONED)
+_OFFLINE: Final = MODES.index(Mode.OFFLINE)
+_DECOMMISSIONED: Final = MODES.index(Mode.DECOMMISSIONED)
+_SILENCE: Final = TRIGGERS.index(Trigger.SILENCE)
+_WILL: Final = TRIGGERS.index(Trigger.DEATH)
+_UNTIL: Final = TRIGGERS.index(Trigger.UNTIL)
+_RECOVERED: Final = TRIGGERS.index(Trigger.RECOVERED)
+_HOLD_OVER: Final = TRIGGERS.index(Trigger.HOLD_OVER)
+_FORGET: Final = TRIGGERS.index(Trigger.FORGET)
+
+
+@njit(cache=True)
+def _reached(devices: Matrix, world: World, i: int, least_ms: int, since: int, rule: int, listening: bool) -> int:
+    """Return the first instant, not before ``least_ms``, at which a limit is reached by the policy and class then in force.
+
+    Args:
+        devices: with the device ``i``.
+        world: coverage and policies.
+        i: the device.
+        least_ms: earliest answer.
+        since: what the limit is counted from: covered time, or event time.
+        rule: which limit.
+        listening: whether it is counted in covered time.
+
+    Returns:
+        `NEVER` where it is not reached.
+    """
+    count, of_class = len(world.rules), devices[i, CLASS]
+    least_ms = max(least_ms, devices[i, CLASS_SINCE])
+    for policy in range(count):
+        end_ms = world.rules[policy + 1, 0, EFFECTIVE] if policy + 1 < count else NEVER
+        if end_ms <= least_ms:
+            continue
+        reached = since + world.rules[policy, of_class, rule]
+        due_ms = earliest(world, reached) if listening else reached
+        if due_ms != NONE:
+            due_ms = max(due_ms, world.rules[policy, 0, EFFECTIVE], least_ms)
+            if due_ms < end_ms:
+                return due_ms
+    return NEVER
+
+
+@njit(cache=True)
+def next_due(devices: Matrix, world: World, i: int) -> tuple[int, int]:
+    """Return the earliest deadline and what acts then; of two at the same instant the one that comes first here."""
+    mode, quiet_ms = devices[i, MODE], devices[i, QUIET_COVERED]
+    due_ms, trigger = NEVER, -1
+    held_ms = devices[i, HELD_UNTIL] if IS_HELD[mode] else NONE
+    least_ms = devices[i, MODE_SINCE] if held_ms == NONE else held_ms
+    quiet_since_ms = max(least_ms, devices[i, QUIET_SINCE])
+    if IS_PRESENT[mode] or IS_HELD[mode] or mode == _PROVISIONED:
+        due_ms, trigger = _reached(devices, world, i, quiet_since_ms, quiet_ms, TIMEOUT, True), _SILENCE
+        death_ms = devices[i, DEATH]
+        if mode != _PROVISIONED and death_ms != NONE:
+            covered_ms = devices[i, DEATH_COVERED]
+            dead_ms = _reached(devices, world, i, max(least_ms, death_ms), covered_ms, DEATH_GRACE, True)
+            if dead_ms < due_ms:
+                due_ms, trigger = dead_ms, _WILL
+    if held_ms != NONE and held_ms < due_ms:
+        due_ms, trigger = held_ms, _UNTIL
+    if devices[i, DEGRADED_UNTIL] != NONE and devices[i, DEGRADED_UNTIL] < due_ms:
+        due_ms, trigger = devices[i, DEGRADED_UNTIL], _RECOVERED
+    if devices[i, FLAGGED_UNTIL] != NONE and devices[i, FLAGGED_UNTIL] < due_ms:
+        due_ms, trigger = devices[i, FLAGGED_UNTIL], _HOLD_OVER
+    if mode == _OFFLINE:
+        forget_ms = _reached(devices, world, i, quiet_since_ms, quiet_ms, FORGET_AFTER, True)
+        if forget_ms < due_ms:
+            due_ms, trigger = forget_ms, _FORGET
+    if mode == _DECOMMISSIONED:
+        forget_ms = _reached(devices, world, i, least_ms, least_ms, FORGET_AFTER, False)
+        if forget_ms < due_ms:
+            due_ms, trigger = forget_ms, _FORGET
+    return due_ms, trigger
