@@ -116,11 +116,15 @@ ON_SPARK: Final = {
 def start(contender: Contender, spark: SparkSession, source: Input, place: Path) -> StreamingQuery:
     """Start a contender's query; its sink is ``place/out``, its checkpoint ``place/checkpoint``."""
     spark.conf.set("spark.sql.streaming.stateStore.encodingFormat", contender.encoding)
+    return written(contender.build(spark, source), place, contender.partitioned_by)
+
+
+def written(rows: DataFrame, place: Path, partitioned_by: tuple[str, ...]) -> StreamingQuery:
+    """Start a query, batch after batch without a pause; its sink is ``place/out``, its checkpoint ``place/checkpoint``."""
     return (
-        contender.build(spark, source)
-        .writeStream.format("delta")
+        rows.writeStream.format("delta")
         .option("checkpointLocation", str(place / "checkpoint"))
-        .partitionBy(*contender.partitioned_by)
+        .partitionBy(*partitioned_by)
         .outputMode("append")
         .trigger(processingTime="0 seconds")
         .start(str(place / "out"))

@@ -25,7 +25,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from bench.contenders import key_groups
+from bench.contenders import key_groups, written
 from bench.generate import LATENESS_MS, START_MS
 from cli.output import as_table, console
 from fleetpulse.columnar.seeds import REGISTERED_SCHEMA
@@ -157,15 +157,8 @@ def _run(spark: SparkSession, messages: Path, place: Path, devices: int, jitter_
     groups = key_groups(devices)
     initial = initial_state(spark, _fleet(devices), listening, policies, groups)
     deployment = Deployment(LATENESS_MS, verdict_jitter_ms=jitter_ms)
-    query = (
-        judged(spark, messages, deployment, groups, initial=initial, max_rows=1)
-        .writeStream.format("delta")
-        .option("checkpointLocation", str(place / "checkpoint"))
-        .partitionBy(*JUDGEMENTS.partitioned_by)
-        .outputMode("append")
-        .trigger(processingTime="0 seconds")
-        .start(str(place / "out"))
-    )
+    rows = judged(spark, messages, deployment, groups, initial=initial, max_rows=1)
+    query = written(rows, place, JUDGEMENTS.partitioned_by)
     try:
         query.processAllAvailable()
         took_ms = {one["batchId"]: one["durationMs"]["triggerExecution"] for one in query.recentProgress if one["batchId"] > 0}

@@ -99,30 +99,26 @@ from fleetpulse.core.messages import RANK, Kind
 from fleetpulse.core.policy import MAX_SEQUENCE
 
 _ERROR, _DEATH = RANK[Kind.ERROR], RANK[Kind.DEATH]
-_PROVISIONED, _ONLINE, _DEGRADED, _OFFLINE, _FLAGGED, _DECOMMISSIONED, _FORGOTTEN = (
+_PROVISIONED, _ONLINE, _DEGRADED, _FLAGGED, _DECOMMISSIONED, _FORGOTTEN = (
     MODES.index(mode)
     for mode in (
         Mode.PROVISIONED,
         Mode.ONLINE,
         Mode.DEGRADED,
-        Mode.OFFLINE,
         Mode.FLAGGED,
         Mode.DECOMMISSIONED,
         Mode.FORGOTTEN,
     )
 )
-_SIGNAL, _SILENCE, _WILL, _ERRORS, _RECOVERED, _SEQUENCE, _HOLD_OVER, _UNTIL, _FORGET = (
+_SIGNAL, _ERRORS, _RECOVERED, _SEQUENCE, _HOLD_OVER, _UNTIL = (
     TRIGGERS.index(trigger)
     for trigger in (
         Trigger.SIGNAL,
-        Trigger.SILENCE,
-        Trigger.DEATH,
         Trigger.ERRORS,
         Trigger.RECOVERED,
         Trigger.SEQUENCE,
         Trigger.HOLD_OVER,
         Trigger.UNTIL,
-        Trigger.FORGET,
     )
 )
 
