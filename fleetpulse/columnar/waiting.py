@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from fleetpulse.columnar.blocks import SIGNAL_SCHEMA, from_bytes, to_bytes
+from fleetpulse.columnar.wire import from_wire, to_wire
 
 _SPANS: Final = 8  # of a chunk in the allowed lateness, where batches are shorter than that
 
@@ -26,7 +27,7 @@ class Chunk:
         first_ms: event time of the first row that is still to be judged.
         last_ms: event time of the last.
         rows: how many it holds.
-        signals: whether its columns are those of `SIGNAL_SCHEMA`; otherwise of `ROW_SCHEMA`.
+        signals: whether it is written by `to_wire`; otherwise its columns are those of `ROW_SCHEMA`.
     """
 
     number: int
@@ -68,6 +69,7 @@ class Waiting:
         """
         if not batch.num_rows:
             return
+        signals = batch.schema.equals(SIGNAL_SCHEMA)
         event_ms = batch["event_time_ms"].to_numpy()
         spans = event_ms // width_ms
         if spans.min() != spans.max():
@@ -76,10 +78,11 @@ class Waiting:
         edges = [0, *(np.flatnonzero(np.diff(spans)) + 1).tolist(), batch.num_rows]
         for begin, end in pairwise(edges):
             times = event_ms[begin:end]
-            chunk = Chunk(self.written, int(times.min()), int(times.max()), end - begin, batch.schema.equals(SIGNAL_SCHEMA))
+            chunk = Chunk(self.written, int(times.min()), int(times.max()), end - begin, signals)
             self.chunks.append(chunk)
             self.written += 1
-            yield chunk.number, to_bytes(batch.slice(begin, end - begin))
+            part = batch.slice(begin, end - begin)
+            yield chunk.number, to_wire(part) if signals else to_bytes(part)
 
     def take(
         self, after_ms: int | None, through_ms: int, read: Callable[[int], bytes]
@@ -102,7 +105,8 @@ class Waiting:
             if chunk.first_ms > through_ms:
                 kept.append(chunk)
                 continue
-            batch = from_bytes(read(chunk.number))
+            written = read(chunk.number)
+            batch = from_wire(written) if chunk.signals else from_bytes(written)
             event_ms = batch["event_time_ms"].to_numpy()
             due = event_ms <= through_ms
             if after_ms is not None:

@@ -53,6 +53,8 @@ _ARRIVAL: Final = (
     Column("segment", "long", "number of the bridge's segment that carried it", required=True),
 )
 
+INDEXED_COLUMNS: Final = 4  # of a table that Spark writes: of how many Delta keeps the least and greatest value of a file
+
 MESSAGES: Final = Table(
     "messages",
     "Bronze: every message that could be decoded, and our own rows, in order of received_at.",
@@ -159,6 +161,7 @@ JUDGEMENTS: Final = Table(
         Column("generation", "int", "generation of the job; not part of a comparison"),
     ),
     ("kind",),
+    (("delta.dataSkippingNumIndexedCols", str(INDEXED_COLUMNS)),),
 )
 
 STREAM_HEALTH: Final = Table(

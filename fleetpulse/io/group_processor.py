@@ -18,6 +18,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from fleetpulse.columnar.blocks import NO_SIGNALS, batch_to_rows, from_bytes, to_bytes
 from fleetpulse.columnar.group import KeyGroup, begin
 from fleetpulse.columnar.told import from_judgements
+from fleetpulse.columnar.wire import from_wire
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS
@@ -59,7 +60,7 @@ class GroupProcessor(StatefulProcessor):
         started_ms = 0
         for row in rows:
             if row.signals is not None:
-                signals.append(from_bytes(row.signals))
+                signals.append(from_wire(row.signals))
             if row.others is not None:
                 others += batch_to_rows(from_bytes(row.others))
             started_ms = row.started_ms

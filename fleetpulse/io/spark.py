@@ -9,10 +9,13 @@ from typing import Final
 import pyspark
 from pyspark.sql import SparkSession
 
+from fleetpulse.core.tables import INDEXED_COLUMNS
 from fleetpulse.io.jars import resolve_jars
 from fleetpulse.io.java import find_java
 
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+# Spark's usual one starts a process for each file's permissions; both write aside and rename.
+_FILE_MANAGER: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _LOG4J: Final = Path(__file__).parents[2] / "infra" / "spark" / "log4j2.properties"
 
 
@@ -31,12 +34,15 @@ def settings(local_dir: Path, cores: int, memory: str) -> dict[str, str]:
         # spark.jars would copy them, and serve them over a socket to executors that do not exist.
         "spark.driver.extraClassPath": os.pathsep.join(str(jar) for jar in resolve_jars()),
         # As URI: the project's folder may have a space in its name, and these options are split at spaces.
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} -Duser.timezone=UTC",
+        # Blocks are humongous objects to G1, each of which may start a marking of the heap.
+        "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC -Dlog4j2.configurationFile={_LOG4J.as_uri()} -Duser.timezone=UTC",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.databricks.delta.snapshotPartitions": "1",  # small logs: 50 tasks to read one are 49 too many
         "spark.databricks.delta.snapshotCache.storageLevel": "NONE",  # a sink reads each version's state once
+        # Statistics of a row's first columns are worth their cost: what is looked for is a device, a site or a time.
+        "spark.databricks.delta.properties.defaults.dataSkippingNumIndexedCols": str(INDEXED_COLUMNS),
         "spark.sql.shuffle.partitions": str(cores),  # fixed with a checkpoint's first batch
         "spark.shuffle.compress": "false",  # blocks are compressed where they are packed
         "spark.sql.adaptive.enabled": "false",  # a stateful query cannot use it, and planning it costs
@@ -46,6 +52,7 @@ def settings(local_dir: Path, cores: int, memory: str) -> dict[str, str]:
         f"{state}.rowChecksum.enabled": "true",  # damaged state is an error, not a verdict
         "spark.sql.streaming.minBatchesToRetain": "20",  # enough to look back, and not the default's hundred
         "spark.sql.streaming.metricsEnabled": "false",
+        "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
         "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "true",  # spares Python a conversion to rows
         "spark.python.authenticate.socketTimeout": "180s",  # busy machines start Python workers slowly
     }
