@@ -41,7 +41,7 @@ def _block(devices: int, each: int, call: int) -> pa.RecordBatch:
         "device_clock": pa.array(np.ones(count, bool)),
         "boot": pa.array(["boot-1"] * count),
         "seq": pa.array(call * each + number),
-        "digest": pa.array(np.arange(count)),
+        "digest": pa.array(np.zeros(count, np.int64)),
     }
     return pa.RecordBatch.from_pydict({name: columns[name] for name in SIGNAL_SCHEMA.names}, schema=SIGNAL_SCHEMA)
 

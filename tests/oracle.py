@@ -279,7 +279,7 @@ def judge(rows: Iterable[Message], lateness: int, lead: int, built_in: dict[str,
         ("transition", device_id, life, transition_no, from_mode, to_mode, trigger, event_time, last_seen), and of every
         other verdict (verdict, device_id, kind, event_time, received_at, late_by), in no particular order.
     """
-    read = sorted(rows, key=lambda row: (row.received_at, row.kind != "gap", row.digest))
+    read = sorted(rows, key=lambda row: (row.received_at, row.kind != "gap", row.code or "", row.digest))
     world = World(Listening(read[0].received_at), [(-1, -1, built_in)])
     frontier: int | None = None
     told, waiting = list[tuple[Any, ...]](), list[Message]()
@@ -305,6 +305,12 @@ def judge(rows: Iterable[Message], lateness: int, lead: int, built_in: dict[str,
     return told
 
 
+def _place(row: Message) -> tuple[Any, ...]:
+    """Where a message stands among those of its device; the digest is for those without a number."""
+    unnumbered = row.seq is None
+    return (row.at, -1 if unnumbered else row.seq, KINDS.index(row.kind), row.digest if unnumbered else 0, row.boot or "", row.received_at)
+
+
 def _judge_device(rows: list[Message], world: World, frontier: int) -> list[tuple[Any, ...]]:
     """Judge the messages of one device in their order, deadlines between them, and after the last up to the frontier."""
     first: dict[tuple[Any, ...], Message] = {}
@@ -313,7 +319,7 @@ def _judge_device(rows: list[Message], world: World, frontier: int) -> list[tupl
     counted = list(first.values())
     told = [_about("duplicate", row) for row in rows if not any(row is one for one in counted)]
     lives: list[Life] = []
-    for row in sorted(counted, key=lambda row: (row.at, -1 if row.seq is None else row.seq, KINDS.index(row.kind), row.digest)):
+    for row in sorted(counted, key=_place):
         if lives:
             lives[-1].expire(row.at)
         if not lives or lives[-1].mode == "forgotten":

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from fleetpulse.core.messages import FROM_DEVICES, Clock, Kind, Row
+from fleetpulse.core.messages import FROM_DEVICES, Clock, Kind, Row, told_apart
 
 # A worker is one of many, and its blocks are small: threads would only wait for each other.
 WRITING: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -52,7 +52,7 @@ SIGNAL_SCHEMA: Final = pa.schema(
         ("seq", pa.int64()),  # -1 without
         ("code", _WORD),
         ("gateway", _WORD),
-        ("digest", pa.int64()),
+        ("digest", pa.int64()),  # 0 where there is a seq
     ]
 )
 WORDS: Final = tuple(field.name for field in SIGNAL_SCHEMA if field.type == _WORD)
@@ -87,6 +87,7 @@ def signals_to_batch(rows: Iterable[Row]) -> pa.RecordBatch:
     }
     columns["kind"] = [KINDS.index(row.kind) for row in kept]
     columns["seq"] = [-1 if row.seq is None else row.seq for row in kept]
+    columns["digest"] = [told_apart(row) for row in kept]
     columns["device_clock"] = [row.clock is Clock.DEVICE for row in kept]
     return pa.RecordBatch.from_arrays(
         [pa.array(columns[field.name], field.type) for field in SIGNAL_SCHEMA], schema=SIGNAL_SCHEMA

@@ -91,20 +91,18 @@ class Judging:
         kinds = signals["kind"].to_numpy()
         devices.remember(places[kinds == _ERROR])
         touched, boots, words = self._boots(signals, places)
-        rows = np.empty((len(order), len(layout.ROW_FIELDS)), np.int64)
-        columns = {
-            layout.R_DEVICE: places,
-            layout.R_EVENT: signals["event_time_ms"].to_numpy(),
-            layout.R_RECEIVED: signals["received_at_ms"].to_numpy(),
-            layout.R_KIND: kinds,
-            layout.R_BOOT: boots,
-            layout.R_SEQ: signals["seq"].to_numpy(),
-            layout.R_CODE: devices.codes.numbers(signals["code"], NO_CODE),
-            layout.R_GATEWAY: devices.gateways.numbers(signals["gateway"]),
-            layout.R_SITE: devices.sites.numbers(signals["site"]),
-        }
-        for field, values in columns.items():
-            rows[:, field] = values[order]
+        rows = kernel.matrix(
+            order,
+            places,
+            signals["event_time_ms"].to_numpy(),
+            signals["received_at_ms"].to_numpy(),
+            kinds,
+            boots,
+            signals["seq"].to_numpy(),
+            devices.codes.numbers(signals["code"], NO_CODE),
+            devices.gateways.numbers(signals["gateway"]),
+            devices.sites.numbers(signals["site"]),
+        )
         world, first = self._arrays(), 0
         before = devices.rows[touched, layout.BOOT]
         while first < len(rows):

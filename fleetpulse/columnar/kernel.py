@@ -47,6 +47,7 @@ from fleetpulse.columnar.layout import (
     R_SITE,
     REBOOTS,
     ROOM,
+    ROW_FIELDS,
     RUNTIME,
     SEQ,
     SITE,
@@ -304,6 +305,29 @@ def _apply(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: in
     if rows[j, R_KIND] == _ERROR:
         said = _error(devices, memory, world, told, said, i, rows, j)
     return said
+
+
+@njit(cache=True)
+def matrix(
+    order: Int64s,
+    device: Int64s,
+    event_ms: Int64s,
+    received_ms: Int64s,
+    kind: NDArray[np.int8],
+    boot: Int64s,
+    seq: Int64s,
+    code: Int64s,
+    gateway: Int64s,
+    site: Int64s,
+) -> Matrix:
+    """Return columns of messages as rows of `layout.ROW_FIELDS`, in the order in which they are judged."""
+    rows = np.empty((len(order), len(ROW_FIELDS)), np.int64)
+    for j in range(len(order)):
+        at = order[j]
+        rows[j, R_DEVICE], rows[j, R_EVENT], rows[j, R_RECEIVED], rows[j, R_KIND] = device[at], event_ms[at], received_ms[at], kind[at]
+        rows[j, R_BOOT], rows[j, R_SEQ], rows[j, R_CODE] = boot[at], seq[at], code[at]
+        rows[j, R_GATEWAY], rows[j, R_SITE] = gateway[at], site[at]
+    return rows
 
 
 @njit(cache=True)

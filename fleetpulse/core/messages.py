@@ -110,8 +110,13 @@ class Row:
 Identity = tuple[str, Kind, int, str | None, int | None, int]
 
 
+def told_apart(row: Row) -> int:
+    """Return what tells apart messages that a device did not number: the payload's digest, 0 where there is a ``seq``."""
+    return row.digest if row.seq is None else 0
+
+
 def identity(row: Row) -> Identity:
-    """Return what makes two rows copies of one message. The digest counts only where there is no ``seq``."""
+    """Return what makes two rows copies of one message."""
     assert row.event_time_ms is not None, "a row without event time has no place in the order"
     return (
         row.device_id,
@@ -119,15 +124,15 @@ def identity(row: Row) -> Identity:
         row.event_time_ms,
         row.boot,
         row.seq,
-        row.digest if row.seq is None else 0,
+        told_apart(row),
     )
 
 
 def order(row: Row) -> tuple[int, int, int, int, str, int]:
-    """Return the key by which a device's rows are judged: event time, seq, kind, digest; total, so cuts cannot show."""
+    """Return the key by which a device's rows are judged: event time, seq, kind, digest where there is no seq."""
     assert row.event_time_ms is not None, "a row without event time has no place in the order"
     seq = -1 if row.seq is None else row.seq
-    return (row.event_time_ms, seq, RANK[row.kind], row.digest, row.boot or "", row.received_at_ms)
+    return (row.event_time_ms, seq, RANK[row.kind], told_apart(row), row.boot or "", row.received_at_ms)
 
 
 def hash64(text: str) -> int:

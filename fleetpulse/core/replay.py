@@ -112,7 +112,7 @@ def in_order(due: Iterable[Row]) -> tuple[list[Row], list[Judgement]]:
     """
     first: dict[Identity, Row] = {}
     copies: list[Judgement] = []
-    for row in sorted(due, key=lambda each: (each.received_at_ms, each.digest, each.site, each.gateway or "")):
+    for row in sorted(due, key=lambda each: (each.received_at_ms, each.code or "", each.site, each.gateway or "")):
         if first.setdefault(identity(row), row) is not row:
             copies.append(about(row, Verdict.DUPLICATE))
     return sorted(first.values(), key=order), copies

@@ -197,11 +197,12 @@ def _instants(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 def _signals(rows: pa.Table) -> pa.RecordBatch:
     """Return rows of bronze as columns of `SIGNAL_SCHEMA`."""
-    columns = {name: rows[name] for name in ("device_id", "site", "boot", "code", "gateway", "digest")}
+    columns = {name: rows[name] for name in ("device_id", "site", "boot", "code", "gateway")}
     columns |= {name: _instants(rows, name) for name in _INSTANTS}
     columns["kind"] = _by_word(rows["kind"], lambda words: pc.index_in(words, value_set=_KIND_WORDS))
     columns["device_clock"] = _by_word(rows["clock"], lambda words: pc.equal(words, Clock.DEVICE.value))
     columns["seq"] = pc.fill_null(rows["seq"], -1)
+    columns["digest"] = pc.if_else(pc.is_null(rows["seq"]), rows["digest"], 0)  # see `told_apart`
     arrays = [columns[field.name].cast(field.type).combine_chunks() for field in SIGNAL_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=SIGNAL_SCHEMA)
 
