@@ -308,7 +308,14 @@ def judge(rows: Iterable[Message], lateness: int, lead: int, built_in: dict[str,
 def _place(row: Message) -> tuple[Any, ...]:
     """Where a message stands among those of its device; the digest is for those without a number."""
     unnumbered = row.seq is None
-    return (row.at, -1 if unnumbered else row.seq, KINDS.index(row.kind), row.digest if unnumbered else 0, row.boot or "", row.received_at)
+    return (
+        row.at,
+        -1 if unnumbered else row.seq,
+        KINDS.index(row.kind),
+        row.digest if unnumbered else 0,
+        row.boot or "",
+        row.received_at,
+    )
 
 
 def _judge_device(rows: list[Message], world: World, frontier: int) -> list[tuple[Any, ...]]:

@@ -324,8 +324,8 @@ def matrix(
     rows = np.empty((len(order), len(ROW_FIELDS)), np.int64)
     for j in range(len(order)):
         at = order[j]
-        rows[j, R_DEVICE], rows[j, R_EVENT], rows[j, R_RECEIVED], rows[j, R_KIND] = device[at], event_ms[at], received_ms[at], kind[at]
-        rows[j, R_BOOT], rows[j, R_SEQ], rows[j, R_CODE] = boot[at], seq[at], code[at]
+        rows[j, R_DEVICE], rows[j, R_EVENT], rows[j, R_RECEIVED] = device[at], event_ms[at], received_ms[at]
+        rows[j, R_KIND], rows[j, R_BOOT], rows[j, R_SEQ], rows[j, R_CODE] = kind[at], boot[at], seq[at], code[at]
         rows[j, R_GATEWAY], rows[j, R_SITE] = gateway[at], site[at]
     return rows
 
