@@ -23,7 +23,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.broker import load_address
 from fleetpulse.io.home import BRIDGE, Home
-from fleetpulse.io.mqtt import Arrived, Receiver
+from fleetpulse.io.receiver import Arrived, Receiver
 
 REMEMBERED: Final = 1_000  # shown messages that are followed until they are judged
 CANARY: Final = f"fleet/{EVERYONE}/{BRIDGE}/{Kind.TICK.value}"

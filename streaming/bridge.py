@@ -15,8 +15,8 @@ from typing import Final
 import structlog
 
 from fleetpulse.io.broker import BrokerAddress
-from fleetpulse.io.mqtt import Receiver
 from fleetpulse.io.process import Stop, write_status
+from fleetpulse.io.receiver import Receiver
 from fleetpulse.io.segments import position, remove_leftovers, rows_table, write_segment
 from streaming.intake import Intake
 from streaming.spool import Spool

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Final, Self
 
 from fleetpulse.core.envelope import Envelope, unwrap
-from fleetpulse.io.mqtt import Token
+from fleetpulse.io.receiver import Token
 from fleetpulse.io.segments import Position
 
 HELD_LINES: Final = 20_000  # more than a broker has under way to us

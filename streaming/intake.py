@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from fleetpulse.core.envelope import TOPIC_PREFIX, Envelope
 from fleetpulse.core.messages import EVERYONE, FLUSH, Kind, Origin
-from fleetpulse.io.mqtt import Arrived, Token
+from fleetpulse.io.receiver import Arrived, Token
 from fleetpulse.io.segments import Position
 from streaming.history import History, Verdict
 

@@ -6,7 +6,7 @@ import pytest
 
 from fleetpulse.core.envelope import Envelope, wrap
 from fleetpulse.core.messages import FLUSH, Kind, Origin, Row, decode
-from fleetpulse.io.mqtt import Arrived
+from fleetpulse.io.receiver import Arrived
 from fleetpulse.io.segments import Position
 from streaming.intake import Intake
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fleetpulse.core.envelope import Envelope, wrap
-from fleetpulse.io.mqtt import Arrived
+from fleetpulse.io.receiver import Arrived
 from fleetpulse.io.segments import Position
 from streaming.history import HELD_BYTES, History
 from streaming.intake import Intake

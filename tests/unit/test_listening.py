@@ -8,7 +8,7 @@ from cli.listening import CANARY, REMEMBERED, Followed, Shown, fate, read_messag
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment
-from fleetpulse.io.mqtt import Arrived
+from fleetpulse.io.receiver import Arrived
 from tests.histories import START, signal
 
 pytestmark = pytest.mark.unit

@@ -9,7 +9,8 @@ import pytest
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.broker import MAX_PAYLOAD_BYTES, BrokerAddress
-from fleetpulse.io.mqtt import Arrived, Publisher, Receiver
+from fleetpulse.io.mqtt import Publisher
+from fleetpulse.io.receiver import Arrived, Receiver
 
 CONNACK, SUBACK = b"\x20\x02\x00\x00", b"\x90\x03\x00\x01\x01"
 

@@ -1,0 +1,177 @@
+"""MQTT 3.1.1 on the wire, as far as one who receives needs it: packets to bytes, and bytes to packets however they are cut.
+
+Rule 1: no socket and no clock here; the standard is OASIS MQTT 3.1.1, section numbers are its own.
+Rule 2: memory is bounded: of a payload beyond the limit its beginning is kept, one byte more than may be; the rest is passed over.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+CONNACK, PUBLISH, PUBACK, SUBACK, UNSUBACK, PINGRESP = 2, 3, 4, 9, 11, 13
+FAILURE: Final = 0x80  # of a subscription (3.9.3)
+DISCONNECT: Final = b"\xe0\x00"
+REFUSALS: Final = {
+    1: "it does not speak MQTT 3.1.1",
+    2: "it does not take our client id",
+    3: "it is not available",
+    4: "user name or password are wrong",
+    5: "we are not authorised",
+}
+_LONGEST_TOPIC: Final = 65_535
+_MAX_LENGTH_BYTES: Final = 4  # of a packet's length (2.2.3)
+_ANSWERS: Final = (CONNACK, PUBACK, SUBACK, UNSUBACK, PINGRESP)
+
+
+class ProtocolError(Exception):
+    """The other side does not speak MQTT 3.1.1."""
+
+
+class Published(NamedTuple):
+    """A message as the broker sent it.
+
+    Attributes:
+        topic: UTF-8, or ``not-utf-8``.
+        payload: its bytes; one more than the limit where it is longer.
+        retained: it is an old one, sent because we subscribed.
+        number: the packet's; None with QoS 0.
+    """
+
+    topic: str
+    payload: bytes
+    retained: bool
+    number: int | None
+
+
+class Answer(NamedTuple):
+    """What the broker answers to a packet of ours: the packet's type and its body."""
+
+    kind: int
+    body: bytes
+
+
+class Reader:
+    """Makes packets of what arrives.
+
+    Args:
+        max_payload: bytes.
+    """
+
+    def __init__(self, max_payload: int) -> None:
+        self.answers: list[Answer] = []
+        self._max_payload = max_payload
+        self._data = b""
+        self._skip = 0  # bytes still to come of a packet of which enough is known
+
+    def feed(self, data: bytes) -> list[Published]:
+        """Take in bytes; return the messages that are complete, and keep answers in ``answers``.
+
+        Raises:
+            ProtocolError: they are no MQTT.
+        """
+        if self._skip:
+            skipped = min(self._skip, len(data))
+            self._skip -= skipped
+            data = data[skipped:]
+        data = self._data + data if self._data else data
+        published: list[Published] = []
+        at, end = 0, len(data)
+        while end - at >= 2:
+            header, length, body = data[at], data[at + 1], at + 2
+            if length & 0x80:
+                found = _length(data, at + 1)
+                if found is None:
+                    break
+                length, body = found
+            after = body + length
+            if header >> 4 == PUBLISH:
+                if after > end and not self._suffices(header, length, data, body):
+                    break
+                published.append(self._message(header, data, body, after))
+            elif header >> 4 in _ANSWERS:
+                if after > end:
+                    break
+                self.answers.append(Answer(header >> 4, data[body:after]))
+            else:
+                raise ProtocolError(f"a packet of type {header >> 4} came from the broker")
+            if after > end:
+                self._skip = after - end
+                after = end
+            at = after
+        self._data = data[at:]
+        return published
+
+    def _suffices(self, header: int, length: int, data: bytes, body: int) -> bool:
+        """Whether enough is there of a message that is not complete: it is too long, and what is kept of it has come."""
+        if length <= self._max_payload + _LONGEST_TOPIC or len(data) < body + 2:
+            return False
+        topic = data[body] << 8 | data[body + 1]
+        return len(data) - body >= 2 + topic + (2 if header & 0x06 else 0) + self._max_payload + 1
+
+    def _message(self, header: int, data: bytes, body: int, after: int) -> Published:
+        quality = header >> 1 & 3
+        payload = body + 2 + (data[body] << 8 | data[body + 1] if after >= body + 2 else 0)
+        number = None
+        if quality == 1:
+            number = data[payload] << 8 | data[payload + 1] if after >= payload + 2 else 0
+            payload += 2
+        if quality > 1 or payload > after or number == 0:
+            raise ProtocolError("a message came that is not as MQTT has it")
+        try:
+            topic = data[body + 2 : payload if number is None else payload - 2].decode()
+        except UnicodeDecodeError:
+            topic = "not-utf-8"
+        return Published(topic, data[payload : min(after, payload + self._max_payload + 1)], bool(header & 1), number)
+
+
+def _length(data: bytes, at: int) -> tuple[int, int] | None:
+    """Return a packet's length and where its body begins; None while it is incomplete."""
+    length = 0
+    for place in range(_MAX_LENGTH_BYTES):
+        if at + place >= len(data):
+            return None
+        byte = data[at + place]
+        length |= (byte & 0x7F) << 7 * place
+        if not byte & 0x80:
+            return length, at + place + 1
+    raise ProtocolError("a packet's length has more than four bytes")
+
+
+def _packet(header: int, body: bytes) -> bytes:
+    length, rest = b"", len(body)
+    while True:
+        rest, low = rest >> 7, rest & 0x7F
+        length += bytes([low | 0x80 if rest else low])
+        if not rest:
+            return bytes([header]) + length + body
+
+
+def _text(text: str | bytes) -> bytes:
+    encoded = text.encode() if isinstance(text, str) else text
+    return len(encoded).to_bytes(2, "big") + encoded
+
+
+def connect(client_id: str, username: str | None, password: str | None, *, keep_session: bool) -> bytes:
+    """Return CONNECT without a keep-alive: TCP's own finds out about a dead line."""
+    flags = (0 if keep_session else 0x02) | (0x80 if username else 0) | (0x40 if password else 0)
+    body = b"\x00\x04MQTT\x04" + bytes([flags]) + b"\x00\x00" + _text(client_id)
+    return _packet(0x10, body + (_text(username) if username else b"") + (_text(password) if password else b""))
+
+
+def subscribe(number: int, topics: Sequence[str]) -> bytes:
+    """Return SUBSCRIBE, each topic with QoS 1."""
+    return _packet(0x82, number.to_bytes(2, "big") + b"".join(_text(topic) + b"\x01" for topic in topics))
+
+
+def unsubscribe(number: int, topics: Iterable[str]) -> bytes:
+    """Return UNSUBSCRIBE."""
+    return _packet(0xA2, number.to_bytes(2, "big") + b"".join(_text(topic) for topic in topics))
+
+
+def publish(number: int, topic: str, payload: bytes) -> bytes:
+    """Return PUBLISH with QoS 1."""
+    return _packet(0x32, _text(topic) + number.to_bytes(2, "big") + payload)
+
+
+def acknowledge(numbers: Iterable[int]) -> bytes:
+    """Return a PUBACK for each packet."""
+    return b"".join([b"\x40\x02" + number.to_bytes(2, "big") for number in numbers])
