@@ -24,6 +24,8 @@ from streaming.spool import Spool
 _LOG: Final = structlog.get_logger("bridge")
 HISTORY: Final = "replay/#"
 POLL_S: Final = 0.05
+GATHER_S: Final = 0.01  # what trickles in is taken in together: a step costs as much as ten messages
+FEW: Final = 200
 RETRY_S: Final = 1.0
 STATUS_S: Final = 0.5
 RATE_REPORTS: Final = 20  # the rate is that of ten seconds: a hundred devices send in some half seconds, and not in others
@@ -128,6 +130,8 @@ class Bridge:
                 self.intake.arrived(message, now_ms)
             if arrived:
                 self._heard_s = time.monotonic()
+                if len(arrived) < FEW:
+                    time.sleep(GATHER_S)
         if self.intake.live:
             self._fly_canary()
         self._flush_if_due()

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from fleetpulse.core.envelope import TOPIC_PREFIX, Envelope
 from fleetpulse.core.messages import EVERYONE, FLUSH, Kind, Origin
 from fleetpulse.io.receiver import Arrived, Token
-from fleetpulse.io.segments import Position
+from fleetpulse.io.segments import Position, SegmentRow
 from streaming.history import History, Verdict
 
 CONTINUES_MS: Final = 60_000  # history that ended so recently goes on live without a gap
@@ -29,12 +29,12 @@ class Waiting:
     """What waits for its segment.
 
     Attributes:
-        rows: columns of the segment, by name; each with the token of the message that it came from.
+        rows: of the segment; each with the token of the message that it came from.
         passed: tokens of messages that became no row.
         size_bytes: of the rows' topics and payloads.
     """
 
-    rows: list[tuple[Mapping[str, Any], Token | None]] = field(default_factory=list[tuple[Mapping[str, Any], Token | None]])
+    rows: list[tuple[SegmentRow, Token | None]] = field(default_factory=list[tuple[SegmentRow, Token | None]])
     passed: list[Token] = field(default_factory=list[Token])
     size_bytes: int = 0
 
@@ -62,6 +62,7 @@ class Intake:
         holds_back: bool = False,
     ) -> None:
         self.bridge = bridge
+        self.canary_topic = f"fleet/{EVERYONE}/{bridge}/{Kind.TICK.value}"
         self.live = False
         self.last_ms = position.received_at_ms if position else None
         self.last_canary_ms = position.last_canary_ms if position else None
@@ -101,7 +102,7 @@ class Intake:
             kept = []
             self.last_ms, self.last_canary_ms, self.gap_open, history = self._durable
             self.history = history.copy()
-        self.waiting = Waiting(list(kept), [], sum(len(row["topic"]) + len(row["payload"]) for row, _ in kept))
+        self.waiting = Waiting(list(kept), [], sum(len(row.topic) + len(row.payload) for row, _ in kept))
         self._canaries.clear()
         if self.live:
             self.open_gap(now_ms, "broker")
@@ -171,11 +172,6 @@ class Intake:
 
     # ---- canaries and gaps
 
-    @property
-    def canary_topic(self) -> str:
-        """Where our canaries fly."""
-        return f"fleet/{EVERYONE}/{self.bridge}/{Kind.TICK.value}"
-
     def canary(self, now_ms: int) -> bytes:
         """Return the payload of the next canary."""
         self._sent += 1
@@ -243,8 +239,7 @@ class Intake:
     def _row(
         self, received_at_ms: int, topic: str, payload: bytes, origin: Origin, *, token: Token | None = None, **more: Any
     ) -> None:
-        row = {"received_at_ms": received_at_ms, "topic": topic, "payload": payload, "origin": origin.value, **more}
-        self.waiting.rows.append((row, token))
+        self.waiting.rows.append((SegmentRow(received_at_ms, topic, payload, origin.value, **more), token))
         self.waiting.size_bytes += len(topic) + len(payload)
         self.last_ms, self._own_last = received_at_ms, False
         if self.live and self._since_ms is None:

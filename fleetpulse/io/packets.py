@@ -1,7 +1,7 @@
 """MQTT 3.1.1 on the wire, as far as one who receives needs it: packets to bytes, and bytes to packets however they are cut.
 
 Rule 1: no socket and no clock here; the standard is OASIS MQTT 3.1.1, section numbers are its own.
-Rule 2: memory is bounded: of a payload beyond the limit its beginning is kept, one byte more than may be; the rest is passed over.
+Rule 2: memory is bounded: of a payload beyond the limit the beginning is kept, one byte more than may be; the rest is dropped.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,6 +19,8 @@ REFUSALS: Final = {
 }
 _LONGEST_TOPIC: Final = 65_535
 _MAX_LENGTH_BYTES: Final = 4  # of a packet's length (2.2.3)
+_USUAL: Final = 0x32  # PUBLISH with QoS 1, sent again or not, retained or not
+_NOT_A_MESSAGE: Final = "a message came that is not as MQTT has it"
 _ANSWERS: Final = (CONNACK, PUBACK, SUBACK, UNSUBACK, PINGRESP)
 
 
@@ -83,7 +85,13 @@ class Reader:
                     break
                 length, body = found
             after = body + length
-            if header >> 4 == PUBLISH:
+            if header & 0xF6 == _USUAL and length >= 4 and after <= end and length <= self._max_payload:
+                start = body + 2 + (data[body] << 8 | data[body + 1])
+                number = data[start] << 8 | data[start + 1] if start + 2 <= after else 0
+                if not number:
+                    raise ProtocolError(_NOT_A_MESSAGE)
+                published.append(Published(_topic(data[body + 2 : start]), data[start + 2 : after], bool(header & 1), number))
+            elif header >> 4 == PUBLISH:
                 if after > end and not self._suffices(header, length, data, body):
                     break
                 published.append(self._message(header, data, body, after))
@@ -115,12 +123,16 @@ class Reader:
             number = data[payload] << 8 | data[payload + 1] if after >= payload + 2 else 0
             payload += 2
         if quality > 1 or payload > after or number == 0:
-            raise ProtocolError("a message came that is not as MQTT has it")
-        try:
-            topic = data[body + 2 : payload if number is None else payload - 2].decode()
-        except UnicodeDecodeError:
-            topic = "not-utf-8"
+            raise ProtocolError(_NOT_A_MESSAGE)
+        topic = _topic(data[body + 2 : payload if number is None else payload - 2])
         return Published(topic, data[payload : min(after, payload + self._max_payload + 1)], bool(header & 1), number)
+
+
+def _topic(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return "not-utf-8"
 
 
 def _length(data: bytes, at: int) -> tuple[int, int] | None:

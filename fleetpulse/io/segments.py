@@ -6,10 +6,10 @@ Rule 2: the newest segment is the bridge's whole memory: where it stands is in i
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -27,6 +27,31 @@ SEGMENT_SCHEMA: Final = pa.schema(
         ("command", pa.string()),
     ]
 )
+
+
+class SegmentRow(NamedTuple):
+    """A row of a segment, in the order of `SEGMENT_SCHEMA`.
+
+    Attributes:
+        received_at_ms: when the bridge had it, epoch milliseconds.
+        topic: where it was published.
+        payload: its bytes.
+        origin: the door, see `Origin`.
+        recording: id of the recording it was played from.
+        line: its line there, from 0.
+        command: name of the command's file.
+    """
+
+    received_at_ms: int
+    topic: str
+    payload: bytes
+    origin: str
+    recording: str | None = None
+    line: int | None = None
+    command: str | None = None
+
+
+assert list(SegmentRow._fields) == SEGMENT_SCHEMA.names, "rows are written as they are declared"
 EPOCH: Final = 1  # counts leases; one bridge needs no second
 _NAME: Final = re.compile(r"(\d{12})\.arrow")
 
@@ -56,9 +81,9 @@ class Position:
     played: str | None = None
 
 
-def rows_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return rows as a table of `SEGMENT_SCHEMA`; what a row does not name is empty."""
-    columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in SEGMENT_SCHEMA]
+def rows_table(rows: Sequence[SegmentRow]) -> pa.Table:
+    """Return rows as a table of `SEGMENT_SCHEMA`."""
+    columns = [pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), SEGMENT_SCHEMA, strict=True)]
     return pa.Table.from_arrays(columns, schema=SEGMENT_SCHEMA)
 
 

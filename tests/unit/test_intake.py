@@ -41,7 +41,7 @@ def make(position: Position | None = None) -> Intake:
 
 
 def rows(intake: Intake) -> list[dict[str, Any]]:
-    return [dict(row) for row, _ in intake.waiting.rows]
+    return [row._asdict() for row, _ in intake.waiting.rows]
 
 
 def stamps(intake: Intake) -> list[int]:

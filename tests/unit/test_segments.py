@@ -9,6 +9,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.io.segments import (
     SEGMENT_SCHEMA,
     Position,
+    SegmentRow,
     list_segments,
     position,
     read_segment,
@@ -17,17 +18,17 @@ from fleetpulse.io.segments import (
     write_segment,
 )
 
-ROW = {"received_at_ms": 7, "topic": "fleet/s/d/heartbeat", "payload": b"\x00\xff", "origin": "mqtt"}
+ROW = SegmentRow(7, "fleet/s/d/heartbeat", b"\x00\xff", "mqtt")
 
 
-def write(folder: Path, number: int, *rows: dict[str, object], canary: int | None = None) -> Path:
+def write(folder: Path, number: int, *rows: SegmentRow, canary: int | None = None) -> Path:
     return write_segment(folder, number, rows_table(list(rows) or [ROW]), bridge="b", last_canary_ms=canary)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     table = read_segment(write(tmp_path, 1))
     assert table.schema.equals(SEGMENT_SCHEMA)
-    assert table.to_pylist() == [{**ROW, "recording": None, "line": None, "command": None}]
+    assert table.to_pylist() == [ROW._asdict()]
     assert [path.name for path in tmp_path.iterdir()] == ["000000000001.arrow"]
 
 
@@ -42,10 +43,10 @@ def test_the_position_is_that_of_the_newest_row(tmp_path: Path) -> None:
     assert position(tmp_path / "none") is None
     write(tmp_path, 1, canary=3)
     assert position(tmp_path) == Position(1, 7, last_canary_ms=3)
-    line = {**ROW, "origin": "replay", "recording": "r", "line": 4}
+    line = ROW._replace(origin="replay", recording="r", line=4)
     write(tmp_path, 2, line)
     assert position(tmp_path) == Position(2, 7, "r", 4)
-    write(tmp_path, 3, {**line, "topic": "replay/r", "line": 5})
+    write(tmp_path, 3, line._replace(topic="replay/r", line=5))
     assert position(tmp_path) == Position(3, 7, "r", 5, ended=True)
     write_segment(tmp_path, 4, rows_table([ROW]), bridge="b", last_canary_ms=None, gap_open=True, played="r")
     assert position(tmp_path) == Position(4, 7, gap_open=True, played="r")
