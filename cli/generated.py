@@ -1,9 +1,11 @@
-"""The generated parts of the docs: data dictionary, diagram and matrix, policy table, message schema.
+"""The generated parts of the docs: data dictionary, diagram and matrix, policy table, settings, message schema.
 
 ``python -m cli.generated`` writes them, ``--check`` says which are stale.
 """
 
+import inspect
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +15,7 @@ from fleetpulse.core.messages import FORMAT_VERSION, FROM_DEVICES, MAX_TEXT
 from fleetpulse.core.policy import RULES, Rules
 from fleetpulse.core.tables import READINGS, TABLES
 from fleetpulse.core.times import format_duration
+from fleetpulse.settings import Settings
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
 _MARK: Final = "<!-- generated from {} by: python -m cli.generated -->\n\n"
@@ -63,6 +66,19 @@ def policy() -> str:
     return text
 
 
+def settings() -> str:
+    """Return the table of settings; what each means is said where it is declared."""
+    text = _MARK.format("fleetpulse/settings.py") + "# Settings of an installation\n\n"
+    text += "The environment wins over the home's `settings.toml`. Durations are written as `90s`, `5m`, `1h`, `2d`.\n\n"
+    text += "| in settings.toml | in the environment | default | meaning |\n| --- | --- | --- | --- |\n"
+    _, _, declared = inspect.cleandoc(Settings.__doc__ or "").partition("Attributes:\n")
+    meanings = dict(re.findall(r"^    (\w+): (.*(?:\n        .*)*)", declared, re.MULTILINE))
+    for name, field in Settings.model_fields.items():
+        meaning = " ".join(meanings[name].replace("``", "`").split())
+        text += f"| `{name}` | `FLEET_{name.upper()}` | `{field.default}` | {meaning} |\n"
+    return text
+
+
 def schema() -> str:
     """Return the JSON Schema of a device's payload."""
     text = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT}
@@ -88,7 +104,13 @@ def schema() -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-PAGES: Final = {"tables.md": tables, "lifecycle.md": lifecycle, "policy.md": policy, "message-v1.schema.json": schema}
+PAGES: Final = {
+    "tables.md": tables,
+    "lifecycle.md": lifecycle,
+    "policy.md": policy,
+    "settings.md": settings,
+    "message-v1.schema.json": schema,
+}
 
 
 def main(arguments: list[str]) -> int:

@@ -10,7 +10,7 @@ import typer
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.mapping import TopicMapping, decode_mapped, parse_mappings
-from fleetpulse.io.broker import load_address
+from fleetpulse.io.address import load_address
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import Stop
 

@@ -21,7 +21,7 @@ from fleetpulse.core.mapping import TopicMapping, decode_mapped
 from fleetpulse.core.messages import EVERYONE, Clock, Identity, Kind, Origin, Rejection, Row, identity
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration, format_instant
-from fleetpulse.io.broker import load_address
+from fleetpulse.io.address import load_address
 from fleetpulse.io.home import BRIDGE, Home
 from fleetpulse.io.receiver import Arrived, Receiver
 

@@ -17,7 +17,7 @@ from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.policy import Policy, parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import parse_duration_ms
-from fleetpulse.io.broker import parse_broker_url
+from fleetpulse.io.address import parse_broker_url
 from fleetpulse.io.home import Home
 
 app = typer.Typer(
@@ -33,7 +33,9 @@ policies.register(app)
 develop.register(app)
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
-BrokerOption = Annotated[str | None, typer.Option("--broker", help="Another broker, as mqtt://HOST:PORT.")]
+BrokerOption = Annotated[
+    str | None, typer.Option("--broker", help="Another broker: mqtt://HOST:PORT, or mqtts:// for a secured line.")
+]
 LatenessOption = Annotated[str | None, typer.Option("--lateness", help="How late a message may come and be judged, such as 5m.")]
 TimeoutOption = Annotated[str | None, typer.Option("--timeout", help="Silence after which a device is offline, such as 60m.")]
 PolicyOption = Annotated[Path | None, typer.Option("--policy", help="A policy file (TOML).")]

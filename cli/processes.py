@@ -14,7 +14,8 @@ from typing import Final, Self
 import typer
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.broker import Broker, BrokerAddress, save_address
+from fleetpulse.io.address import BrokerAddress, save_address
+from fleetpulse.io.broker import Broker
 from fleetpulse.io.home import Home
 from fleetpulse.io.jars import absent_jars, resolve_jars
 from fleetpulse.io.java import find_java
@@ -177,7 +178,10 @@ class Run:
     def use_broker(self, address: BrokerAddress | None, port: int = 0) -> BrokerAddress:
         """Start the embedded broker, or use another one; say so where the jobs look for it."""
         if address is None:
-            self.broker = Broker(self.home.broker, self.home.logs / "broker.log", port=port)
+            from fleetpulse.settings import load_settings  # it costs a tenth of a second, and the verbs that look need none
+
+            sync = load_settings(self.home.path).broker_sync
+            self.broker = Broker(self.home.broker, self.home.logs / "broker.log", port=port, sync=sync)
             address = self.broker.start()
         self.address = address
         save_address(self.home.run("broker"), address)

@@ -16,7 +16,7 @@ from fleetpulse.core.policy import Policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import recording
-from fleetpulse.io.broker import BrokerAddress
+from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.io.mqtt import Publisher

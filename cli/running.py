@@ -19,7 +19,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import EVERYONE
 from fleetpulse.core.policy import Policy
 from fleetpulse.core.replay import Deployment
-from fleetpulse.io.broker import BrokerAddress
+from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.commands import spool
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import Stop

@@ -14,7 +14,7 @@ from cli.looking import TRANSITION_COLUMNS, judged_ms
 from cli.output import MODE_COLOURS, as_table
 from cli.processes import Run, disk_full
 from fleetpulse.core.times import format_duration, format_instant
-from fleetpulse.io.broker import BrokerAddress
+from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.delta import Mirror
 from fleetpulse.ops import reports
 

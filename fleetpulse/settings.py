@@ -15,6 +15,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration, parse_duration_ms
 
 _LONGEST_JITTER_MS: Final = 86_400_000
+DEFAULT_SYNC: Final = "1s"
 
 
 def _to_ms(value: Any) -> int:
@@ -38,6 +39,15 @@ def _is_usable(value: str) -> str:
     return value
 
 
+def _is_sync(value: str) -> str:
+    if value != "always":
+        try:
+            parse_duration_ms(value)
+        except FleetError:
+            raise ValueError('the broker syncs its store "always" or after a duration; write such as "1s"') from None
+    return value
+
+
 def _is_bounded(jitter_ms: int) -> int:
     if jitter_ms > _LONGEST_JITTER_MS:
         raise ValueError(
@@ -58,6 +68,8 @@ class Settings(BaseSettings):
         verdict_jitter: over how long the verdicts of one deadline are spread; fixed when a home is made.
         canary_interval: how often the bridge asks the broker whether we are listening; well below the lateness.
         reconnect_grace: how long after a return devices may still be on their way back.
+        broker_sync: when the embedded broker syncs its store: a duration, which is what a loss of power may take of what it
+            acknowledged, or ``always``.
         state_store: where Spark keeps state: ``rocksdb``; asking for ``hdfs`` is refused with the reason.
     """
 
@@ -68,6 +80,7 @@ class Settings(BaseSettings):
     verdict_jitter: Annotated[Milliseconds, AfterValidator(_is_bounded)] = "0s"  # pyright: ignore[reportAssignmentType]
     canary_interval: Annotated[Milliseconds, Field(ge=500)] = "5s"  # pyright: ignore[reportAssignmentType]
     reconnect_grace: Annotated[Milliseconds, Field(ge=0)] = "2m"  # pyright: ignore[reportAssignmentType]
+    broker_sync: Annotated[str, AfterValidator(_is_sync)] = DEFAULT_SYNC
     state_store: Annotated[str, AfterValidator(_is_usable)] = "rocksdb"
 
     @classmethod

@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from fleetpulse.io.broker import BrokerAddress
+from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.process import Stop, write_status
 from fleetpulse.io.receiver import Receiver
 from fleetpulse.io.segments import position, remove_leftovers, rows_table, write_segment

@@ -14,7 +14,7 @@ import structlog
 from fleetpulse.core.messages import EVERYONE, Kind
 from fleetpulse.core.policy import Policy, from_normalised, parse_policy
 from fleetpulse.core.scenario import Scenario, Sent, scenario_policy, simulate
-from fleetpulse.io.broker import BrokerAddress
+from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.commands import spool
 from fleetpulse.io.home import Home
 from fleetpulse.io.mqtt import Publisher

@@ -5,6 +5,7 @@ Rule: every wait is bounded; a lost connection is come back to with growing paus
 
 import select
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.reasoncodes import ReasonCode
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.broker import MAX_PAYLOAD_BYTES, BrokerAddress
+from fleetpulse.io.address import MAX_PAYLOAD_BYTES, BrokerAddress
 
 CONNECT_S: Final = 3.0
 FIRST_PAUSE_S: Final = 0.1
@@ -46,6 +47,8 @@ class Connection:
         self.client.on_connect = self._on_connect
         self.client.on_disconnect = self._on_disconnect
         self.client.on_socket_open = _on_socket_open
+        if secured := address.context():
+            self.client.tls_set_context(secured)
         if address.username:
             self.client.username_pw_set(address.username, address.password)
 
@@ -69,7 +72,7 @@ class Connection:
         readable, writable, _ = select.select([sock], writing, [], timeout_s)
         if writable:
             self.client.loop_write()
-        if readable:
+        if readable or holds_some(sock):
             self._read()
         if not self.up and self.client.socket() is not None and time.monotonic() - self._since_s > CONNECT_S:
             self.drop(f"the broker at {self.address} does not answer")
@@ -79,7 +82,7 @@ class Connection:
         while (sock := self.client.socket()) is not None and time.monotonic() < deadline_s:
             if self.client.loop_read() != MQTTErrorCode.MQTT_ERR_SUCCESS:
                 return
-            if not select.select([sock], [], [], 0)[0]:
+            if not holds_some(sock) and not select.select([sock], [], [], 0)[0]:
                 return
 
     def _connect(self, timeout_s: float) -> bool:
@@ -114,6 +117,11 @@ class Connection:
 
 def _on_socket_open(client: paho.Client, userdata: Any, sock: Any) -> None:
     tune(sock)
+
+
+def holds_some(sock: Any) -> bool:
+    """Whether a secured line has bytes that were read from it, and not yet by us: no `select` tells of them."""
+    return isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
 
 
 def tune(sock: Any) -> None:

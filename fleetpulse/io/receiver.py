@@ -7,13 +7,14 @@ Rule 3: packets are read by `io.packets`, many at a time: a message costs micros
 
 import select
 import socket
+import ssl
 import time
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from fleetpulse.io import packets
-from fleetpulse.io.broker import MAX_PAYLOAD_BYTES, BrokerAddress
-from fleetpulse.io.mqtt import CONNECT_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, tune
+from fleetpulse.io.address import MAX_PAYLOAD_BYTES, BrokerAddress
+from fleetpulse.io.mqtt import CONNECT_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, holds_some, tune
 
 POLL_MESSAGES: Final = 1_000
 POLL_BYTES: Final = 8 * 1024 * 1024
@@ -21,6 +22,7 @@ READ_BYTES: Final = 256 * 1024
 MAX_UNSENT_BYTES: Final = 1024 * 1024
 READ_S: Final = 0.2  # the longest that one poll reads
 CLOSE_S: Final = 1.0
+_WOULD_WAIT: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 Token = tuple[int, int]  # connection and packet number
 
 
@@ -59,6 +61,7 @@ class Receiver:
         self.connections = 0
         self.problem: str | None = None
         self._address = address
+        self._secured = address.context()
         self._client_id = client_id
         self._persistent = persistent
         self._socket: socket.socket | None = None
@@ -147,10 +150,12 @@ class Receiver:
         if self._socket is None and not self._connect(timeout_s):
             return
         assert self._socket is not None, "it was just connected"
-        readable, writable, _ = select.select([self._socket], [self._socket] if self._unsent else [], [], timeout_s)
+        held = holds_some(self._socket)
+        writing = [self._socket] if self._unsent else []
+        readable, writable, _ = select.select([self._socket], writing, [], 0 if held else timeout_s)
         if writable:
             self._flush()
-        if readable:
+        if readable or held:
             self._read()
         if self._socket is not None and not self._up and time.monotonic() - self._since_s > CONNECT_S:
             self._lose(f"the broker at {self._address} does not answer")
@@ -163,19 +168,29 @@ class Receiver:
                 return False
         self._since_s = time.monotonic()
         try:
-            self._socket = socket.create_connection((self._address.host, self._address.port), CONNECT_S)
+            self._socket = self._reach()
         except OSError as error:
             self.problem = f"no connection to the broker at {self._address}: {error.strerror or error}"
         self._not_before_s = time.monotonic() + self._pause_s
         self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
         if self._socket is None:
             return False
-        tune(self._socket)
-        self._socket.setblocking(False)
         self._reader, self._unsent = packets.Reader(MAX_PAYLOAD_BYTES), bytearray()
         who = (self._client_id, self._address.username, self._address.password)
         self._send(packets.connect(*who, keep_session=self._persistent))
         return self._socket is not None
+
+    def _reach(self) -> socket.socket:
+        sock = socket.create_connection((self._address.host, self._address.port), CONNECT_S)
+        try:
+            tune(sock)
+            if self._secured is not None:
+                sock = self._secured.wrap_socket(sock, server_hostname=self._address.host)
+            sock.setblocking(False)
+        except OSError:
+            sock.close()
+            raise
+        return sock
 
     def _hang_up(self) -> None:
         sock, self._socket, self._up = self._socket, None, False
@@ -195,7 +210,7 @@ class Receiver:
             return
         try:
             del self._unsent[: self._socket.send(self._unsent)]
-        except BlockingIOError:
+        except _WOULD_WAIT:
             pass
         except OSError as error:
             self._lose(f"the broker at {self._address} closed the connection ({error.strerror or error})")
@@ -206,7 +221,7 @@ class Receiver:
             try:
                 data = self._socket.recv(READ_BYTES)
                 published = self._reader.feed(data)
-            except BlockingIOError:
+            except _WOULD_WAIT:
                 return
             except (OSError, packets.ProtocolError) as error:
                 self._lose(f"the connection to the broker at {self._address} broke: {error}")

@@ -20,7 +20,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from fleetpulse.core.envelope import Envelope, wrap
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.broker import MAX_PAYLOAD_BYTES, Broker, BrokerAddress, load_address, save_address
+from fleetpulse.io.address import MAX_PAYLOAD_BYTES, BrokerAddress, load_address, save_address
+from fleetpulse.io.broker import Broker
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.process import read_status
 from fleetpulse.io.segments import list_segments, position, read_segment
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.e2e
 BRIDGE = """
 import json, sys
 from pathlib import Path
-from fleetpulse.io.broker import load_address
+from fleetpulse.io.address import load_address
 from fleetpulse.io.process import Stop, die_with_parent
 from streaming.bridge import BridgeSettings, run_bridge
 home, parent, more = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])

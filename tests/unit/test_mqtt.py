@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.broker import MAX_PAYLOAD_BYTES, BrokerAddress
+from fleetpulse.io.address import MAX_PAYLOAD_BYTES, BrokerAddress
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.receiver import Arrived, Receiver
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.broker import BrokerAddress, load_address, parse_broker_url, save_address
+from fleetpulse.io.address import BrokerAddress, load_address, parse_broker_url, save_address
 from fleetpulse.io.process import Stop, read_status, write_status
 from streaming.spool import Spool
 
@@ -103,8 +103,8 @@ def test_a_broken_command_is_refused_and_kept(tmp_path: Path, text: str) -> None
 
 
 def test_addresses_are_read_and_their_password_is_never_shown(tmp_path: Path) -> None:
-    address = parse_broker_url("mqtt://me:s%40cret@host:1884", {})
-    assert address == BrokerAddress("host", 1884, "me", "s@cret")
+    address = parse_broker_url("mqtt://m%40e@host:1884", {"FLEET_MQTT_PASSWORD": "s@cret"})
+    assert address == BrokerAddress("host", 1884, "m@e", "s@cret")
     assert "s@cret" not in f"{address} {address!r}"
     save_address(tmp_path / "broker.json", address)
     assert load_address(tmp_path / "broker.json") == address
@@ -117,6 +117,12 @@ def test_addresses_are_read_and_their_password_is_never_shown(tmp_path: Path) ->
 def test_a_wrong_address_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(FleetError) as refused:
         parse_broker_url(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_password_on_the_command_line_is_refused_and_not_repeated() -> None:
+    with pytest.raises(FleetError, match="FLEET_MQTT_PASSWORD_FILE") as refused:
+        parse_broker_url("mqtt://me:secret@host")
     assert "secret" not in str(refused.value)
 
 

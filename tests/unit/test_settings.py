@@ -54,5 +54,17 @@ def test_the_hdfs_backed_state_store_is_refused_with_the_reason(by: str, tmp_pat
         load_settings(tmp_path)
 
 
+@pytest.mark.parametrize("given", ["always", "1s", "2m"])
+def test_the_broker_syncs_always_or_after_a_duration(given: str, tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text(f'broker_sync = "{given}"\n')
+    assert load_settings(tmp_path).broker_sync == given
+
+
+def test_another_word_for_when_the_broker_syncs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text('broker_sync = "never"\n')
+    with pytest.raises(FleetError, match=r"broker_sync: .*\"always\" or after a duration.*got 'never'"):
+        load_settings(tmp_path)
+
+
 def test_rocksdb_is_the_state_store(tmp_path: Path) -> None:
     assert load_settings(tmp_path).state_store == "rocksdb"
