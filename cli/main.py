@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli import develop, devices, looking, policies
+from cli import access, develop, devices, looking, policies
 from cli.jobs import jobs
 from fleetpulse import __version__
 from fleetpulse.core.errors import FleetError, Misuse
@@ -30,6 +30,7 @@ app.add_typer(jobs, name="job")
 looking.register(app)
 devices.register(app)
 policies.register(app)
+access.register(app)
 develop.register(app)
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]

@@ -91,8 +91,9 @@ def parse_broker_url(url: str, environment: Mapping[str, str] = os.environ) -> B
 
     Args:
         url: the address.
-        environment: ``FLEET_MQTT_USERNAME`` stands in for a user that is left out, ``FLEET_MQTT_PASSWORD_FILE`` or
-            ``FLEET_MQTT_PASSWORD`` have the password; ``FLEET_MQTT_CA``, ``FLEET_MQTT_CERT`` and ``FLEET_MQTT_KEY`` are the files of `Tls`.
+        environment: ``FLEET_MQTT_USERNAME`` stands in for a user that is left out; ``FLEET_MQTT_PASSWORD_FILE`` names the
+            password's file, ``FLEET_MQTT_PASSWORD`` is it; ``FLEET_MQTT_CA``, ``FLEET_MQTT_CERT`` and ``FLEET_MQTT_KEY``
+            are the files of `Tls`.
 
     Raises:
         FleetError: it is not such an address, or what secures it cannot be had.

@@ -20,6 +20,7 @@ from typing import Final
 import psutil
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io.access import OURS, grants, nats_rules
 from fleetpulse.io.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, write_secret
 
 READY_S: Final = 30.0  # a large store is read before the door opens
@@ -27,6 +28,7 @@ STOP_S: Final = 5.0
 MAX_UNACKED: Final = 8_192  # on their way to a bridge: what it writes within two seconds, so that none is sent again in vain
 OF_NATS_BYTES: Final = 65_536  # its headers count as payload; what they carry past its limit is neither acknowledged nor refused
 SEND_AGAIN: Final = "3s"  # after it NATS sends the unacknowledged again, and not earlier to a bridge that came back
+_ACCESS: Final = "access.conf"
 _DIE_WITH_PARENT: Final = (
     "import ctypes,os,sys\n"
     "if sys.platform=='linux': ctypes.CDLL(None).prctl(1,15,0,0,0)\n"
@@ -70,6 +72,7 @@ class Broker:
         _check_free(self.host, port)
         address = BrokerAddress(_reachable(self.host), port, *_credentials(self.folder / "credentials.json"))
         configuration = self.folder / "nats.conf"
+        write_secret(self.folder / _ACCESS, nats_rules(address, grants(self.folder)))
         write_secret(configuration, _configuration(self.folder, self.host, address, self.sync))
         with self.log.open("ab") as log:
             self._running = subprocess.Popen(
@@ -121,16 +124,38 @@ class Broker:
         return None if self._running is None else self._running.pid
 
 
-def stop_stale(folder: Path) -> bool:
-    """Stop the server of a killed run on the same store, if there is one; return whether there was.
+def _server_of(folder: Path) -> psutil.Process | None:
+    """Return the server that runs on a store.
 
     A process is taken for it only if its number is in ``folder/pid`` and its command names ``folder``'s configuration.
     """
     try:
-        stale = psutil.Process(int((folder / "pid").read_text()))
-        if str(folder / "nats.conf") not in stale.cmdline() or stale.pid == os.getpid():
-            return False
+        found = psutil.Process(int((folder / "pid").read_text()))
+        return found if str(folder / "nats.conf") in found.cmdline() and found.pid != os.getpid() else None
     except (OSError, ValueError, psutil.Error):
+        return None
+
+
+def renew_access(folder: Path) -> bool:
+    """Let the server that runs on a store know who may come in now; return whether one runs. Who no longer may is thrown out.
+
+    Args:
+        folder: the broker's.
+    """
+    folder = folder.absolute()
+    running = _server_of(folder)
+    if running is None:
+        return False
+    ours = BrokerAddress("", 0, *_credentials(folder / "credentials.json"))
+    write_secret(folder / _ACCESS, nats_rules(ours, grants(folder)))
+    running.send_signal(signal.SIGHUP)
+    return True
+
+
+def stop_stale(folder: Path) -> bool:
+    """Stop the server of a killed run on the same store, if there is one; return whether there was."""
+    stale = _server_of(folder)
+    if stale is None:
         return False
     try:
         stale.send_signal(signal.SIGTERM)
@@ -153,7 +178,7 @@ def _program() -> str:
 
 def _credentials(path: Path) -> tuple[str, str]:
     if not path.exists():
-        write_secret(path, json.dumps({"username": "fleet", "password": secrets.token_urlsafe(24)}))
+        write_secret(path, json.dumps({"username": OURS, "password": secrets.token_urlsafe(24)}))
     try:
         held = json.loads(path.read_text())
         return str(held["username"]), str(held["password"])
@@ -194,7 +219,7 @@ port: -1
 max_payload: {MAX_PAYLOAD_BYTES + OF_NATS_BYTES}
 jetstream {{ store_dir: {quoted(str(folder / "store"))}, max_mem: 64MB, sync_interval: {sync} }}
 mqtt {{ host: {quoted(host)}, port: {address.port}, max_ack_pending: {MAX_UNACKED}, ack_wait: {SEND_AGAIN} }}
-authorization {{ user: {quoted(address.username)}, password: {quoted(address.password)} }}
+include "{_ACCESS}"
 """
 
 

@@ -1,0 +1,173 @@
+"""Who may speak to the embedded broker, and about what.
+
+Rule 1: a device speaks for itself: its user name is its id, and it publishes under that alone, at any site.
+Rule 2: of a password the broker keeps a hash; it is shown once, when it is made.
+Rule 3: what is not granted is refused: control topics are for operators, and our own kinds for us.
+"""
+
+import fcntl
+import json
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+import bcrypt
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages import FROM_DEVICES, Kind
+from fleetpulse.io.address import BrokerAddress, write_secret
+
+OURS: Final = "fleet"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
+_KINDS: Final = sorted(kind.value for kind in FROM_DEVICES)
+_NOTHING: Final = ["_nothing"]  # an empty list would allow everything
+_ALL: Final = ["fleet", "fleet.>"]  # "fleet/#" is both
+_ROUNDS: Final = 5  # the passwords are random: a hash that takes long would slow down whoever comes in, and nobody else
+
+
+class Role(StrEnum):
+    """What someone may do: send as a device, see everything, or see and send everything."""
+
+    DEVICE = "device"
+    WATCHER = "watcher"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One who may come in.
+
+    Attributes:
+        name: the user name.
+        role: what it may do.
+        hashed: its password's bcrypt hash.
+        devices: ids that a device speaks for: its own, or those behind a gateway.
+    """
+
+    name: str
+    role: Role
+    hashed: str
+    devices: tuple[str, ...] = ()
+
+
+def grants(folder: Path) -> list[Grant]:
+    """Return who may come in besides ourselves.
+
+    Args:
+        folder: the broker's.
+
+    Raises:
+        FleetError: the file that says so cannot be read.
+    """
+    path = folder / "access.json"
+    try:
+        content = json.loads(path.read_text())
+        return [Grant(one["name"], Role(one["role"]), one["hashed"], tuple(one["devices"])) for one in content]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FleetError(f'"{path}" does not say who may come in ({error}); restore it from a backup, or remove it') from None
+
+
+def grant(folder: Path, name: str, role: Role, devices: Sequence[str] = ()) -> str:
+    """Let someone in, and return the password; a name that is there already gets a new one.
+
+    Args:
+        folder: the broker's.
+        name: letters, digits and ``. _ : @ -``; a device's is its id.
+        role: what it may do.
+        devices: ids that a gateway speaks for; without any a device speaks for itself.
+
+    Raises:
+        FleetError: a name is not such a name, or is ours.
+    """
+    if name == OURS:
+        raise FleetError(f'"{OURS}" is our own user; name another')
+    for one in (name, *devices):
+        if not _NAME.fullmatch(one):
+            raise FleetError(
+                f"who may come in is named by 1 to 128 letters, digits and . _ : @ -, the first a letter or digit; got {one!a}"
+            )
+    if devices and role is not Role.DEVICE:
+        raise FleetError(
+            f"the role {role} is not bound to devices; got {', '.join(devices)}; leave them out, or take the role device"
+        )
+    password = secrets.token_urlsafe(24)
+    hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(_ROUNDS, b"2a")).decode()
+    own = (tuple(devices) or (name,)) if role is Role.DEVICE else ()
+    with _alone(folder):
+        _write(folder, [*(one for one in grants(folder) if one.name != name), Grant(name, role, hashed, own)])
+    return password
+
+
+def revoke(folder: Path, name: str) -> None:
+    """Let someone in no longer.
+
+    Raises:
+        FleetError: nobody of that name may come in.
+    """
+    with _alone(folder):
+        known = grants(folder)
+        kept = [one for one in known if one.name != name]
+        if len(kept) == len(known):
+            raise FleetError(f'nobody named "{name}" may come in; see: fleet access list')
+        _write(folder, kept)
+
+
+def _write(folder: Path, known: Iterable[Grant]) -> None:
+    write_secret(folder / "access.json", json.dumps([asdict(one) for one in sorted(known, key=lambda one: one.name)], indent=1))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".access.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def nats_rules(ours: BrokerAddress, known: Iterable[Grant]) -> str:
+    """Return the part of a NATS configuration that says who may come in.
+
+    Args:
+        ours: our own user and password, who may do everything.
+        known: the others.
+    """
+    users = [f"{{ user: {json.dumps(ours.username)}, password: {json.dumps(ours.password)} }}"]
+    for one in known:
+        may_send, may_hear = _subjects(one)
+        allowed = f"publish: {{ allow: {json.dumps(may_send)} }}, subscribe: {{ allow: {json.dumps(may_hear)} }}"
+        users.append(f"{{ user: {json.dumps(one.name)}, password: {json.dumps(one.hashed)}, permissions: {{ {allowed} }} }}")
+    return "authorization { users: [\n  " + "\n  ".join(users) + "\n] }\n"
+
+
+def _subjects(one: Grant) -> tuple[list[str], list[str]]:
+    """Return the subjects of NATS that someone may publish on, and hear; a dot of an id is written ``//`` there."""
+    if one.role is Role.OPERATOR:
+        return ["fleet.>"], _ALL
+    if one.role is Role.WATCHER:
+        return _NOTHING, _ALL
+    ids = [device.replace(".", "//") for device in one.devices]
+    return [f"fleet.*.{own}.{kind}" for own in ids for kind in _KINDS], [f"fleet.*.{own}.{Kind.CONTROL.value}" for own in ids]
+
+
+def mosquitto_rules(known: Iterable[Grant]) -> str:
+    """Return the same rules as an ``acl_file`` of Mosquitto; a device's are a pattern on its user name."""
+    lines = ["# a device speaks for itself: its user name is its id"]
+    lines += [f"pattern write fleet/+/%u/{kind}" for kind in _KINDS]
+    lines += [f"pattern read fleet/+/%u/{Kind.CONTROL.value}", "", "# the bridge", f"user {OURS}", "topic readwrite #"]
+    for one in known:
+        if one.role is Role.DEVICE and one.devices == (one.name,):
+            continue
+        lines += ["", f"user {one.name}"]
+        if one.role is Role.DEVICE:
+            lines += [f"topic write fleet/+/{own}/{kind}" for own in one.devices for kind in _KINDS]
+            lines += [f"topic read fleet/+/{own}/{Kind.CONTROL.value}" for own in one.devices]
+        else:
+            lines.append(f"topic {'readwrite' if one.role is Role.OPERATOR else 'read'} fleet/#")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,100 @@
+"""Access rules at the real broker: what is not granted is not delivered, and who is thrown out stays out."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.access import Role, grant, revoke
+from fleetpulse.io.address import BrokerAddress
+from fleetpulse.io.broker import Broker, renew_access
+from fleetpulse.io.mqtt import Publisher
+from fleetpulse.io.receiver import Receiver
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerAddress]:
+    running = Broker(tmp_path / "broker", tmp_path / "broker.log", port=0)
+    yield running.start()
+    running.stop()
+
+
+def let_in(
+    address: BrokerAddress, folder: Path, name: str, role: Role = Role.DEVICE, devices: tuple[str, ...] = ()
+) -> BrokerAddress:
+    password = grant(folder, name, role, devices)
+    assert renew_access(folder)
+    return replace(address, username=name, password=password)
+
+
+def until(done: object, receiver: Receiver, heard: list[str]) -> None:
+    deadline_s = time.monotonic() + 10
+    while done not in heard:
+        assert time.monotonic() < deadline_s, f"waited too long for {done}; heard {heard}"
+        heard += [message.topic for message in receiver.poll(0.05)]
+
+
+def connected(address: BrokerAddress, name: str, *topics: str) -> Receiver:
+    receiver, deadline_s = Receiver(address, name, topics, persistent=False), time.monotonic() + 10
+    while not receiver.connected and receiver.problem is None:
+        assert time.monotonic() < deadline_s, "waited too long"
+        receiver.poll(0.05)
+    return receiver
+
+
+def send(address: BrokerAddress, *topics: str) -> None:
+    with Publisher(address, "sends", patience_s=10) as publisher:
+        for topic in topics:
+            publisher.publish(topic, b"{}")
+
+
+def test_a_device_speaks_for_itself_and_hears_what_is_for_it(broker: BrokerAddress, tmp_path: Path) -> None:
+    folder = tmp_path / "broker"
+    device, gateway = let_in(broker, folder, "pump.1"), let_in(broker, folder, "gate", devices=("a", "b"))
+    ours, heard = connected(broker, "ours", "#"), list[str]()
+    send(device, "fleet/s/pump.2/heartbeat", "fleet/s/pump.1/control", "fleet/_/_/policy", "fleet/s/pump.1/heartbeat")
+    until("fleet/s/pump.1/heartbeat", ours, heard)
+    send(gateway, "fleet/s/gate/heartbeat", "fleet/s/b/error", "fleet/t/a/birth")
+    until("fleet/t/a/birth", ours, heard)
+    assert heard == ["fleet/s/pump.1/heartbeat", "fleet/s/b/error", "fleet/t/a/birth"]
+    listening, commanded = connected(device, "listens", "fleet/s/pump.1/control"), list[str]()
+    send(broker, "fleet/s/pump.2/control", "fleet/s/pump.1/control")
+    until("fleet/s/pump.1/control", listening, commanded)
+    assert commanded == ["fleet/s/pump.1/control"]
+    curious = connected(device, "curious", "fleet/#")
+    assert "refuses the subscription" in str(curious.problem)
+    for one in (ours, listening, curious):
+        one.close()
+
+
+def test_a_watcher_hears_everything_and_says_nothing_and_an_operator_does_both(broker: BrokerAddress, tmp_path: Path) -> None:
+    folder = tmp_path / "broker"
+    watcher, operator = let_in(broker, folder, "eye", Role.WATCHER), let_in(broker, folder, "hand", Role.OPERATOR)
+    eye, heard = connected(watcher, "eye", "fleet/#"), list[str]()
+    send(watcher, "fleet/s/a/heartbeat")
+    send(operator, "fleet/s/a/control")
+    until("fleet/s/a/control", eye, heard)
+    assert heard == ["fleet/s/a/control"]
+    eye.close()
+
+
+def test_who_is_revoked_is_thrown_out_and_stays_out(broker: BrokerAddress, tmp_path: Path) -> None:
+    folder = tmp_path / "broker"
+    device = let_in(broker, folder, "pump-1")
+    ours, listening = connected(broker, "ours", "fleet/#"), connected(device, "listens", "fleet/s/pump-1/control")
+    assert listening.connected
+    revoke(folder, "pump-1")
+    assert renew_access(folder)
+    deadline_s = time.monotonic() + 10
+    while listening.connected:
+        assert time.monotonic() < deadline_s, "it is still in"
+        listening.poll(0.05)
+    with pytest.raises(FleetError, match=r"refuses us|closed the connection"):
+        Publisher(device, "again", patience_s=2).__enter__()
+    ours.poll(0.05)
+    assert (ours.connected, ours.connections) == (True, 1)
+    for one in (ours, listening):
+        one.close()

@@ -1,0 +1,78 @@
+"""Who may come in: rules that follow from grants, for both brokers, and no password kept."""
+
+from pathlib import Path
+
+import bcrypt
+import pytest
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.access import Role, grant, grants, mosquitto_rules, nats_rules, revoke
+from fleetpulse.io.address import BrokerAddress
+
+OURS = BrokerAddress("h", 1, "fleet", 'p"w')
+
+
+def test_of_a_password_a_hash_is_kept(tmp_path: Path) -> None:
+    password = grant(tmp_path, "pump-1", Role.DEVICE)
+    (held,) = grants(tmp_path)
+    assert bcrypt.checkpw(password.encode(), held.hashed.encode())
+    assert password not in (tmp_path / "access.json").read_text()
+    assert (tmp_path / "access.json").stat().st_mode & 0o077 == 0
+
+
+def test_a_second_grant_is_a_new_password_and_a_revoked_name_is_gone(tmp_path: Path) -> None:
+    first = grant(tmp_path, "pump-1", Role.DEVICE)
+    grant(tmp_path, "a", Role.WATCHER)
+    assert grant(tmp_path, "pump-1", Role.DEVICE) != first
+    assert [one.name for one in grants(tmp_path)] == ["a", "pump-1"]
+    revoke(tmp_path, "pump-1")
+    assert [one.name for one in grants(tmp_path)] == ["a"]
+    with pytest.raises(FleetError, match='nobody named "pump-1"'):
+        revoke(tmp_path, "pump-1")
+
+
+@pytest.mark.parametrize("name", ["", "*", ">", "a.>/", "a b", "a/b", "+", "#", "_", "x" * 129, "fleet", "é", "a\n"])
+def test_a_name_that_would_be_a_pattern_or_is_ours_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FleetError):
+        grant(tmp_path, name, Role.DEVICE)
+    with pytest.raises(FleetError):
+        grant(tmp_path, "gateway", Role.DEVICE, [name, "a b"])
+    assert grants(tmp_path) == []
+
+
+def test_devices_are_for_those_who_speak_as_devices(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match="the role operator is not bound to devices"):
+        grant(tmp_path, "eve", Role.OPERATOR, ["a"])
+
+
+def test_nats_lets_a_device_publish_under_its_own_id_alone(tmp_path: Path) -> None:
+    grant(tmp_path, "pump.1", Role.DEVICE)
+    rules = nats_rules(OURS, grants(tmp_path))
+    assert r'user: "fleet", password: "p\"w" }' in rules
+    assert '"fleet.*.pump//1.heartbeat"' in rules
+    assert 'subscribe: { allow: ["fleet.*.pump//1.control"] }' in rules
+    assert "fleet.>" not in rules
+    assert "policy" not in rules
+
+
+def test_nats_reads_no_list_of_ours_as_everything(tmp_path: Path) -> None:
+    for role in Role:
+        grant(tmp_path, role.value, role)
+    assert "[]" not in nats_rules(OURS, grants(tmp_path))
+
+
+def test_mosquitto_has_a_pattern_for_devices_and_a_block_for_each_other(tmp_path: Path) -> None:
+    grant(tmp_path, "pump-1", Role.DEVICE)
+    grant(tmp_path, "gate", Role.DEVICE, ["a", "b"])
+    grant(tmp_path, "eye", Role.WATCHER)
+    rules = mosquitto_rules(grants(tmp_path))
+    assert "pattern write fleet/+/%u/heartbeat\n" in rules
+    assert "pump-1" not in rules
+    assert "user gate\ntopic write fleet/+/a/birth\n" in rules
+    assert "user eye\ntopic read fleet/#\n" in rules
+
+
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "access.json").write_text("{")
+    with pytest.raises(FleetError, match=r"access\.json.* does not say who may come in"):
+        grants(tmp_path)
