@@ -93,6 +93,7 @@ def schema() -> str:
         "firmware": (text, "firmware version"),
         "gateway": (text, "through whom it came"),
         "metrics": ({"type": "object"}, "measured values"),
+        "device_id": (text, "may be left out; where it is there it agrees with the topic, and so do site and kind"),
     }
     content = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -187,9 +187,18 @@ def decode(topic: str, payload: bytes, received_at_ms: int, origin: Origin = Ori
         if address.kind in RESERVED and origin is Origin.MQTT:
             raise _Rejected("reserved", f'kind "{address.kind}" is not for devices; operators use the command "fleet"')
         content = parse_payload(payload, may_be_empty=address.kind is Kind.DEATH)
+        if address.kind not in RESERVED:
+            _check_agreement(address, content)
         return to_row(address, content, received_at_ms, digest64(payload))
     except _Rejected as rejected:
         return rejected.rejection
+
+
+def _check_agreement(address: Address, content: Mapping[str, Any]) -> None:
+    """A broker's rules see the topic alone: a payload that names another device would go past them."""
+    for name, said in (("device_id", address.device_id), ("site", address.site), ("kind", address.kind.value)):
+        if name in content and content[name] != said:
+            raise _Rejected("disagreement", f'{name} is "{said}" by the topic; got {_shown(content[name])}; leave it out')
 
 
 def digest64(payload: bytes) -> int:

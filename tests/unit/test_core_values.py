@@ -67,6 +67,17 @@ def test_what_cannot_be_decoded_says_why(topic: str, payload: bytes, reason: str
     assert rejected.reason == reason
 
 
+@pytest.mark.parametrize(("name", "said"), [("device_id", "other"), ("site", "other"), ("kind", "birth"), ("device_id", 7)])
+def test_a_payload_that_names_another_than_the_topic_is_refused(name: str, said: Any) -> None:
+    refused = decode("fleet/s/d/heartbeat", json.dumps({name: said}).encode(), NOW)
+    assert isinstance(refused, Rejection)
+    assert (refused.reason, name in refused.detail) == ("disagreement", True)
+
+
+def test_a_payload_may_repeat_what_the_topic_says() -> None:
+    assert isinstance(decode("fleet/s/d/heartbeat", b'{"device_id":"d","site":"s","kind":"heartbeat"}', NOW), Row)
+
+
 @pytest.mark.parametrize(
     ("ts", "hint"),
     [
