@@ -37,6 +37,7 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(no_args_is_help=True, help="Measure this project beside its peers.")
     bench.command("lifecycle")(bench_lifecycle)
     bench.command("fold")(bench_fold)
+    bench.command("ingest")(bench_ingest)
     bench.command("soak")(bench_soak)
     bench.command("expiry")(bench_expiry)
     app.add_typer(bench, name="bench")
@@ -203,6 +204,17 @@ def bench_fold(json_lines: Annotated[bool, typer.Option("--json", help="One obje
     from bench.fold import bench_fold as run
 
     run(json_lines=json_lines)
+
+
+def bench_ingest(
+    quick: Annotated[bool, typer.Option("--quick", help="100,000 messages; a million if not said.")] = False,
+    messages: Annotated[int | None, typer.Option("--messages", min=1_000, help="So many instead.")] = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+) -> None:
+    """Drain a queue that is full already into typed rows, beside mosquitto_sub."""
+    from bench.ingest import bench_ingest as run
+
+    run(quick=quick, messages=messages, json_lines=json_lines)
 
 
 def bench_soak(

@@ -1,0 +1,219 @@
+"""Ingest alone: from a queue that is full already to fsynced, typed rows, beside ``mosquitto_sub`` draining the same queue.
+
+Rule 1: the queue is the embedded broker's; both have a session of their own, made before the first message is published.
+Rule 2: CPU and memory are those of bridge and landing; what they cost on an empty queue, their start, is taken off the CPU.
+Rule 3: every message must be in bronze at the end, or there are no figures.
+"""
+
+import json
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+from deltalake import DeltaTable
+
+from bench.measure import read, resident_bytes
+from cli.output import as_table, console
+from cli.processes import Run
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io import packets
+from fleetpulse.io.address import BrokerAddress
+from fleetpulse.io.home import BRIDGE, Home
+from fleetpulse.io.receiver import Receiver
+
+COLUMNS: Final = ("contender", "messages", "messages_per_s", "cpu_us_per_message", "peak_rss_mb", "ratio", "note")
+PEER: Final = "mosquitto_sub"
+TOPICS: Final = ("fleet/#",)
+LIMIT_S: Final = 900.0  # of one run
+DEVICES: Final = 20_000
+_IN_FLIGHT: Final = 2_000
+_SEND_BYTES: Final = 256 * 1024
+_SETTLE_S: Final = 3.0
+
+
+def payload(number: int, now_ms: int) -> bytes:
+    """Return what a device sends: about 130 bytes."""
+    content = {
+        "v": 1,
+        "ts": now_ms - number % 15_000,
+        "boot": f"b{number % 4096:04x}",
+        "seq": number,
+        "uptime_s": number % 1_000,
+        "firmware": "1.2.3",
+        "metrics": {"temperature": 21.5, "voltage": 3.3},
+    }
+    return json.dumps(content).encode()
+
+
+def fill(address: BrokerAddress, count: int) -> None:
+    """Publish ``count`` messages, each acknowledged by the broker.
+
+    Raises:
+        FleetError: the broker does not let us in, or stops acknowledging.
+    """
+    with socket.create_connection((address.host, address.port), 5.0) as line:
+        line.sendall(packets.connect("fleetpulse-bench", address.username, address.password, keep_session=False))
+        if line.recv(4)[-1:] != b"\x00":
+            raise FleetError(f"the broker at {address} does not let the benchmark in")
+        line.setblocking(False)
+        reader, unsent, now_ms = packets.Reader(0), bytearray(), time.time_ns() // 1_000_000
+        sent = acknowledged = 0
+        heard_s = time.monotonic()
+        while acknowledged < count:
+            while sent < count and sent - acknowledged < _IN_FLIGHT and len(unsent) < _SEND_BYTES:
+                topic = f"fleet/site-{sent % 5}/meter-{sent % DEVICES:06d}/heartbeat"
+                unsent += packets.publish(sent % 65_535 + 1, topic, payload(sent, now_ms))
+                sent += 1
+            readable, writable, _ = select.select([line], [line] if unsent else [], [], 1.0)
+            if writable:
+                del unsent[: line.send(unsent)]
+            if readable:
+                reader.feed(line.recv(_SEND_BYTES))
+                acknowledged, heard_s = acknowledged + len(reader.answers), time.monotonic()
+                reader.answers.clear()
+            if time.monotonic() - heard_s > 30.0:
+                raise FleetError(f"the broker acknowledged {acknowledged:,} of {sent:,} messages, and nothing for 30 s")
+
+
+def _session(address: BrokerAddress, name: str) -> None:
+    receiver, limit_s = Receiver(address, name, TOPICS), time.monotonic() + 10.0
+    while not receiver.connected:
+        receiver.poll(0.05)
+        if time.monotonic() > limit_s:
+            raise FleetError(f"the broker gives no session: {receiver.problem}")
+    receiver.close()
+
+
+def _drained_by_peer(address: BrokerAddress, count: int) -> dict[str, Any]:
+    program = shutil.which(PEER)
+    if program is None:
+        return {"contender": PEER, "messages": count, "note": "absent: it comes with the system's package mosquitto-clients"}
+    options = Path(tempfile.mkdtemp(prefix="fleetpulse-peer-"))
+    try:
+        (options / PEER).write_text(f"-u {address.username}\n-P {address.password}\n")  # not on its command line
+        command = [
+            program,
+            "-h",
+            address.host,
+            "-p",
+            str(address.port),
+            "-c",
+            "-i",
+            PEER,
+            "-q",
+            "1",
+            "-t",
+            TOPICS[0],
+            "-C",
+            str(count),
+        ]
+        began_s = time.monotonic()
+        with psutil.Popen(command, stdout=subprocess.DEVNULL, env={"XDG_CONFIG_HOME": str(options)}) as peer:
+            cpu_s, peak = 0.0, 0
+            while peer.poll() is None:
+                try:
+                    times = peer.cpu_times()
+                    cpu_s, peak = times.user + times.system, max(peak, peer.memory_info().rss)
+                except psutil.Error:
+                    break
+                if time.monotonic() - began_s > LIMIT_S:
+                    peer.kill()
+                    return {"contender": PEER, "messages": count, "note": f"did not finish within {LIMIT_S:.0f} s"}
+                time.sleep(0.05)
+            code = peer.wait(10)
+    finally:
+        shutil.rmtree(options, ignore_errors=True)
+    if code:
+        return {"contender": PEER, "messages": count, "note": f"ended with {code}"}
+    return _figures(PEER, count, time.monotonic() - began_s, cpu_s, peak)
+
+
+def _figures(name: str, count: int, wall_s: float, cpu_s: float, peak_bytes: int) -> dict[str, Any]:
+    return {
+        "contender": name,
+        "messages": count,
+        "messages_per_s": round(count / wall_s),
+        "cpu_us_per_message": round(cpu_s / count * 1e6, 1),
+        "peak_rss_mb": round(peak_bytes / 1e6),
+    }
+
+
+def _until(run: Run, reached: Callable[[], bool]) -> tuple[float, float, int]:
+    """Run bridge and landing until something is reached; return seconds on the wall, of CPU, and peak memory in bytes."""
+    began_s = time.monotonic()
+    jobs = [run.start("landing"), run.start("bridge")]
+    trees = [psutil.Process(job.pid) for job in jobs]
+    peak = 0
+    while not reached():
+        peak = max(peak, sum(resident_bytes(tree) for tree in trees))
+        if time.monotonic() - began_s > LIMIT_S:
+            raise FleetError(f"ingest did not finish within {LIMIT_S:.0f} s; see the logs in {run.home.logs}")
+        time.sleep(0.05)
+    wall_s, cpu_s = time.monotonic() - began_s, sum(read(tree).cpu_s for tree in trees)
+    for name in ("bridge", "landing"):
+        run.stop(name)
+    run.jobs.clear()
+    return wall_s, cpu_s, peak
+
+
+def _landed(home: Home) -> int:
+    table = home.table(MESSAGES.name)
+    if not (table / "_delta_log").exists():
+        return 0
+    actions = DeltaTable(str(table)).get_add_actions(flatten=True)
+    return sum(count or 0 for count in actions["num_records"].to_pylist())
+
+
+def measure(count: int) -> list[dict[str, Any]]:
+    """Fill the queue, let both drain it, and return a row each.
+
+    Raises:
+        FleetError: something did not come to its end, or a message is not in bronze.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="fleetpulse-ingest-"))
+    try:
+        home = Home(folder)
+        home.prepare(None)
+        with Run(home) as run:
+            address = run.use_broker(None)
+            _session(address, PEER)
+            settled_s = 0.0
+
+            def idle() -> bool:
+                nonlocal settled_s
+                if not (run.status("bridge").get("connected") and run.status("landing")):
+                    settled_s = time.monotonic()
+                return time.monotonic() - settled_s > _SETTLE_S
+
+            start_wall_s, start_cpu_s, _ = _until(run, idle)
+            before = _landed(home)
+            fill(address, count)
+            peer = _drained_by_peer(address, count)
+            wall_s, cpu_s, peak = _until(run, lambda: int(str(run.status("landing").get("rows") or 0)) >= count)
+            landed = _landed(home) - before
+        if landed < count:
+            raise FleetError(f"{landed:,} of {count:,} messages are in bronze: that is a fault, and there are no figures")
+        ours = _figures("ours", count, wall_s - (start_wall_s - _SETTLE_S), cpu_s - start_cpu_s, peak)
+        if "messages_per_s" in peer:
+            ours["ratio"] = round(ours["messages_per_s"] / peer["messages_per_s"], 2)
+        return [ours, peer]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def bench_ingest(*, quick: bool, messages: int | None, json_lines: bool) -> None:
+    """Measure, and show what came of it."""
+    rows: list[Mapping[str, Any]] = [*measure(messages or (100_000 if quick else 1_000_000))]
+    if json_lines:
+        sys.stdout.writelines(json.dumps({name: row.get(name) for name in COLUMNS}) + "\n" for row in rows)
+    else:
+        console().print(as_table(rows, COLUMNS, f"ingest ({BRIDGE})"))
