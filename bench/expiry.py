@@ -30,8 +30,9 @@ from bench.generate import LATENESS_MS, START_MS
 from cli.output import as_table, console
 from fleetpulse.columnar.seeds import REGISTERED_SCHEMA
 from fleetpulse.core.coverage import Listening
+from fleetpulse.core.decoding import decode
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import EVERYONE, Origin, Row, decode, hash64
+from fleetpulse.core.messages import EVERYONE, Origin, Row, hash64
 from fleetpulse.core.policy import Dated, Policies, parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES

@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from fleetpulse.core.messages import Origin, Row, decode, hash64
+from fleetpulse.core.decoding import decode
+from fleetpulse.core.messages import Origin, Row, hash64
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io import delta

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError, Misuse
-from fleetpulse.core.messages import EVERYONE, Kind, Origin, Rejection, decode
+from fleetpulse.core.messages import EVERYONE, Kind, Origin
 from fleetpulse.core.policy import DEFAULT_CLASS
 from fleetpulse.core.times import format_instant, parse_duration_ms, parse_instant_ms
 from fleetpulse.io.commands import Command, commanded, spool

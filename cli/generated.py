@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from fleetpulse.core.decoding import MAX_TEXT
 from fleetpulse.core.machine import TRANSITIONS, Mode, Trigger
-from fleetpulse.core.messages import FORMAT_VERSION, FROM_DEVICES, MAX_TEXT
+from fleetpulse.core.messages import FORMAT_VERSION, FROM_DEVICES
 from fleetpulse.core.policy import RULES, Rules
 from fleetpulse.core.tables import READINGS, TABLES
 from fleetpulse.core.times import format_duration

@@ -16,9 +16,10 @@ from cli.jobs import load_mappings
 from cli.looking import judged_ms
 from cli.output import as_json, console
 from fleetpulse.core.coverage import Listening
+from fleetpulse.core.decoding import Rejection
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.mapping import TopicMapping, decode_mapped
-from fleetpulse.core.messages import EVERYONE, Clock, Identity, Kind, Origin, Rejection, Row, identity
+from fleetpulse.core.messages import EVERYONE, Clock, Identity, Kind, Origin, Row, identity
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.address import load_address

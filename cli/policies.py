@@ -10,9 +10,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from cli.output import as_json, console
+from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.mapping import parse_mappings, translate
-from fleetpulse.core.messages import EVERYONE, Origin, Rejection, decode
+from fleetpulse.core.messages import EVERYONE, Origin
 from fleetpulse.core.policy import RULES, Policy, parse_policy
 from fleetpulse.core.times import format_duration, format_instant, parse_instant_ms
 from fleetpulse.io.commands import spool

@@ -8,41 +8,58 @@ Rule 3: a segment is removed when every table has it; the newest stays, for it i
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
 import structlog
 
+from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.envelope import TOPIC_PREFIX
-from fleetpulse.core.messages import Kind, Origin, Rejection, Row, decode, hash64
+from fleetpulse.core.messages import Kind, Origin, Row, hash64
 from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE, TABLES, Table
 from fleetpulse.io import delta
 from fleetpulse.io.home import BRIDGE, Home
 from fleetpulse.io.process import Stop, write_status
-from fleetpulse.io.segments import list_segments, read_segment
+from fleetpulse.io.segments import SegmentRow, list_segments, read_segment
 
 _LOG: Final = structlog.get_logger("landing")
 WRITER: Final = f"landing:{BRIDGE}"
-MAX_ROWS: Final = 50_000  # a commit: it bounds memory, and the rows of one version of bronze
+MAX_ROWS: Final = 20_000  # a commit: it bounds memory, and the rows of one version of bronze
+_OF_ROW: Final = tuple(field.name for field in fields(Row))
+_OF_MESSAGE: Final = (*_OF_ROW, "device_hash", "origin", "recording", "line", "bridge", "segment")
+_values: Final = attrgetter(*_OF_ROW)
+_ORIGINS: Final = {origin.value: origin for origin in Origin}
 Decoder = Callable[[str, bytes, int, Origin], Row | Rejection]
 
 
 @dataclass(slots=True)
 class Landed:
-    """The rows of some segments, by the table that they go to."""
+    """The rows of some segments, by the table that they go to.
 
-    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    Attributes:
+        messages: values in the order of `_OF_MESSAGE`: there are many, and a mapping each would cost as much as decoding.
+        quarantine, coverage, devices: by column.
+    """
+
+    messages: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     quarantine: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     coverage: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     devices: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
-    def by_table(self) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
-        """Yield tables with their rows; messages last: what the stream reads is complete by then."""
-        yield QUARANTINE, self.quarantine
-        yield COVERAGE, self.coverage
-        yield DEVICES, self.devices
-        yield MESSAGES, self.messages
+    def by_table(self, landed: Mapping[str, int]) -> Iterator[tuple[Table, pa.Table]]:
+        """Yield tables with their rows; messages last: what the stream reads is complete by then.
+
+        Args:
+            landed: up to which segment each table has come already.
+        """
+        for table, found in ((QUARANTINE, self.quarantine), (COVERAGE, self.coverage), (DEVICES, self.devices)):
+            yield table, delta.to_table(table, (row for row in found if row["segment"] > landed[table.name]))
+        fresh = [row for row in self.messages if row[-1] > landed[MESSAGES.name]]
+        columns = dict(zip(_OF_MESSAGE, zip(*fresh, strict=True), strict=True)) if fresh else {}
+        yield MESSAGES, delta.from_columns(MESSAGES, columns, len(fresh))
 
 
 def decode_segments(segments: list[tuple[int, Path]], decoder: Decoder) -> Landed:
@@ -54,32 +71,37 @@ def decode_segments(segments: list[tuple[int, Path]], decoder: Decoder) -> Lande
     """
     landed = Landed()
     for number, path in segments:
-        for raw in read_segment(path).to_pylist():
-            if raw["origin"] == Origin.REPLAY and raw["topic"].startswith(TOPIC_PREFIX):
+        table = read_segment(path)
+        for raw in map(SegmentRow._make, zip(*(column.to_pylist() for column in table.columns), strict=True)):
+            if raw.origin == Origin.REPLAY and raw.topic.startswith(TOPIC_PREFIX):
                 continue  # the line after a recording's last: it tells the bridge, not the tables
             _sort_in(landed, raw, number, decoder)
     return landed
 
 
-def _sort_in(landed: Landed, raw: Mapping[str, Any], number: int, decoder: Decoder) -> None:
-    received_at_ms = raw["received_at_ms"]
-    arrival = {
-        "origin": raw["origin"],
-        "recording": raw["recording"],
-        "line": raw["line"],
+def _sort_in(landed: Landed, raw: SegmentRow, number: int, decoder: Decoder) -> None:
+    row = decoder(raw.topic, raw.payload, raw.received_at_ms, _ORIGINS[raw.origin])
+    if isinstance(row, Row):
+        arrival = (raw.origin, raw.recording, raw.line, BRIDGE, number)
+        landed.messages.append((*_values(row), hash64(row.device_id), *arrival))
+        if row.kind is Kind.GAP:
+            landed.coverage.append({**_gap(row), **_arrival(raw, number)})
+        elif row.kind is Kind.REGISTRY:
+            landed.devices.append({**_change(row), **_arrival(raw, number)})
+        return
+    refused = {"topic": raw.topic, "payload": raw.payload, "reason": row.reason, "detail": row.detail}
+    landed.quarantine.append({**refused, **_arrival(raw, number)})
+
+
+def _arrival(raw: SegmentRow, number: int) -> dict[str, Any]:
+    return {
+        "received_at_ms": raw.received_at_ms,
+        "origin": raw.origin,
+        "recording": raw.recording,
+        "line": raw.line,
         "bridge": BRIDGE,
         "segment": number,
     }
-    row = decoder(raw["topic"], raw["payload"], received_at_ms, Origin(raw["origin"]))
-    if isinstance(row, Rejection):
-        refused = {"topic": raw["topic"], "payload": raw["payload"], "reason": row.reason, "detail": row.detail}
-        landed.quarantine.append({"received_at_ms": received_at_ms, **refused, **arrival})
-        return
-    landed.messages.append({**asdict(row), "device_hash": hash64(row.device_id), **arrival})
-    if row.kind is Kind.GAP:
-        landed.coverage.append({"received_at_ms": received_at_ms, **_gap(row), **arrival})
-    elif row.kind is Kind.REGISTRY:
-        landed.devices.append({"received_at_ms": received_at_ms, **_change(row), **arrival})
 
 
 def _gap(row: Row) -> dict[str, Any]:
@@ -127,12 +149,11 @@ class Landing:
         if not taken:
             return 0
         newest = taken[-1][0]
-        for table, rows in decode_segments(taken, self.decoder).by_table():
-            rows = [row for row in rows if row["segment"] > self.landed[table.name]]
-            if rows or table is MESSAGES:
-                delta.append(self.home, table, delta.to_table(table, rows), WRITER, newest)
+        for table, rows in decode_segments(taken, self.decoder).by_table(self.landed):
+            if rows.num_rows or table is MESSAGES:
+                delta.append(self.home, table, rows, WRITER, newest)
             self.landed[table.name] = newest
-            self.rows += len(rows) if table is MESSAGES else 0
+            self.rows += rows.num_rows if table is MESSAGES else 0
         self._note(taken[-1][1])
         self._tidy()
         return len(taken)
@@ -146,7 +167,8 @@ class Landing:
         return len(waiting)
 
     def _note(self, newest: Path) -> None:
-        last = read_segment(newest).slice(max(0, read_segment(newest).num_rows - 1)).to_pylist()
+        table = read_segment(newest)
+        last = table.slice(max(0, table.num_rows - 1)).to_pylist()
         if last:
             self.newest_ms = last[0]["received_at_ms"]
             if last[0]["recording"] is not None:

@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from fleetpulse.core.decoding import decode
 from fleetpulse.core.judgements import Judgement, Verdict
-from fleetpulse.core.messages import Clock, Kind, Origin, Row, decode
+from fleetpulse.core.messages import Clock, Kind, Origin, Row
 from fleetpulse.core.policy import parse_policy
 
 START = 1_700_000_000_000

@@ -2,7 +2,8 @@
 
 from fleetpulse.columnar.blocks import NO_SIGNALS, signals_to_batch
 from fleetpulse.columnar.group import KeyGroup, begin
-from fleetpulse.core.messages import Origin, Row, decode
+from fleetpulse.core.decoding import decode
+from fleetpulse.core.messages import Origin, Row
 from fleetpulse.core.replay import Deployment
 
 _LATENESS_MS = 1_000

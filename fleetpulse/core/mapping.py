@@ -8,14 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import (
-    FROM_DEVICES,
-    Origin,
-    Rejection,
-    Row,
-    decode,
-)
+from fleetpulse.core.messages import FROM_DEVICES, Origin, Row
 from fleetpulse.core.times import parse_instant_ms
 
 UNITS: Final = ("ms", "s", "iso")

@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import Origin, Rejection, decode
+from fleetpulse.core.messages import Origin
 from fleetpulse.io.home import Home
 
 Command = tuple[str, Mapping[str, Any]]  # topic and payload

@@ -10,12 +10,14 @@ from typing import Any, Final
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from duckdb import DuckDBPyConnection
 
 from fleetpulse.core.tables import JUDGEMENTS, READINGS, TABLES, Table
 from fleetpulse.io.home import Home
 
+pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _ARROW: Final = {
     "string": pa.string(),
     "long": pa.int64(),
@@ -56,15 +58,20 @@ def create(home: Home, table: Table) -> None:
 def to_table(table: Table, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Return rows as a table; values named ``<column>_ms`` become the timestamp ``<column>``."""
     kept = list(rows)
+    names = {name for row in kept for name in row}
+    return from_columns(table, {name: [row.get(name) for row in kept] for name in names}, len(kept))
+
+
+def from_columns(table: Table, values: Mapping[str, Sequence[Any]], count: int) -> pa.Table:
+    """Return ``count`` rows as a table, from their columns; ``<column>_ms`` becomes the timestamp ``<column>``."""
     schema = arrow_schema(table)
     columns: list[pa.Array] = []
     for field in schema:
         if pa.types.is_timestamp(field.type):
-            name = f"{field.name}_ms"
-            micros = [None if row.get(name) is None else row[name] * 1000 for row in kept]
-            columns.append(pa.array(micros, pa.int64()).cast(field.type))
+            millis = pa.array(values.get(f"{field.name}_ms") or [None] * count, pa.int64())
+            columns.append(pc.multiply(millis, 1000).cast(field.type))
         else:
-            columns.append(pa.array([row.get(field.name) for row in kept], field.type))
+            columns.append(pa.array(values.get(field.name) or [None] * count, field.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
 

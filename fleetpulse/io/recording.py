@@ -9,8 +9,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, cast
 
+from fleetpulse.core.decoding import decode
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import Origin, Row, decode
+from fleetpulse.core.messages import Origin, Row
 
 _CURE = 'a line is {"received_at_ms": 1630589706724, "topic": "fleet/site/device/heartbeat", "payload": {...}}'
 

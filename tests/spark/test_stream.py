@@ -13,8 +13,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from fleetpulse.columnar.blocks import batch_to_rows, from_bytes
+from fleetpulse.core.decoding import decode
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import Origin, Row, decode, hash64
+from fleetpulse.core.messages import Origin, Row, hash64
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.scenario import Scenario, scenario_policy, simulate

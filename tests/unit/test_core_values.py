@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetpulse.core.coverage import Coverage, Listening
+from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.mapping import decode_mapped, parse_mappings
-from fleetpulse.core.messages import Clock, Origin, Rejection, Row, decode
+from fleetpulse.core.messages import Clock, Origin, Row
 from fleetpulse.core.policy import Policy, PolicyFault, from_normalised, parse_policy
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.times import format_duration, format_instant, parse_duration_ms, parse_instant_ms

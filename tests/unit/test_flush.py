@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from fleetpulse.core.decoding import decode
 from fleetpulse.core.envelope import Envelope, wrap
-from fleetpulse.core.messages import FLUSH, Kind, Origin, Row, decode
+from fleetpulse.core.messages import FLUSH, Kind, Origin, Row
 from fleetpulse.io.receiver import Arrived
 from fleetpulse.io.segments import Position
 from streaming.intake import Intake
