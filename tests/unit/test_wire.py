@@ -1,0 +1,55 @@
+"""Signals on the wire: what is written is read, whatever the columns hold, and so is what waited in the form before."""
+
+import pyarrow as pa
+import pyarrow.compute
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetpulse.columnar.blocks import NO_SIGNALS, batch_to_signals, signals_to_batch, to_bytes
+from fleetpulse.columnar.wire import from_wire, to_wire
+from fleetpulse.core.messages import FROM_DEVICES, Clock, Kind, Row, told_apart
+
+INT64 = st.integers(-(2**62), 2**62)
+WORDS = st.none() | st.text(max_size=5)
+ROWS = st.builds(
+    Row,
+    received_at_ms=INT64 | st.integers(0, 3),
+    kind=st.sampled_from(sorted(FROM_DEVICES)),
+    device_id=st.text(min_size=1, max_size=6),
+    site=st.text(max_size=3),
+    event_time_ms=INT64 | st.integers(0, 70_000),
+    clock=st.sampled_from([Clock.DEVICE, Clock.RECEIVED]),
+    boot=WORDS,
+    seq=st.none() | st.integers(0, 2**63 - 1),
+    code=WORDS,
+    gateway=WORDS,
+    digest=INT64,
+)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=30))
+def test_what_is_written_is_read(rows: list[Row]) -> None:
+    batch = signals_to_batch(rows)
+    assert from_wire(to_wire(batch)).equals(batch)
+
+
+@pytest.mark.parametrize("words", [127, 128, 129, 40_000])
+def test_more_words_than_a_byte_can_count_are_read(words: int) -> None:
+    batch = signals_to_batch([Row(1, Kind.HEARTBEAT, "d", f"site-{number}", 1, seq=number) for number in range(words)])
+    assert from_wire(to_wire(batch)).equals(batch)
+
+
+def test_a_part_of_a_batch_is_written_alone() -> None:
+    batch = signals_to_batch([Row(number, Kind.HEARTBEAT, f"d{number}", "s", number) for number in range(10)])
+    assert from_wire(to_wire(batch.slice(3, 4))).equals(batch.slice(3, 4))
+
+
+def test_what_waited_in_the_form_before_is_read_and_its_digest_tells_apart_only_what_has_no_number() -> None:
+    rows = [Row(1, Kind.HEARTBEAT, "d", "s", 1, seq=7, digest=9), Row(2, Kind.HEARTBEAT, "d", "s", 2, digest=8)]
+    before = signals_to_batch(rows)
+    at = before.schema.get_field_index("digest")
+    before = before.set_column(at, "digest", pa.array([9, 8]))
+    found = batch_to_signals(from_wire(to_bytes(before)))
+    assert [row.digest for row in found] == [0, 8] == [told_apart(row) for row in rows]
+    assert NO_SIGNALS.schema.equals(from_wire(to_bytes(before)).schema)
