@@ -4,8 +4,6 @@ Rule: every wait is bounded; a lost connection is come back to with growing paus
 """
 
 import select
-import socket
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,12 +16,9 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.address import MAX_PAYLOAD_BYTES, BrokerAddress
+from fleetpulse.io.line import CONNECT_S, Pauses, holds_some, tune
 
-CONNECT_S: Final = 3.0
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 2.0
 AT_LEAST_ONCE: Final = 1
-KEEPALIVE_S: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # a dead line is known after 25 s
 
 
 class Connection:
@@ -39,8 +34,7 @@ class Connection:
         self.problem: str | None = None
         self.up = False  # the broker has let us in
         self._since_s = 0.0
-        self._pause_s = FIRST_PAUSE_S
-        self._not_before_s = 0.0
+        self._pauses = Pauses()
         self.client = paho.Client(CallbackAPIVersion.VERSION2, client_id, clean_session=True, protocol=paho.MQTTv311)
         self.client.connect_timeout = CONNECT_S
         self.client.max_inflight_messages_set(0)
@@ -57,7 +51,7 @@ class Connection:
             self.problem = f"the broker at {self.address} refuses us: {reason}"
             return
         self.up, self.problem = True, None
-        self._pause_s = FIRST_PAUSE_S
+        self._pauses.held()
 
     def _on_disconnect(self, client: paho.Client, userdata: Any, flags: Any, reason: ReasonCode, properties: Any) -> None:
         self.up = False
@@ -86,18 +80,14 @@ class Connection:
                 return
 
     def _connect(self, timeout_s: float) -> bool:
-        rest_s = self._not_before_s - time.monotonic()
-        if rest_s > 0:
-            time.sleep(min(rest_s, timeout_s))
-            if rest_s > timeout_s:
-                return False
+        if not self._pauses.over(timeout_s):
+            return False
         self.up, self._since_s = False, time.monotonic()
         try:
             self.client.connect(self.address.host, self.address.port, keepalive=0)
         except OSError as error:
             self.problem = f"no connection to the broker at {self.address}: {error.strerror or error}"
-        self._not_before_s = time.monotonic() + self._pause_s
-        self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
+        self._pauses.tried()
         return self.client.socket() is not None
 
     def drop(self, problem: str) -> None:
@@ -117,20 +107,6 @@ class Connection:
 
 def _on_socket_open(client: paho.Client, userdata: Any, sock: Any) -> None:
     tune(sock)
-
-
-def holds_some(sock: Any) -> bool:
-    """Whether a secured line has bytes that were read from it, and not yet by us: no `select` tells of them."""
-    return isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
-
-
-def tune(sock: Any) -> None:
-    """Set what a connection to a broker needs of TCP."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # acknowledgements are small and must not wait
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEPALIVE_S.items():
-        if hasattr(socket, name):  # they are named otherwise elsewhere, and the system's own two hours hold
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class Publisher:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from fleetpulse.io import packets
 from fleetpulse.io.address import MAX_PAYLOAD_BYTES, BrokerAddress
-from fleetpulse.io.mqtt import CONNECT_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, holds_some, tune
+from fleetpulse.io.line import CONNECT_S, Pauses, holds_some, tune
 
 POLL_MESSAGES: Final = 1_000
 POLL_BYTES: Final = 8 * 1024 * 1024
@@ -71,8 +71,7 @@ class Receiver:
         self._asked: int | None = None  # number of the SUBSCRIBE that is not answered yet
         self._number = 0
         self._since_s = 0.0
-        self._pause_s = FIRST_PAUSE_S
-        self._not_before_s = 0.0
+        self._pauses = Pauses()
         self._arrived: list[Arrived] = []
         self._arrived_bytes = 0
         self._unacknowledged: set[int] = set()
@@ -161,18 +160,14 @@ class Receiver:
             self._lose(f"the broker at {self._address} does not answer")
 
     def _connect(self, timeout_s: float) -> bool:
-        rest_s = self._not_before_s - time.monotonic()
-        if rest_s > 0:
-            time.sleep(min(rest_s, timeout_s))
-            if rest_s > timeout_s:
-                return False
+        if not self._pauses.over(timeout_s):
+            return False
         self._since_s = time.monotonic()
         try:
             self._socket = self._reach()
         except OSError as error:
             self.problem = f"no connection to the broker at {self._address}: {error.strerror or error}"
-        self._not_before_s = time.monotonic() + self._pause_s
-        self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
+        self._pauses.tried()
         if self._socket is None:
             return False
         self._reader, self._unsent = packets.Reader(MAX_PAYLOAD_BYTES), bytearray()
@@ -256,7 +251,8 @@ class Receiver:
             if code:
                 self._lose(f"the broker at {self._address} refuses us: {packets.REFUSALS.get(code, f'code {code}')}")
                 return
-            self._up, self.problem, self._pause_s = True, None, FIRST_PAUSE_S
+            self._up, self.problem = True, None
+            self._pauses.held()
             self.connections += 1
             self._unacknowledged.clear()
             self._arrived.clear()
