@@ -105,7 +105,7 @@ def _watch(run: Run, wanted: Wanted, address: BrokerAddress, stop: Stop) -> None
     console = Console()
     screen = Screen(run, address)
     limit = time.monotonic() + wanted.for_s if wanted.for_s else None
-    if not wanted.simulate:
+    if not wanted.simulate and wanted.broker is None:
         for line in _invitation(run.home, address):
             typer.echo(line)
     if console.is_terminal:
@@ -151,12 +151,13 @@ def _watch_quietly(run: Run, screen: Screen, stop: Stop, limit: float | None, co
 
 
 def _invitation(home: Home, address: BrokerAddress) -> list[str]:
-    """Return how a device gets in: address, credentials, and a line that works."""
-    who = f" -u {address.username} -P {address.password}" if address.username else ""
+    """Return how a device gets in: as whom, and lines that work; our own password may do everything and is not shown."""
+    where = f"-h {address.host} -p {address.port}"
     return [
-        f"broker: {address.host}:{address.port}  user: {address.username or '-'}  password: {address.password or '-'}",
-        "try:    mosquitto_pub -h "
-        f"{address.host} -p {address.port}{who} -q 1 -t fleet/main/my-device/heartbeat -m '{{\"ts\": '$(date +%s)000'}}'",
+        f"broker: {address.host}:{address.port}",
+        f"let in: PASSWORD=$(./fleet access grant my-device --home {home.path})",
+        f'try:    mosquitto_pub {where} -u my-device -P "$PASSWORD" -q 1 -t fleet/main/my-device/heartbeat '
+        "-m '{\"ts\": '$(date +%s)000'}'",
         f"then:   ./fleet listen --home {home.path}    and    ./fleet device my-device --home {home.path}",
     ]
 
