@@ -82,6 +82,7 @@ def bridge(
         canary_interval_s=settings.canary_interval / 1000,
         reconnect_grace_s=settings.reconnect_grace / 1000,
         holds_back=at.deployment().verdict_jitter_ms > 0,
+        flood_limit=settings.flood_limit,
     )
     run_bridge(wanted, _begin(parent))
 

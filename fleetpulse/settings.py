@@ -68,6 +68,8 @@ class Settings(BaseSettings):
         verdict_jitter: over how long the verdicts of one deadline are spread; fixed when a home is made.
         canary_interval: how often the bridge asks the broker whether we are listening; well below the lateness.
         reconnect_grace: how long after a return devices may still be on their way back.
+        flood_limit: messages a second that a device may send in the long run, and 60 times as many at once; what is beyond
+            goes to quarantine as ``flood``. 0 for as many as it likes.
         broker_sync: when the embedded broker syncs its store: a duration, which is what a loss of power may take of what it
             acknowledged, or ``always``.
         state_store: where Spark keeps state: ``rocksdb``; asking for ``hdfs`` is refused with the reason.
@@ -80,6 +82,7 @@ class Settings(BaseSettings):
     verdict_jitter: Annotated[Milliseconds, AfterValidator(_is_bounded)] = "0s"  # pyright: ignore[reportAssignmentType]
     canary_interval: Annotated[Milliseconds, Field(ge=500)] = "5s"  # pyright: ignore[reportAssignmentType]
     reconnect_grace: Annotated[Milliseconds, Field(ge=0)] = "2m"  # pyright: ignore[reportAssignmentType]
+    flood_limit: Annotated[int, Field(ge=0, le=1_000_000)] = 100
     broker_sync: Annotated[str, AfterValidator(_is_sync)] = DEFAULT_SYNC
     state_store: Annotated[str, AfterValidator(_is_usable)] = "rocksdb"
 

@@ -18,6 +18,7 @@ from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.process import Stop, write_status
 from fleetpulse.io.receiver import Receiver
 from fleetpulse.io.segments import position, remove_leftovers, rows_table, write_segment
+from streaming.flood import Floods
 from streaming.intake import Intake
 from streaming.spool import Spool
 
@@ -49,6 +50,7 @@ class BridgeSettings:
         canary_interval_s: a canary each so many seconds.
         reconnect_grace_s: how long after a return devices may still be on their way back.
         holds_back: whether verdicts are held back by a jitter.
+        flood_limit: messages a second that a device may send in the long run; 0 for as many as it likes.
         flush_interval_s: the longest that a message waits for its segment.
         max_rows: rows at which a segment is written at once.
         max_buffer_bytes: bytes at which it is written at once, and above which nothing more is taken in.
@@ -65,6 +67,7 @@ class BridgeSettings:
     canary_interval_s: float = 5.0
     reconnect_grace_s: float = 120.0
     holds_back: bool = False
+    flood_limit: int = 0
     flush_interval_s: float = 0.25
     max_rows: int = 5_000
     max_buffer_bytes: int = 64 * 1024 * 1024
@@ -88,6 +91,7 @@ class Bridge:
             interval_ms=int(settings.canary_interval_s * 1000),
             secret=(settings.address.password or "").encode(),
             holds_back=settings.holds_back,
+            floods=Floods(settings.flood_limit),
         )
         self.rows = 0
         self.problem: str | None = None

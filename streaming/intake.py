@@ -17,8 +17,10 @@ from fleetpulse.core.envelope import TOPIC_PREFIX, Envelope
 from fleetpulse.core.messages import EVERYONE, FLUSH, Kind, Origin
 from fleetpulse.io.receiver import Arrived, Token
 from fleetpulse.io.segments import Position, SegmentRow
+from streaming.flood import Floods
 from streaming.history import History, Verdict
 
+FLOOD: Final = "flood"  # why a row is refused
 CONTINUES_MS: Final = 60_000  # history that ended so recently goes on live without a gap
 CANARIES: Final = 1_000  # of ours that may be under way: one each interval, behind a backlog
 SLACK_MS: Final = 5_000
@@ -49,6 +51,7 @@ class Intake:
         interval_ms: a canary each so many milliseconds.
         secret: signs our canaries, so that one of an earlier life is known as ours.
         holds_back: whether verdicts are held back, so that they are asked for where rows come to an end.
+        floods: how much each device may send; without it as much as it likes.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Intake:
         interval_ms: int = 5_000,
         secret: bytes = b"",
         holds_back: bool = False,
+        floods: Floods | None = None,
     ) -> None:
         self.bridge = bridge
         self.canary_topic = f"fleet/{EVERYONE}/{bridge}/{Kind.TICK.value}"
@@ -68,13 +72,14 @@ class Intake:
         self.last_canary_ms = position.last_canary_ms if position else None
         self.gap_open = position.gap_open if position else False
         self.history = History.after(position)
-        self.counts = {"rejected": 0, "repeated": 0, "retained": 0, "stale_canaries": 0}
+        self.counts = {"rejected": 0, "repeated": 0, "retained": 0, "stale_canaries": 0, "flooded": 0}
         self.rejection: str | None = None
         self.waiting = Waiting()
         self._grace_ms = grace_ms
         self._interval_ms = interval_ms
         self._secret = secret
         self._holds_back = holds_back
+        self._floods = floods or Floods(0)
         self._durable = self._memory()
         self._own_last = position is not None
         self._since_ms: int | None = None  # listening since, where no canary has come back yet
@@ -120,7 +125,10 @@ class Intake:
         elif message.topic == self.canary_topic and self._is_ours(message.payload):
             self._canary_returned(message, now_ms)
         else:
-            self._row(self._stamp(now_ms), message.topic, message.payload, Origin.MQTT, token=message.token)
+            beyond = self._floods.exceeds(message.topic, now_ms)
+            self.counts["flooded"] += beyond
+            row = (self._stamp(now_ms), message.topic, message.payload, Origin.MQTT)
+            self._row(*row, token=message.token, refused=FLOOD if beyond else None)
 
     def _history_line(self, message: Arrived) -> None:
         for verdict, payload, envelope, token in self.history.take(message.payload, message.token, self.last_ms):

@@ -31,6 +31,9 @@ MAX_ROWS: Final = 20_000  # a commit: it bounds memory, and the rows of one vers
 _OF_ROW: Final = tuple(field.name for field in fields(Row))
 _OF_MESSAGE: Final = (*_OF_ROW, "device_hash", "origin", "recording", "line", "bridge", "segment")
 _values: Final = attrgetter(*_OF_ROW)
+_REFUSALS: Final = {
+    "flood": "the device sends more than it may, see the setting flood_limit; the others of its messages are judged"
+}
 _ORIGINS: Final = {origin.value: origin for origin in Origin}
 Decoder = Callable[[str, bytes, int, Origin], Row | Rejection]
 
@@ -80,7 +83,10 @@ def decode_segments(segments: list[tuple[int, Path]], decoder: Decoder) -> Lande
 
 
 def _sort_in(landed: Landed, raw: SegmentRow, number: int, decoder: Decoder) -> None:
-    row = decoder(raw.topic, raw.payload, raw.received_at_ms, _ORIGINS[raw.origin])
+    if raw.refused is not None:
+        row: Row | Rejection = Rejection(raw.refused, _REFUSALS.get(raw.refused, raw.refused))
+    else:
+        row = decoder(raw.topic, raw.payload, raw.received_at_ms, _ORIGINS[raw.origin])
     if isinstance(row, Row):
         arrival = (raw.origin, raw.recording, raw.line, BRIDGE, number)
         landed.messages.append((*_values(row), hash64(row.device_id), *arrival))

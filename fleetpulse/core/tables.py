@@ -88,13 +88,18 @@ MESSAGES: Final = Table(
 
 QUARANTINE: Final = Table(
     "quarantine",
-    "Messages that could not be decoded, with their raw bytes.",
+    "Messages that could not be decoded, or were beyond what their device may send, with their raw bytes.",
     ("bridge", "segment", "topic", "received_at"),
     (
         Column("received_at", "timestamp", "when the bridge had it in its hands", required=True),
         Column("topic", "string", "as published", required=True),
         Column("payload", "binary", "its raw bytes"),
-        Column("reason", "string", "one word to count by: topic, json, field, size, depth, reserved", required=True),
+        Column(
+            "reason",
+            "string",
+            "one word: topic, json, field, size, depth, reserved, disagreement, flood",
+            required=True,
+        ),
         Column("detail", "string", "the rule, what was got, what to do", required=True),
         *_ARRIVAL,
     ),

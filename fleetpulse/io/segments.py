@@ -25,8 +25,10 @@ SEGMENT_SCHEMA: Final = pa.schema(
         ("recording", pa.string()),
         ("line", pa.int64()),
         ("command", pa.string()),
+        ("refused", pa.string()),
     ]
 )
+_BEFORE: Final = pa.schema([field for field in SEGMENT_SCHEMA if field.name != "refused"])  # read as if none had been
 
 
 class SegmentRow(NamedTuple):
@@ -40,6 +42,7 @@ class SegmentRow(NamedTuple):
         recording: id of the recording it was played from.
         line: its line there, from 0.
         command: name of the command's file.
+        refused: why the bridge refuses it, in one word: it goes to quarantine whatever it says.
     """
 
     received_at_ms: int
@@ -49,6 +52,7 @@ class SegmentRow(NamedTuple):
     recording: str | None = None
     line: int | None = None
     command: str | None = None
+    refused: str | None = None
 
 
 assert list(SegmentRow._fields) == SEGMENT_SCHEMA.names, "rows are written as they are declared"
@@ -188,6 +192,8 @@ def read_segment(path: Path) -> pa.Table:
             f'segment "{path}" is torn or not Arrow ({error}); restore it from a backup, or move it elsewhere and do without '
             f"the rows that it held"
         ) from None
+    if table.schema.equals(_BEFORE):
+        table = table.append_column(SEGMENT_SCHEMA.field("refused"), pa.nulls(table.num_rows, pa.string()))
     if not table.schema.equals(SEGMENT_SCHEMA) or b"number" not in (table.schema.metadata or {}) or not table.num_rows:
         raise FleetError(f'"{path}" is Arrow but not a segment of this version; move it elsewhere')
     return table

@@ -1,0 +1,51 @@
+"""A device that floods: how much each may send, so that one cannot take the place of the fleet.
+
+Rule 1: what is beyond a device's limit is kept, and marked: it goes to quarantine, and nowhere else.
+Rule 2: memory is bounded: a device that has been quiet for long enough is forgotten, which changes nothing for it.
+"""
+
+from typing import Final
+
+BURST_S: Final = 60  # what a device may send at once: that many seconds of its limit, such as what it kept while it was away
+_OURS: Final = "fleet/"
+_MOST: Final = 100_000  # devices remembered before the quiet ones are forgotten
+
+
+class Floods:
+    """A bucket a device, filled evenly; a message takes one from it.
+
+    Args:
+        per_s: how many messages a second each may send in the long run; 0 for as many as it likes.
+    """
+
+    def __init__(self, per_s: int) -> None:
+        self._per_ms = per_s / 1000
+        self._burst = per_s * BURST_S
+        self._left: dict[str, tuple[float, int]] = {}  # by device: what was left, and when
+
+    def exceeds(self, topic: str, now_ms: int) -> bool:
+        """Count a message; return whether it is beyond its device's limit.
+
+        Args:
+            topic: of ours all but the last level names the device; a foreign one names it whole.
+            now_ms: on the wall; running backwards, it fills nothing.
+        """
+        if not self._burst:
+            return False
+        device = topic.rpartition("/")[0] if topic.startswith(_OURS) else topic
+        left, at_ms = self._left.get(device, (self._burst, now_ms))
+        left = min(self._burst, left + max(0, now_ms - at_ms) * self._per_ms)
+        beyond = left < 1
+        self._left[device] = (left if beyond else left - 1, now_ms)
+        if len(self._left) > _MOST:
+            self._forget(now_ms)
+        return beyond
+
+    def _forget(self, now_ms: int) -> None:
+        """Let go of full buckets, and of the older half where all are in use."""
+        full_ms = BURST_S * 1000
+        kept = {device: held for device, held in self._left.items() if now_ms - held[1] < full_ms}
+        if len(kept) > _MOST // 2:
+            newest = sorted(kept.items(), key=lambda item: item[1][1])[-(_MOST // 2) :]
+            kept = dict(newest)
+        self._left = kept

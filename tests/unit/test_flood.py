@@ -1,0 +1,80 @@
+"""A device that floods: what is beyond its limit is marked and kept, the others are not touched, memory is bounded."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetpulse.core.decoding import decode
+from fleetpulse.core.messages import Origin
+from fleetpulse.io.receiver import Arrived
+from fleetpulse.io.segments import SEGMENT_SCHEMA, SegmentRow, read_segment, rows_table, write_segment
+from streaming import flood
+from streaming.flood import BURST_S, Floods
+from streaming.intake import FLOOD, Intake
+from streaming.landing import decode_segments
+
+NOW = 1_700_000_000_000
+TOPIC = "fleet/s/loud/heartbeat"
+
+
+def test_a_device_may_send_its_burst_and_then_its_limit() -> None:
+    floods = Floods(2)
+    assert [floods.exceeds(TOPIC, NOW) for _ in range(2 * BURST_S + 3)].count(True) == 3
+    assert floods.exceeds("fleet/s/loud/error", NOW)
+    assert not floods.exceeds("fleet/s/quiet/heartbeat", NOW)
+    assert [floods.exceeds(TOPIC, NOW + 1_000) for _ in range(3)] == [False, False, True]
+
+
+@given(st.integers(1, 50), st.lists(st.integers(-100, 3_000), max_size=300))
+def test_nobody_gets_more_than_burst_and_limit(per_s: int, steps: list[int]) -> None:
+    floods, now_ms, newest_ms, taken = Floods(per_s), NOW, NOW, 0
+    for step in steps:
+        now_ms += step
+        taken += not floods.exceeds(TOPIC, now_ms)
+        newest_ms = max(newest_ms, now_ms)
+    backwards_ms = sum(-step for step in steps if step < 0)  # what the wall ran back is passed through twice
+    assert taken <= per_s * (BURST_S + (newest_ms - NOW + backwards_ms) / 1000) + 1
+
+
+def test_nothing_exceeds_no_limit() -> None:
+    floods = Floods(0)
+    assert not any(floods.exceeds(TOPIC, NOW) for _ in range(10_000))
+
+
+def test_the_quiet_are_forgotten_and_a_flood_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flood, "_MOST", 100)
+    floods = Floods(1)
+    for number in range(150):
+        floods.exceeds(f"fleet/s/d{number}/heartbeat", NOW + number)
+        for _ in range(BURST_S):
+            floods.exceeds(TOPIC, NOW + number)
+    assert len(floods._left) <= 101  # pyright: ignore[reportPrivateUsage]
+    assert floods.exceeds(TOPIC, NOW + 151)
+
+
+def test_what_is_beyond_the_limit_is_written_and_goes_to_quarantine(tmp_path: Path) -> None:
+    intake = Intake("b", None, floods=Floods(1))
+    intake.go_live(NOW)
+    for number in range(BURST_S + 5):
+        intake.arrived(Arrived(TOPIC, b"{}", False, (1, number + 1)), NOW)
+    written = [row for row, _ in intake.waiting.rows]
+    assert [row.refused for row in written].count(FLOOD) == intake.counts["flooded"] == 5
+    path = write_segment(tmp_path, 1, rows_table(written), bridge="b", last_canary_ms=None)
+    landed = decode_segments([(1, path)], decode)
+    assert (len(landed.messages), len(landed.quarantine)) == (BURST_S, 5)
+    assert {one["reason"] for one in landed.quarantine} == {FLOOD}
+    assert "flood_limit" in landed.quarantine[0]["detail"]
+
+
+def test_a_segment_of_before_there_was_a_limit_is_read(tmp_path: Path) -> None:
+    table = rows_table([SegmentRow(NOW, TOPIC, b"{}", Origin.MQTT.value)])
+    path = write_segment(tmp_path, 1, table, bridge="b", last_canary_ms=None)
+    older = read_segment(path).drop_columns(["refused"])
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, older.schema) as writer:
+        writer.write_table(older)
+    found = read_segment(path)
+    assert found.schema.equals(SEGMENT_SCHEMA)
+    assert found["refused"].to_pylist() == [None]
