@@ -31,9 +31,7 @@ MAX_ROWS: Final = 20_000  # a commit: it bounds memory, and the rows of one vers
 _OF_ROW: Final = tuple(field.name for field in fields(Row))
 _OF_MESSAGE: Final = (*_OF_ROW, "device_hash", "origin", "recording", "line", "bridge", "segment")
 _values: Final = attrgetter(*_OF_ROW)
-_REFUSALS: Final = {
-    "flood": "the device sends more than it may, see the setting flood_limit; the others of its messages are judged"
-}
+_REFUSALS: Final = {"flood": "its device sends more than it may: see the setting flood_limit; what it sent before is judged"}
 _ORIGINS: Final = {origin.value: origin for origin in Origin}
 Decoder = Callable[[str, bytes, int, Origin], Row | Rejection]
 

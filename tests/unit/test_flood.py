@@ -25,6 +25,8 @@ def test_a_device_may_send_its_burst_and_then_its_limit() -> None:
     assert [floods.exceeds(TOPIC, NOW) for _ in range(2 * BURST_S + 3)].count(True) == 3
     assert floods.exceeds("fleet/s/loud/error", NOW)
     assert not floods.exceeds("fleet/s/quiet/heartbeat", NOW)
+    assert not floods.exceeds("zigbee/one", NOW)
+    assert not any(floods.exceeds("zigbee/two", NOW) for _ in range(2 * BURST_S))
     assert [floods.exceeds(TOPIC, NOW + 1_000) for _ in range(3)] == [False, False, True]
 
 
