@@ -19,7 +19,7 @@ SIZES: Final = (100_000, 1_000_000)
 FLAT_ROWS: Final = 3_000_000  # a batch, whatever the fleet
 SMALL_DEVICES: Final = 5_000
 SMALLER_DEVICES: Final = 10_000
-WARMING: Final = Fleet(2_000, 6, batches=45)  # what costs the same in every batch is compiled by then
+WARMING: Final = Fleet(2_000, 6, batches=40)  # what costs the same in every batch is compiled by then
 
 
 @dataclass(frozen=True, slots=True)
