@@ -123,7 +123,11 @@ def _publish(run: Run, address: BrokerAddress, played: Recording, opening: Recor
         run.watch()
         on_progress(line)
 
-    with Publisher(address, f"fleetpulse-replay-{played.id}") as publisher:
+    def ended() -> bool:
+        run.watch()  # a broker that died is known at once, and not when patience with it is over
+        return False
+
+    with Publisher(address, f"fleetpulse-replay-{played.id}", cancelled=ended) as publisher:
         play(history(), played.id, publisher, first_line=first, on_progress=watched)
 
 
