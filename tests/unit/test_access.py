@@ -35,8 +35,9 @@ def test_a_second_grant_is_a_new_password_and_a_revoked_name_is_gone(tmp_path: P
 def test_a_name_that_would_be_a_pattern_or_is_ours_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(FleetError):
         grant(tmp_path, name, Role.DEVICE)
-    with pytest.raises(FleetError):
-        grant(tmp_path, "gateway", Role.DEVICE, [name, "a b"])
+    if name != OURS.username:  # a device may be called so: it is no user
+        with pytest.raises(FleetError):
+            grant(tmp_path, "gateway", Role.DEVICE, [name])
     assert grants(tmp_path) == []
 
 
