@@ -11,7 +11,7 @@ import typer
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.mapping import TopicMapping, decode_mapped, parse_mappings
 from fleetpulse.io.address import load_address
-from fleetpulse.io.home import Home
+from fleetpulse.io.home import BRIDGE, Home
 from fleetpulse.io.process import Stop
 
 jobs = typer.Typer(hidden=True, help="The processes of a run.")
@@ -76,6 +76,8 @@ def bridge(
         at.commands,
         at.run("bridge"),
         load_address(at.run("broker")),
+        at.session(BRIDGE),
+        at.session("replay"),
         replay=replay,
         live_after_replay=not not_live,
         subscriptions=("fleet/#", *foreign),

@@ -43,7 +43,9 @@ class BridgeSettings:
         commands_dir: the spool of operators' commands.
         status_path: its status file.
         address: the broker.
-        bridge: its name; names its sessions at the broker as well.
+        session: client id of its session at the broker, see `Home.session`.
+        replay_session: client id of the session in which it takes history.
+        bridge: its name.
         replay: started for history: takes ``replay/#`` and nothing else until the line after its last is durable.
         live_after_replay: then goes live.
         subscriptions: topics that it takes when live.
@@ -60,6 +62,8 @@ class BridgeSettings:
     commands_dir: Path
     status_path: Path
     address: BrokerAddress
+    session: str
+    replay_session: str = ""
     bridge: str = "bridge-1"
     replay: bool = False
     live_after_replay: bool = True
@@ -105,13 +109,13 @@ class Bridge:
         if not settings.replay or (self.intake.history.done and settings.live_after_replay):
             self.receiver = self._listen()
         else:
-            self.receiver = Receiver(settings.address, f"fleetpulse-{settings.bridge}-replay", (HISTORY,))
+            self.receiver = Receiver(settings.address, settings.replay_session, (HISTORY,))
 
     def _listen(self) -> Receiver:
         """Go live, in a session that remembers what came while no bridge ran."""
         self.intake.go_live(_now_ms())
         self._was_up, self._connections = False, 0
-        return Receiver(self.settings.address, f"fleetpulse-{self.settings.bridge}", self.settings.subscriptions)
+        return Receiver(self.settings.address, self.settings.session, self.settings.subscriptions)
 
     @property
     def state(self) -> str:

@@ -165,6 +165,8 @@ def mosquitto_rules(known: Iterable[Grant]) -> str:
         if one.role is Role.DEVICE and one.devices == (one.name,):
             continue
         lines += ["", f"user {one.name}"]
+        if one.name not in one.devices:  # a pattern holds for every user: this one is no device of its own name
+            lines.append(f"topic deny fleet/+/{one.name}/#")
         if one.role is Role.DEVICE:
             lines += [f"topic write fleet/+/{own}/{kind}" for own in one.devices for kind in _KINDS]
             lines += [f"topic read fleet/+/{own}/{Kind.CONTROL.value}" for own in one.devices]

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from typing import Any, Final, TextIO
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration
+from fleetpulse.io.address import write_secret
+from fleetpulse.io.segments import list_segments
 
 HOME_VERSION: Final = 1
 KEY_GROUPS: Final = 8  # fixed for a generation: 8 groups carry about 100,000 devices
@@ -91,6 +94,18 @@ class Home:
     def mapping(self) -> Path:
         """The mapping file for devices that cannot speak our format; it may be absent."""
         return self.path / "mapping.toml"
+
+    def session(self, name: str) -> str:
+        """Return the client id of one of our sessions at the broker, made when it is first asked for.
+
+        Whoever comes in with another's client id takes the session over, and with it what waits there: it is a secret. 23
+        letters and digits, which every broker takes (MQTT 3.1.1, section 3.1.3.1).
+        """
+        path = self.broker / f"{name}.session"
+        if not path.exists():
+            before = name == BRIDGE and any(list_segments(self.segments))  # its session may hold messages under the old name
+            write_secret(path, f"fleetpulse-{BRIDGE}" if before else f"fleet{secrets.token_hex(9)}")
+        return path.read_text()
 
     def table(self, name: str) -> Path:
         """The folder of a Delta table."""

@@ -1,5 +1,9 @@
 """Access rules at the real broker: what is not granted is not delivered, and who is thrown out stays out."""
 
+import getpass
+import shutil
+import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.access import Role, grant, revoke
+from fleetpulse.io.access import Role, grant, grants, mosquitto_rules, revoke
 from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.broker import Broker, renew_access
 from fleetpulse.io.mqtt import Publisher
@@ -98,3 +102,51 @@ def test_who_is_revoked_is_thrown_out_and_stays_out(broker: BrokerAddress, tmp_p
     assert (ours.connected, ours.connections) == (True, 1)
     for one in (ours, listening):
         one.close()
+
+
+@pytest.fixture
+def mosquitto(tmp_path: Path) -> Iterator[BrokerAddress]:
+    """A real Mosquitto with our rules: users pump.1, gate (for a and b) and eye, each with its name as password."""
+    if shutil.which("mosquitto") is None or shutil.which("mosquitto_passwd") is None:
+        pytest.skip("the system has no Mosquitto: install the package mosquitto")
+    for name, role, devices in (("pump.1", Role.DEVICE, ()), ("gate", Role.DEVICE, ("a", "b")), ("eye", Role.WATCHER, ())):
+        grant(tmp_path, name, role, devices)
+    (tmp_path / "acl").write_text(mosquitto_rules(grants(tmp_path)))
+    (tmp_path / "acl").chmod(0o600)
+    (tmp_path / "passwords").write_text("".join(f"{name}:{name}\n" for name in ("fleet", "pump.1", "gate", "eye")))
+    subprocess.run(["mosquitto_passwd", "-U", str(tmp_path / "passwords")], check=True)
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        port = int(asked.getsockname()[1])
+    user = getpass.getuser()
+    lines = [f"listener {port} 127.0.0.1", f"password_file {tmp_path}/passwords", f"acl_file {tmp_path}/acl", f"user {user}"]
+    (tmp_path / "conf").write_text("\n".join(lines) + "\n")
+    running = subprocess.Popen(["mosquitto", "-c", str(tmp_path / "conf")], stderr=subprocess.DEVNULL)
+    try:
+        yield BrokerAddress("127.0.0.1", port, "fleet", "fleet")
+    finally:
+        running.terminate()
+        running.wait(10)
+
+
+def test_mosquitto_holds_the_same_rules(mosquitto: BrokerAddress) -> None:
+    ours, heard = connected_in_time(mosquitto, "ours", "fleet/#"), list[str]()
+    for name, topics in {
+        "pump.1": ["fleet/s/pump.2/heartbeat", "fleet/s/pump.1/control", "fleet/s/pump.1/heartbeat"],
+        "gate": ["fleet/s/gate/heartbeat", "fleet/s/b/error"],
+        "eye": ["fleet/s/eye/heartbeat", "fleet/s/pump.1/heartbeat"],
+    }.items():
+        send(replace(mosquitto, username=name, password=name), *topics)
+    send(mosquitto, "fleet/s/last/heartbeat")
+    until("fleet/s/last/heartbeat", ours, heard)
+    assert heard == ["fleet/s/pump.1/heartbeat", "fleet/s/b/error", "fleet/s/last/heartbeat"]
+    ours.close()
+
+
+def connected_in_time(address: BrokerAddress, name: str, topic: str) -> Receiver:
+    """Come in at a broker that is just starting."""
+    receiver, deadline_s = Receiver(address, name, (topic,), persistent=False), time.monotonic() + 10
+    while not receiver.connected:
+        assert time.monotonic() < deadline_s, f"waited too long: {receiver.problem}"
+        receiver.poll(0.05)
+    return receiver

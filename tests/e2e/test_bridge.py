@@ -37,7 +37,7 @@ home, parent, more = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]
 stop = Stop(parent)
 die_with_parent(parent)
 folders = home / "segments", home / "commands", home / "run" / "bridge.json"
-run_bridge(BridgeSettings(*folders, load_address(home / "address"), **more), stop)
+run_bridge(BridgeSettings(*folders, load_address(home / "address"), "bridge", "replay", **more), stop)
 """
 
 PARENT = """

@@ -7,7 +7,7 @@ import pytest
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
-from fleetpulse.io.home import Home
+from fleetpulse.io.home import BRIDGE, Home
 
 pytestmark = pytest.mark.unit
 
@@ -75,3 +75,20 @@ def test_who_holds_a_home_is_seen_by_one_who_may_only_read(tmp_path: Path) -> No
         with pytest.raises(FleetError, match="in use by a test"), home.locked("another"):
             pass
     assert home.owner() is None
+
+
+def test_a_session_at_the_broker_has_a_name_that_nobody_guesses_and_that_is_kept(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.prepare(None)
+    name = home.session(BRIDGE)
+    assert len(name) == 23
+    assert name not in (Home(tmp_path / "other").path.name, home.session("replay"))
+    assert Home(tmp_path).session(BRIDGE) == name
+    assert (home.broker / f"{BRIDGE}.session").stat().st_mode & 0o077 == 0
+
+
+def test_a_home_that_had_a_session_before_it_had_a_name_of_its_own_keeps_it(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.prepare(None)
+    (home.segments / "000000000001.arrow").touch()
+    assert home.session(BRIDGE) == "fleetpulse-bridge-1"
