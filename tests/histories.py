@@ -114,7 +114,7 @@ def any_own_row(choose: Choose, devices: Sequence[str], steps: int, own: Sequenc
         case "gap":
             back = choose([0, 5, 20, 80])
             gap = choose([{"op": "open", "from_s": received - back}, {"op": "close", "until_s": received + back}])
-            return row(received, "fleet/_/b/gap", **gap)
+            return row(received, f"fleet/_/{choose(['b', 'b', 'c'])}/gap", **gap)
         case "tick":
             return row(received, "fleet/_/b/tick")
         case "policy":

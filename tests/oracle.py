@@ -3,7 +3,7 @@
 Rule 1: it imports nothing of ours and takes plain rows; every fact is worked out anew from the rows that came before it.
 Rule 2: where the text leaves a choice, the choice is named here.
 - Of deadlines at one instant silence acts first, then death, ``until``, recovered, hold over, forget.
-- A gap said to begin before the last one ended goes on with that one, whose beginning stays.
+- A gap is there while any bridge says so. A bridge that said so says nothing by saying it again.
 - A life begins with a registration or a signal; a death of nobody is nothing. What was forgotten is unknown.
 - Of several wills the newest counts. Its grace is a limit of silence: each instant by the policy and class then in force.
 - An error is judged by the rule at its own instant, and so is what is remembered for it: of the errors before, those that
@@ -20,6 +20,7 @@ from typing import Any
 KINDS = ("heartbeat", "telemetry", "error", "birth", "death", "control", "registry", "policy", "gap", "tick")
 SIGNALS = KINDS[:4]
 PRESENT = ("online", "degraded", "flagged")
+END = 10**18  # after all instants
 HELD = ("updating", "maintenance")
 ENDS = {"degraded": ("recovered",), "flagged": ("hold_over", "release"), "hold": ("until",)}  # facts, and what ends them
 
@@ -54,7 +55,8 @@ class Listening:
 
     def __init__(self, start: int) -> None:
         self.start = start
-        self.gaps: list[tuple[int, int | None]] = []  # disjoint, in order; None: still open
+        self.said: dict[str, list[tuple[int, int | None]]] = {}  # by bridge, in the order of its rows; None: still open
+        self.gaps: list[tuple[int, int | None]] = []  # what they said together: disjoint, in order
 
     def covered(self, t: int) -> int:
         missed = sum(max(0, min(t, t if until is None else until) - since) for since, until in self.gaps)
@@ -75,15 +77,20 @@ class Listening:
         return max((t for t in self._reached(c) if self.covered(t) <= c), default=None) if c >= 0 else None
 
     def read(self, gap: Message, frontier: int | None) -> None:
-        content = gap.content
-        still_open = bool(self.gaps) and self.gaps[-1][1] is None
+        content, spans = gap.content, self.said.setdefault(gap.device_id, [])
+        still_open = bool(spans) and spans[-1][1] is None
         if content["op"] == "open" and not still_open:
             since = max(min(content["from"], gap.received_at), self.start, self.start if frontier is None else frontier)
-            if self.gaps and since <= (self.gaps[-1][1] or 0):
-                since = self.gaps.pop()[0]
-            self.gaps.append((since, None))
+            spans.append((since, None))
         if content["op"] == "close" and still_open:
-            self.gaps[-1] = (self.gaps[-1][0], max(content["until"], gap.received_at))
+            spans[-1] = (spans[-1][0], max(content["until"], gap.received_at))
+        self.gaps = []
+        for since, until in sorted((one for said in self.said.values() for one in said), key=lambda one: one[0]):
+            end = END if until is None else until
+            if self.gaps and since <= (END if self.gaps[-1][1] is None else self.gaps[-1][1]):
+                since, before = self.gaps.pop()
+                end = max(end, END if before is None else before)
+            self.gaps.append((since, None if end == END else end))
 
 
 @dataclass

@@ -29,6 +29,7 @@ from fleetpulse.core.policy import Dated, Policies, from_normalised
 from fleetpulse.core.replay import Deployment, Intake, arrival
 
 _BEFORE_ALL: Final = -(2**61)  # stands for a frontier before the first is known
+_ALONE: Final = "bridge-1"  # who opened the gap, in what was stored before there were several bridges
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,8 @@ class KeyGroup:
             "start_ms": coverage.start_ms,
             "base_ms": coverage.base_ms,
             "gaps": coverage.gaps,
+            "deaf": coverage.deaf,
+            "until_ms": coverage.until_ms,
             "newest_ms": self.listening.newest_ms,
             "frontier_ms": self.listening.frontier_ms,
             "policies": [_dated_to_plain(dated) for dated in self.policies.dated],
@@ -235,7 +238,10 @@ class KeyGroup:
             FleetError: it was written by a version that this one does not know.
         """
         devices, known = from_stored(stored)
-        coverage = Coverage(known["start_ms"], known["base_ms"], tuple((gap[0], gap[1]) for gap in known["gaps"]))
+        gaps = tuple((gap[0], gap[1]) for gap in known["gaps"])
+        alone = [_ALONE] if gaps and gaps[-1][1] is None else []
+        deaf, until_ms = tuple(known.get("deaf", alone)), known.get("until_ms")
+        coverage = Coverage(known["start_ms"], known["base_ms"], gaps, deaf, until_ms)
         return cls(
             Listening(coverage, known["newest_ms"], known["frontier_ms"]),
             Policies(tuple(_dated_from_plain(plain) for plain in known["policies"])),

@@ -1,6 +1,7 @@
 """Covered time: the time in which we were listening, and the frontier that follows from it.
 
-Rule 1: ``c(t)`` is ``t`` minus the gaps before it; before the first row nothing is covered.
+Rule 1: ``c(t)`` is ``t`` minus the gaps before it; before the first row nothing is covered. A gap is there while any
+bridge says that it does not listen: it is the union of what each of them says.
 Rule 2: the frontier never runs backwards, and a gap never reaches behind it: what is judged stays judged.
 Rule 3: a row that opens a gap is the first after a silence of ours: it is taken in before its own ``received_at``
 moves the frontier, or it would judge the very span that it excuses. The bridge gives it an instant of its own.
@@ -19,11 +20,15 @@ class Coverage:
         start_ms: the instant before which nothing is covered (or has been forgotten).
         base_ms: covered time at ``start_ms``.
         gaps: spans in which we did not listen, in order and disjoint; only the last may be open.
+        deaf: the bridges that do not listen: while there are any the last gap is open.
+        until_ms: of the bridges that listen again in an open gap, the latest instant from which one does.
     """
 
     start_ms: int
     base_ms: int = 0
     gaps: tuple[Gap, ...] = ()
+    deaf: tuple[str, ...] = ()
+    until_ms: int | None = None
 
     def covered(self, instant_ms: int) -> int:
         """Return c(t) in milliseconds: how long we had been listening at ``instant_ms``."""
@@ -63,29 +68,34 @@ class Coverage:
             at_ms, reached = closed, reached + span
         return at_ms + covered_ms - reached
 
-    def open_gap(self, since_ms: int) -> "Coverage":
-        """Stand still from ``since_ms`` on; no effect while a gap is open."""
-        if self.gaps:
-            opened, closed = self.gaps[-1]
-            if closed is None:
-                return self
-            if since_ms <= closed:
-                return replace(self, gaps=(*self.gaps[:-1], (opened, None)))
-        return replace(self, gaps=(*self.gaps, (max(since_ms, self.start_ms), None)))
-
-    def close_gap(self, until_ms: int) -> "Coverage":
-        """Listen again from ``until_ms`` on; no effect without an open gap."""
-        if not self.gaps or self.gaps[-1][1] is not None:
+    def open_gap(self, since_ms: int, bridge: str) -> "Coverage":
+        """Stand still from ``since_ms`` on, until ``bridge`` listens again; no effect where it said so before."""
+        if bridge in self.deaf:
             return self
+        since = max(since_ms, self.start_ms)
+        joined = [gap for gap in self.gaps if gap[1] is None or gap[1] >= since]
+        begin = min([since, *(opened for opened, _ in joined)])
+        kept = self.gaps[: len(self.gaps) - len(joined)]
+        until = self.until_ms if self.deaf else max((closed for _, closed in joined if closed is not None), default=None)
+        return replace(self, gaps=(*kept, (begin, None)), deaf=(*self.deaf, bridge), until_ms=until)
+
+    def close_gap(self, until_ms: int, bridge: str) -> "Coverage":
+        """Let ``bridge`` listen again from ``until_ms`` on; no effect where it said nothing else."""
+        if bridge not in self.deaf:
+            return self
+        deaf = tuple(other for other in self.deaf if other != bridge)
+        until = until_ms if self.until_ms is None else max(until_ms, self.until_ms)
+        if deaf:
+            return replace(self, deaf=deaf, until_ms=until)
         opened = self.gaps[-1][0]
-        return replace(self, gaps=(*self.gaps[:-1], (opened, max(opened, until_ms))))
+        return replace(self, gaps=(*self.gaps[:-1], (opened, max(opened, until))), deaf=(), until_ms=None)
 
     def forget_before(self, instant_ms: int) -> "Coverage":
         """Drop what lies before ``instant_ms``: the same c(t) from there on, in bounded space."""
         if instant_ms <= self.start_ms:
             return self
         kept = tuple((max(opened, instant_ms), closed) for opened, closed in self.gaps if closed is None or closed > instant_ms)
-        return Coverage(instant_ms, self.covered(instant_ms), kept)
+        return replace(self, start_ms=instant_ms, base_ms=self.covered(instant_ms), gaps=kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +134,16 @@ class Listening:
             reach = self.frontier_ms
         return Listening(self.coverage, newest, reach)
 
-    def open_gap(self, row_ms: int, since_ms: int) -> "Listening":
-        """Take in a gap row received at ``row_ms`` that says we stopped listening at ``since_ms``."""
+    def open_gap(self, row_ms: int, since_ms: int, bridge: str) -> "Listening":
+        """Take in a gap row received at ``row_ms`` that says ``bridge`` stopped listening at ``since_ms``."""
         since = min(since_ms, row_ms)
         if self.frontier_ms is not None:
             since = max(since, self.frontier_ms)
-        return replace(self, coverage=self.coverage.open_gap(since))
+        return replace(self, coverage=self.coverage.open_gap(since, bridge))
 
-    def close_gap(self, row_ms: int, until_ms: int) -> "Listening":
-        """Take in a gap row received at ``row_ms`` that says we listen again from ``until_ms`` on."""
-        return replace(self, coverage=self.coverage.close_gap(max(until_ms, row_ms)))
+    def close_gap(self, row_ms: int, until_ms: int, bridge: str) -> "Listening":
+        """Take in a gap row received at ``row_ms`` that says ``bridge`` listens again from ``until_ms`` on."""
+        return replace(self, coverage=self.coverage.close_gap(max(until_ms, row_ms), bridge))
 
     def due_at(self, instant_ms: int, allowed_lateness_ms: int) -> int | None:
         """Return the earliest ``received_at`` that moves the frontier to ``instant_ms``; None while a gap is open."""

@@ -62,9 +62,9 @@ class Intake:
             after_ms = content.get("after")  # received_at of the row before it, which this key group may not have had
             if type(after_ms) is int:
                 listening = listening.read(min(after_ms, row.received_at_ms), self.deployment.allowed_lateness_ms)
-            return listening.open_gap(row.received_at_ms, since_ms)
+            return listening.open_gap(row.received_at_ms, since_ms, row.device_id)
         if operation == "close" and type(until_ms) is int:
-            return listening.close_gap(row.received_at_ms, until_ms)
+            return listening.close_gap(row.received_at_ms, until_ms, row.device_id)
         self.judgements.append(about(row, Verdict.REFUSED, "a gap row opens from an instant or closes until one"))
         return listening
 

@@ -132,7 +132,7 @@ def test_durations_and_instants_read_back_as_they_were(ms: int) -> None:
 def test_covered_time_has_its_inverses(gaps: list[tuple[int, int]], instant: int) -> None:
     coverage = Coverage(10)
     for opened, length in sorted(gaps):
-        coverage = coverage.open_gap(opened).close_gap(opened + length)
+        coverage = coverage.open_gap(opened, "b").close_gap(opened + length, "b")
     missed = sum(coverage.covered(t + 1) == coverage.covered(t) for t in range(10, instant)) if instant > 10 else 0
     assert coverage.covered(instant) == max(0, instant - 10 - missed)
     covered = coverage.covered(instant)
@@ -151,9 +151,30 @@ def test_covered_time_has_its_inverses(gaps: list[tuple[int, int]], instant: int
 def test_a_gap_never_reaches_behind_the_frontier() -> None:
     listening = Listening.begin(0).read(1_000, 100)
     assert listening.frontier_ms == 900
-    listening = listening.open_gap(1_001, 500).read(2_000, 100)
+    listening = listening.open_gap(1_001, 500, "b").read(2_000, 100)
     assert listening.frontier_ms == 900
     assert listening.coverage.gaps == ((900, None),)
+
+
+@given(st.lists(st.tuples(st.integers(10, 200), st.integers(0, 60), st.sampled_from("abc")), max_size=6), st.integers(0, 300))
+def test_a_gap_is_what_any_bridge_says_of_itself(spans: list[tuple[int, int, str]], instant: int) -> None:
+    said = sorted([(since, True, by) for since, _, by in spans] + [(since + length, False, by) for since, length, by in spans])
+    coverage, deaf, missed = Coverage(10), dict[str, int](), set[int]()
+    for at, opens, by in said:
+        coverage = coverage.open_gap(at, by) if opens else coverage.close_gap(at, by)
+        if opens:
+            deaf.setdefault(by, at)
+        elif by in deaf:
+            missed |= set(range(deaf.pop(by), at))
+    for since in deaf.values():
+        missed |= set(range(since, 301))
+    assert coverage.covered(instant) == max(0, instant - 10 - len([t for t in missed if t < instant]))
+
+
+def test_a_bridge_that_was_deaf_for_longer_lets_an_open_gap_begin_earlier() -> None:
+    coverage = Coverage(0).open_gap(50, "a").open_gap(30, "b").close_gap(90, "b")
+    assert (coverage.gaps, coverage.deaf) == (((30, None),), ("a",))
+    assert coverage.close_gap(70, "a").gaps == ((30, 90),)
 
 
 def test_the_row_that_opens_a_gap_does_not_judge_the_span_that_it_excuses() -> None:

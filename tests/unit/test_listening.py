@@ -36,10 +36,10 @@ def test_a_message_is_late_by_how_far_it_lies_behind_the_frontier_of_its_own_ins
 
 
 def test_the_time_of_a_gap_is_added_to_the_wait_and_an_open_one_has_no_end() -> None:
-    opened = LISTENING.open_gap(START - 900, START - 30_000)
+    opened = LISTENING.open_gap(START - 900, START - 30_000, "b")
     told = fate(shown(signal(0)), opened, DEPLOYMENT)
     assert told.state == "waiting" and "a gap is open" in told.words
-    closed = opened.close_gap(START - 800, START + 120_000)
+    closed = opened.close_gap(START - 800, START + 120_000, "b")
     told = fate(shown(signal(0)), closed, DEPLOYMENT)
     assert told.state == "waiting" and "2023-11-14T22:16:20.000Z" in told.words  # 60 s behind its end
 
