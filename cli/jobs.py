@@ -10,8 +10,9 @@ import typer
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.mapping import TopicMapping, decode_mapped, parse_mappings
+from fleetpulse.core.messages import BRIDGE, EVERYONE, Kind
 from fleetpulse.io.address import load_address
-from fleetpulse.io.home import BRIDGE, Home
+from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.process import Stop
 
 jobs = typer.Typer(hidden=True, help="The processes of a run.")
@@ -63,24 +64,30 @@ def bridge(
     parent: ParentOption = None,
     replay: Annotated[bool, typer.Option("--replay")] = False,
     not_live: Annotated[bool, typer.Option("--not-live")] = False,
+    name: Annotated[str, typer.Option("--name")] = BRIDGE,
 ) -> None:
     """From the broker to segments."""
     from fleetpulse.settings import load_settings
     from streaming.bridge import BridgeSettings, run_bridge
 
     at = Home(home)
-    foreign = tuple(mapping.subscription for mapping in load_mappings(at))
     settings = load_settings(at.path)
+    sites = settings.bridges.get(name, ())
+    canary = f"fleet/{EVERYONE}/{name}/{Kind.TICK.value}"
+    foreign = tuple(mapping.subscription for mapping in load_mappings(at))
     wanted = BridgeSettings(
-        at.segments,
-        at.commands,
-        at.run("bridge"),
+        at.segments_of(name),
+        at.commands if name == BRIDGE else None,
+        at.run(bridge_job(name)),
         load_address(at.run("broker")),
-        at.session(BRIDGE),
+        at.session(name),
         at.session("replay"),
+        name,
         replay=replay,
         live_after_replay=not not_live,
-        subscriptions=("fleet/#", *foreign),
+        subscriptions=(*(f"fleet/{site}/#" for site in sites), canary) if sites else ("fleet/#", *foreign),
+        sites=sites,
+        others={other: at.segments_of(other) for other in at.bridges() if other != name},
         canary_interval_s=settings.canary_interval / 1000,
         reconnect_grace_s=settings.reconnect_grace / 1000,
         holds_back=at.deployment().verdict_jitter_ms > 0,
@@ -92,10 +99,12 @@ def bridge(
 @jobs.command("landing")
 def landing(home: HomeOption, parent: ParentOption = None) -> None:
     """From segments to bronze."""
+    from fleetpulse.settings import load_settings
     from streaming.landing import run_landing
 
     at = Home(home)
-    run_landing(at, partial(decode_mapped, load_mappings(at)), _begin(parent))
+    lease_ms = load_settings(at.path).bridge_lease
+    run_landing(at, partial(decode_mapped, load_mappings(at)), _begin(parent), lease_ms=lease_ms)
 
 
 @jobs.command("lifecycle")

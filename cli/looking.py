@@ -14,7 +14,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.home import Home
+from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.process import read_status
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
@@ -86,7 +86,7 @@ def status_facts(home: Home) -> dict[str, Any]:
     facts["health"] = reports.health(home)
     facts["processes"] = {
         name: running.get("state", "running")
-        for name in ("bridge", "landing", "lifecycle", "simulator")
+        for name in (*map(bridge_job, home.bridges()), "landing", "lifecycle", "simulator")
         if (running := read_status(home.run(name)))
     }
     return facts

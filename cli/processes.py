@@ -16,7 +16,7 @@ import typer
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.address import BrokerAddress, save_address
 from fleetpulse.io.broker import Broker
-from fleetpulse.io.home import Home
+from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.jars import absent_jars, resolve_jars
 from fleetpulse.io.java import find_java
 from fleetpulse.io.process import read_status
@@ -29,20 +29,22 @@ _RESTARTS: Final = 5
 
 
 class Job:
-    """One process of a run: ``fleet job NAME``.
+    """One process of a run: ``fleet job VERB``.
 
     Args:
         home: the home.
-        name: the job's name.
+        name: its name: of its log, and of its status file.
         arguments: further arguments.
         restarts: how often it is started again when it dies by itself.
+        verb: the job; None where it is called like the process.
     """
 
-    def __init__(self, home: Home, name: str, arguments: Sequence[str] = (), restarts: int = 0) -> None:
+    def __init__(self, home: Home, name: str, arguments: Sequence[str] = (), restarts: int = 0, verb: str | None = None) -> None:
         self.home = home
         self.name = name
         self.arguments = list(arguments)
         self.restarts = restarts
+        self.verb = verb or name
         self.comes_back = restarts > 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -53,7 +55,7 @@ class Job:
 
     def start(self) -> None:
         """Start it."""
-        command = [sys.executable, "-P", "-m", "cli", "job", self.name, "--home", str(self.home.path.absolute())]
+        command = [sys.executable, "-P", "-m", "cli", "job", self.verb, "--home", str(self.home.path.absolute())]
         command += ["--parent", str(os.getpid()), *self.arguments]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *_inherited_path()])}
         self.home.run(self.name).unlink(missing_ok=True)
@@ -203,10 +205,20 @@ class Run:
         job.start()
         return job
 
-    def stop(self, name: str) -> None:
-        """Stop a job before the others, where it runs."""
+    def start_further_bridges(self, restarts: int) -> None:
+        """Start the bridges beside the first, once that is live: history is its alone. No effect where they were started."""
+        names = self.home.bridges()[1:]
+        if len(names) <= sum(job.verb == "bridge" for job in self.jobs) - 1 or self.status("bridge").get("state") != "live":
+            return
+        for bridge in names:
+            job = Job(self.home, bridge_job(bridge), ["--name", bridge], restarts, "bridge")
+            self.jobs.append(job)
+            job.start()
+
+    def stop(self, verb: str) -> None:
+        """Stop the processes of a job before the others, where they run."""
         for job in self.jobs:
-            if job.name == name:
+            if job.verb == verb:
                 job.stop()
 
     def alive(self, name: str) -> bool:

@@ -22,6 +22,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.recording import Recorded, Recording
 from fleetpulse.io.segments import Position, position
+from fleetpulse.settings import load_settings
 from streaming.publisher import play
 
 _PATIENCE_S = 600.0
@@ -49,7 +50,9 @@ def replay(home: Home, path: Path, policy: Policy, deployment: Deployment | None
     with console.status("reading the recording"):
         played = recording.inspect(path)
     home.prepare(deployment)
+    bridges = load_settings(home.path).bridges
     with home.locked("fleet replay"):
+        home.divide(bridges)
         stands = position(home.segments)
         _check(home, played, policy, stands)
         home.remember(played.id, {"policy_version": policy.version, "lines": played.lines + 1})

@@ -24,6 +24,7 @@ from fleetpulse.io.commands import spool
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import Stop
 from fleetpulse.io.segments import position
+from fleetpulse.settings import load_settings
 from streaming.simulator import Simulated, remembered
 
 _LEAST_FREE_BYTES = 500_000_000
@@ -63,6 +64,7 @@ def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
         FleetError: a port or the home is in use, the disk is full, a process ended too often.
     """
     home.prepare(deployment)
+    bridges = load_settings(home.path).bridges
     free = shutil.disk_usage(home.path).free
     if free < _LEAST_FREE_BYTES:
         raise FleetError(
@@ -70,6 +72,7 @@ def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
         )
     with home.locked("fleet up"):
         stop = Stop().on_signals()
+        home.divide(bridges)
         with Run(home) as run:
             history = _prepare(home, wanted)
             address = run.use_broker(wanted.broker, wanted.port)
@@ -112,6 +115,7 @@ def _watch(run: Run, wanted: Wanted, address: BrokerAddress, stop: Stop) -> None
         with Live(screen.render(), console=console, refresh_per_second=2) as live:
             while not stop.wait(0.5) and (limit is None or time.monotonic() < limit):
                 run.watch()
+                run.start_further_bridges(_RESTARTS)
                 live.update(screen.render())
     else:
         _watch_quietly(run, screen, stop, limit, console)
@@ -144,6 +148,7 @@ def _watch_quietly(run: Run, screen: Screen, stop: Stop, limit: float | None, co
     said, next_at = "", 0.0
     while not stop.wait(0.5) and (limit is None or time.monotonic() < limit):
         run.watch()
+        run.start_further_bridges(_RESTARTS)
         line = screen.line()
         if line != said and time.monotonic() >= next_at:
             console.print(line, highlight=False, soft_wrap=True)

@@ -16,6 +16,7 @@ from cli.processes import Run, disk_full
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.delta import Mirror
+from fleetpulse.io.home import bridge_job
 from fleetpulse.ops import reports
 
 _REFRESH_S = 2.0
@@ -59,21 +60,29 @@ class Screen:
         return self.run.status(name).get("state") == "running"
 
     def _state(self) -> str:
-        bridge, lifecycle = self.run.status("bridge"), self.run.status("lifecycle")
-        words = [f"bridge {bridge.get('state', 'starting')}", f"lifecycle {lifecycle.get('state', 'starting')}"]
-        words += [str(status["problem"]) for status in (bridge, self.run.status("landing")) if status.get("problem")]
+        bridges, lifecycle = self._bridges(), self.run.status("lifecycle")
+        words = [f"{name} {bridge.get('state', 'starting')}" for name, bridge in bridges.items()]
+        words.append(f"lifecycle {lifecycle.get('state', 'starting')}")
+        words += [str(status["problem"]) for status in (*bridges.values(), self.run.status("landing")) if status.get("problem")]
         if full := disk_full(self.run.home.path):
             words.append(f"{full}: what comes waits in the broker until then")
-        if bridge.get("gap_open"):
+        if any(bridge.get("gap_open") for bridge in bridges.values()):
             words.append("a gap is open: silence does not count")
         return ", ".join(words)
+
+    def _bridges(self) -> dict[str, dict[str, Any]]:
+        return {name: self.run.status(name) for name in map(bridge_job, self.run.home.bridges())}
+
+    def _rate(self) -> float:
+        return round(sum(bridge.get("rate_per_s", 0) for bridge in self._bridges().values()), 1)
 
     def line(self) -> str:
         """Return the state in one line, for logs."""
         self._refresh()
         modes = ", ".join(f"{count} {mode}" for mode, count in self._counts["devices"].items()) or "no device yet"
-        rate = self.run.status("bridge").get("rate_per_s", 0)
-        return f"{modes}; {rate} messages/s, {self._counts['messages']} landed; frontier {self._behind()}; {self._state()}"
+        return (
+            f"{modes}; {self._rate()} messages/s, {self._counts['messages']} landed; frontier {self._behind()}; {self._state()}"
+        )
 
     def render(self) -> Group:
         """Return the screen."""
@@ -84,10 +93,9 @@ class Screen:
         if not self._counts["devices"]:
             modes.append("no verdict yet: the first come when the lifecycle job is up", style="bright_black")
         facts = Table.grid(padding=(0, 2))
-        rate = self.run.status("bridge").get("rate_per_s", 0)
         refused = sum(self._counts["quarantine"].values())
         others = {kind: count for kind, count in self._counts["judgements"].items() if kind != "transition"}
-        facts.add_row("messages", f"{rate} a second, {self._counts['messages']:,} landed, {refused:,} quarantined")
+        facts.add_row("messages", f"{self._rate()} a second, {self._counts['messages']:,} landed, {refused:,} quarantined")
         facts.add_row("not judged", ", ".join(f"{count:,} {kind}" for kind, count in others.items()) or "none")
         facts.add_row("frontier", self._behind())
         facts.add_row("state", self._state())

@@ -3,17 +3,21 @@
 Rule: all faults are reported at once, each with what was got.
 """
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from fleetpulse.core.decoding import site_fault
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages import BRIDGE
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration, parse_duration_ms
 
+_BRIDGE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _LONGEST_JITTER_MS: Final = 86_400_000
 DEFAULT_SYNC: Final = "1s"
 
@@ -56,6 +60,22 @@ def _is_bounded(jitter_ms: int) -> int:
     return jitter_ms
 
 
+def _are_bridges(bridges: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    taken: dict[str, str] = {}
+    for name, sites in bridges.items():
+        if not _BRIDGE_NAME.fullmatch(name) or name == BRIDGE:
+            raise ValueError(f'a bridge is named by 1 to 32 of a-z, 0-9 and -, and not "{BRIDGE}"; got {name!a}')
+        if not sites:
+            raise ValueError(f'bridge "{name}" takes no site; name one, or leave the bridge out')
+        for site in sites:
+            if fault := site_fault(site):
+                raise ValueError(f'bridge "{name}": {fault}')
+            if site in taken:
+                raise ValueError(f'site "{site}" is taken by bridge "{taken[site]}" and by "{name}"; a site has one bridge')
+            taken[site] = name
+    return bridges
+
+
 Milliseconds = Annotated[int, BeforeValidator(_to_ms)]
 
 
@@ -72,6 +92,10 @@ class Settings(BaseSettings):
             goes to quarantine as ``flood``. 0 for as many as it likes.
         broker_sync: when the embedded broker syncs its store: a duration, which is what a loss of power may take of what it
             acknowledged, or ``always``.
+        bridges: for a large fleet, further bridges by name, each with the sites whose messages it takes; ``bridge-1`` takes
+            the rest, history and commands. In the file a table: ``[bridges]``, ``north = ["oslo", "turku"]``; in the
+            environment JSON. A site keeps its bridge, and a bridge stays.
+        bridge_lease: how long one of several bridges may say nothing before the others go on without it: a gap is then open.
         state_store: where Spark keeps state: ``rocksdb``; asking for ``hdfs`` is refused with the reason.
     """
 
@@ -84,6 +108,8 @@ class Settings(BaseSettings):
     reconnect_grace: Annotated[Milliseconds, Field(ge=0)] = "2m"  # pyright: ignore[reportAssignmentType]
     flood_limit: Annotated[int, Field(ge=0, le=1_000_000)] = 100
     broker_sync: Annotated[str, AfterValidator(_is_sync)] = DEFAULT_SYNC
+    bridges: Annotated[dict[str, tuple[str, ...]], AfterValidator(_are_bridges)] = {}
+    bridge_lease: Annotated[Milliseconds, Field(ge=1_000)] = "15s"  # pyright: ignore[reportAssignmentType]
     state_store: Annotated[str, AfterValidator(_is_usable)] = "rocksdb"
 
     @classmethod
@@ -123,6 +149,8 @@ def load_settings(home: Path) -> Settings:
         raise FleetError(f'"{file}" cannot be read as TOML ({error})') from None
     try:
         return Settings(**content)
+    except SettingsError as error:
+        raise FleetError(f"the settings have faults: {error}; in the environment bridges are JSON") from None
     except ValidationError as error:
         faults = [f"  {'.'.join(map(str, one['loc']))}: {one['msg']}; got {one['input']!r}" for one in error.errors()]
         raise FleetError(f"the settings have faults (environment FLEET_..., {file}):\n" + "\n".join(faults)) from None

@@ -8,16 +8,19 @@ import errno
 import os
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from fleetpulse.core.messages import BRIDGE
 from fleetpulse.io.address import BrokerAddress
+from fleetpulse.io.leases import Lease, kept_sites, read_lease, write_lease
 from fleetpulse.io.process import Stop, write_status
 from fleetpulse.io.receiver import Receiver
-from fleetpulse.io.segments import position, remove_leftovers, rows_table, write_segment
+from fleetpulse.io.segments import SegmentTakenError, position, remove_leftovers, rows_table, write_segment
 from streaming.flood import Floods
 from streaming.intake import Intake
 from streaming.spool import Spool
@@ -40,7 +43,7 @@ class BridgeSettings:
 
     Attributes:
         segments_dir: where its segments go.
-        commands_dir: the spool of operators' commands.
+        commands_dir: the spool of operators' commands; None for a bridge that takes none.
         status_path: its status file.
         address: the broker.
         session: client id of its session at the broker, see `Home.session`.
@@ -49,6 +52,8 @@ class BridgeSettings:
         replay: started for history: takes ``replay/#`` and nothing else until the line after its last is durable.
         live_after_replay: then goes live.
         subscriptions: topics that it takes when live.
+        sites: the sites whose messages it takes where it is a further bridge; none where it takes the rest.
+        others: the segments' folders of the other bridges, by name; where there are any it says how far it is.
         canary_interval_s: a canary each so many seconds.
         reconnect_grace_s: how long after a return devices may still be on their way back.
         holds_back: whether verdicts are held back by a jitter.
@@ -59,15 +64,17 @@ class BridgeSettings:
     """
 
     segments_dir: Path
-    commands_dir: Path
+    commands_dir: Path | None
     status_path: Path
     address: BrokerAddress
     session: str
     replay_session: str = ""
-    bridge: str = "bridge-1"
+    bridge: str = BRIDGE
     replay: bool = False
     live_after_replay: bool = True
     subscriptions: tuple[str, ...] = ("fleet/#",)
+    sites: tuple[str, ...] = ()
+    others: Mapping[str, Path] = field(default_factory=dict[str, Path])
     canary_interval_s: float = 5.0
     reconnect_grace_s: float = 120.0
     holds_back: bool = False
@@ -85,18 +92,7 @@ class Bridge:
         settings.segments_dir.mkdir(parents=True, exist_ok=True)
         settings.status_path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(settings.segments_dir)
-        stands = position(settings.segments_dir)
-        self.number = stands.number if stands else 0
-        self.spool = Spool(settings.commands_dir, self.number)
-        self.intake = Intake(
-            settings.bridge,
-            stands,
-            grace_ms=int(settings.reconnect_grace_s * 1000),
-            interval_ms=int(settings.canary_interval_s * 1000),
-            secret=(settings.address.password or "").encode(),
-            holds_back=settings.holds_back,
-            floods=Floods(settings.flood_limit),
-        )
+        self._stand()
         self.rows = 0
         self.problem: str | None = None
         self._was_up = False
@@ -105,11 +101,35 @@ class Bridge:
         self._canary_at_s = 0.0
         self._heard_s = time.monotonic()
         self._report_at_s = 0.0
+        self._kept = False  # the broker keeps our sites' messages for us
         self._reported: deque[tuple[float, int]] = deque(maxlen=RATE_REPORTS)
+        self.receiver = self._receiver()
+
+    def _stand(self) -> None:
+        """Begin where the newest segment says."""
+        settings = self.settings
+        stands = position(settings.segments_dir)
+        self.number = stands.number if stands else 0
+        ours = self.number - 1 if stands and stands.fence else self.number
+        self.spool = Spool(settings.commands_dir, ours) if settings.commands_dir else None
+        self.intake = Intake(
+            settings.bridge,
+            stands,
+            grace_ms=int(settings.reconnect_grace_s * 1000),
+            interval_ms=int(settings.canary_interval_s * 1000),
+            secret=(settings.address.password or "").encode(),
+            holds_back=settings.holds_back,
+            floods=Floods(settings.flood_limit),
+            others=frozenset(settings.others),
+        )
+        lease = read_lease(settings.segments_dir) if settings.others else None
+        self.intake.promised_ms = lease.through_ms if lease else None
+
+    def _receiver(self) -> Receiver:
+        settings = self.settings
         if not settings.replay or (self.intake.history.done and settings.live_after_replay):
-            self.receiver = self._listen()
-        else:
-            self.receiver = Receiver(settings.address, settings.replay_session, (HISTORY,))
+            return self._listen()
+        return Receiver(settings.address, settings.replay_session, (HISTORY,))
 
     def _listen(self) -> Receiver:
         """Go live, in a session that remembers what came while no bridge ran."""
@@ -187,11 +207,14 @@ class Bridge:
     def flush(self) -> bool:
         """Write what waits as a segment and acknowledge it; return False where the disk refuses."""
         try:
-            if self.intake.live:
+            if self.intake.live and self.spool:
                 for name, topic, payload in self.spool.take(self.number + 1):
                     self.intake.command(name, topic, payload, _now_ms())
             if self.intake.waiting.rows:
                 self._write()
+        except SegmentTakenError as error:
+            self._begin_anew(str(error))
+            return True
         except OSError as error:
             words = "disk full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot write: {error.strerror}"
             if words != self.problem:
@@ -200,11 +223,14 @@ class Bridge:
             return False
         self.problem = None
         self.receiver.ack(self.intake.written())
+        if self.settings.others:
+            self._beat()
         return True
 
     def _write(self) -> None:
         rows = [row for row, _ in self.intake.waiting.rows]
-        self.spool.sync()
+        if self.spool:
+            self.spool.sync()
         write_segment(
             self.settings.segments_dir,
             self.number + 1,
@@ -213,10 +239,30 @@ class Bridge:
             last_canary_ms=self.intake.last_canary_ms,
             gap_open=self.intake.gap_open,
             played=self.intake.history.played,
+            shared=self.intake.shared,
         )
         self.number += 1
         self.rows += len(rows)
-        self.spool.written()
+        if self.spool:
+            self.spool.written()
+
+    def _begin_anew(self, why: str) -> None:
+        """We were given up: what was not written comes again, behind the segment that says so."""
+        _LOG.warning("landing did not hear of us and went on; beginning anew", why=why)
+        self.receiver.close()
+        self._stand()
+        self.receiver = self._receiver()
+
+    def _beat(self, *, stopped: bool = False) -> None:
+        """Say how far we are, and leave to other bridges what the broker keeps for them."""
+        self._kept |= self.receiver.connected
+        if not self.settings.sites:
+            self.intake.share(kept_sites(self.settings.others.values()))
+        self.intake.promise(_now_ms())
+        through_ms = self.intake.promised_ms
+        if through_ms is not None:
+            sites = self.settings.sites if self._kept else ()
+            write_lease(self.settings.segments_dir, Lease(through_ms, _now_ms(), sites, stopped))
 
     def _maybe_listen(self) -> None:
         done = not self.intake.live and self.intake.history.done and not self.intake.waiting.rows
@@ -258,6 +304,8 @@ class Bridge:
         self.intake.stopping()
         self.flush()
         self.receiver.close()
+        if self.settings.others:
+            self._beat(stopped=True)
         self.report()
 
 

@@ -52,6 +52,7 @@ class Intake:
         secret: signs our canaries, so that one of an earlier life is known as ours.
         holds_back: whether verdicts are held back, so that they are asked for where rows come to an end.
         floods: how much each device may send; without it as much as it likes.
+        others: names of further bridges, see `share`.
     """
 
     def __init__(
@@ -64,15 +65,18 @@ class Intake:
         secret: bytes = b"",
         holds_back: bool = False,
         floods: Floods | None = None,
+        others: frozenset[str] = frozenset(),
     ) -> None:
         self.bridge = bridge
+        self.shared = position.shared if position else frozenset[str]()
+        self.promised_ms: int | None = None
         self.canary_topic = f"fleet/{EVERYONE}/{bridge}/{Kind.TICK.value}"
         self.live = False
         self.last_ms = position.received_at_ms if position else None
         self.last_canary_ms = position.last_canary_ms if position else None
         self.gap_open = position.gap_open if position else False
         self.history = History.after(position)
-        self.counts = {"rejected": 0, "repeated": 0, "retained": 0, "stale_canaries": 0, "flooded": 0}
+        self.counts = {"rejected": 0, "repeated": 0, "retained": 0, "stale_canaries": 0, "flooded": 0, "elsewhere": 0}
         self.rejection: str | None = None
         self.waiting = Waiting()
         self._grace_ms = grace_ms
@@ -80,6 +84,8 @@ class Intake:
         self._secret = secret
         self._holds_back = holds_back
         self._floods = floods or Floods(0)
+        self._of_others = frozenset(f"fleet/{EVERYONE}/{other}/{Kind.TICK.value}" for other in others)
+        self._to_share: tuple[frozenset[str], int] | None = None
         self._durable = self._memory()
         self._own_last = position is not None
         self._since_ms: int | None = None  # listening since, where no canary has come back yet
@@ -124,11 +130,32 @@ class Intake:
             self._reject(f"history on {message.topic} while live", message.token)
         elif message.topic == self.canary_topic and self._is_ours(message.payload):
             self._canary_returned(message, now_ms)
+        elif self._of_others and self._is_elsewhere(message.topic):
+            self._pass_over("elsewhere", message.token)
         else:
             beyond = self._floods.exceeds(message.topic, now_ms)
             self.counts["flooded"] += beyond
             row = (self._stamp(now_ms), message.topic, message.payload, Origin.MQTT)
             self._row(*row, token=message.token, refused=FLOOD if beyond else None)
+
+    def _is_elsewhere(self, topic: str) -> bool:
+        return topic in self._of_others or (topic.startswith("fleet/") and topic.split("/", 2)[1] in self.shared)
+
+    def share(self, sites: frozenset[str]) -> None:
+        """Leave sites to other bridges, for which the broker keeps them by now, from the next canary that comes back on.
+
+        What was published before may have reached us alone; what comes behind a canary that is sent now did not.
+        """
+        wanted = self._to_share[0] if self._to_share else self.shared
+        if sites - wanted:
+            self._to_share = (wanted | sites, self._sent)
+
+    def promise(self, now_ms: int) -> int | None:
+        """Return an instant after which all further rows will be received; None while rows wait for their segment."""
+        if self.waiting.rows or not self.live:
+            return None
+        self.promised_ms = max([now_ms - 1, *(one for one in (self.promised_ms, self.last_ms) if one is not None)])
+        return self.promised_ms
 
     def _history_line(self, message: Arrived) -> None:
         for verdict, payload, envelope, token in self.history.take(message.payload, message.token, self.last_ms):
@@ -202,6 +229,8 @@ class Intake:
         if number is None:
             self._pass_over("stale_canaries", message.token)
             return
+        if self._to_share and number > self._to_share[1]:
+            self.shared, self._to_share = self._to_share[0], None
         self._own(now_ms, self.canary_topic, {"bridge": self.bridge})
         self.last_canary_ms, self._heard_ms = self.last_ms, now_ms
         if message.token is not None:
@@ -235,11 +264,16 @@ class Intake:
     # ---- rows
 
     def _stamp(self, now_ms: int) -> int:
+        now_ms = self._after_promise(now_ms)
         return now_ms if self.last_ms is None else max(now_ms, self.last_ms + self._own_last)
+
+    def _after_promise(self, now_ms: int) -> int:
+        return now_ms if self.promised_ms is None else max(now_ms, self.promised_ms + 1)
 
     def _own(
         self, now_ms: int, topic: str, content: Mapping[str, Any], origin: Origin = Origin.BRIDGE, command: str | None = None
     ) -> None:
+        now_ms = self._after_promise(now_ms)
         received_at_ms = now_ms if self.last_ms is None else max(now_ms, self.last_ms + 1)
         self._row(received_at_ms, topic, _json(content), origin, command=command)
         self._own_last = True

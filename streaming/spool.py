@@ -24,7 +24,7 @@ class Spool:
 
     Args:
         folder: where they lie.
-        newest: the newest segment: what was taken for it or an earlier one is removed, the rest put back.
+        newest: the newest segment of ours: what was taken for it or an earlier one is removed, the rest put back.
     """
 
     def __init__(self, folder: Path, newest: int) -> None:

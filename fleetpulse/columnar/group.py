@@ -24,12 +24,11 @@ from fleetpulse.columnar.waiting import Waiting, span_ms
 from fleetpulse.columnar.world import NONE, Vocabulary, world_arrays
 from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.judgements import Judgement, Verdict
-from fleetpulse.core.messages import FLUSH, Kind, Row
+from fleetpulse.core.messages import BRIDGE, FLUSH, Kind, Row
 from fleetpulse.core.policy import Dated, Policies, from_normalised
 from fleetpulse.core.replay import Deployment, Intake, arrival
 
 _BEFORE_ALL: Final = -(2**61)  # stands for a frontier before the first is known
-_ALONE: Final = "bridge-1"  # who opened the gap, in what was stored before there were several bridges
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +238,8 @@ class KeyGroup:
         """
         devices, known = from_stored(stored)
         gaps = tuple((gap[0], gap[1]) for gap in known["gaps"])
-        alone = [_ALONE] if gaps and gaps[-1][1] is None else []
+        alone = [BRIDGE] if gaps and gaps[-1][1] is None else []
+        # what was stored before there were several bridges does not say whose gap it was
         deaf, until_ms = tuple(known.get("deaf", alone)), known.get("until_ms")
         coverage = Coverage(known["start_ms"], known["base_ms"], gaps, deaf, until_ms)
         return cls(

@@ -111,6 +111,15 @@ def check_name(what: str, name: str, *, may_be_everyone: bool = False) -> None:
         raise _Rejected("topic", f'{what} "{EVERYONE}" is not a name: it stands for everybody')
 
 
+def site_fault(site: str) -> str | None:
+    """Say why no topic can have this site; None where one can."""
+    try:
+        check_name("site", site)
+    except _Rejected as rejected:
+        return rejected.rejection.detail
+    return None
+
+
 def parse_payload(payload: bytes, *, may_be_empty: bool = False) -> Mapping[str, Any]:
     """Read a JSON object, with limits on its size and depth; raises a rejection that `decode` turns into a value."""
     if len(payload) > MAX_PAYLOAD_BYTES:

@@ -82,6 +82,7 @@ MESSAGES: Final = Table(
             "64 bits of BLAKE2b over the device id: its place among the key groups",
             required=True,
         ),
+        Column("stamped_at", "timestamp", "when its bridge had it, where others had landed past that: received_at is later"),
         *_ARRIVAL,
     ),
 )

@@ -11,7 +11,7 @@ from typing import Any, Final
 import duckdb
 import pyarrow as pa
 import pyarrow.compute
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from duckdb import DuckDBPyConnection
 
 from fleetpulse.core.tables import JUDGEMENTS, READINGS, TABLES, Table
@@ -42,17 +42,26 @@ def arrow_schema(table: Table) -> pa.Schema:
 
 
 def create(home: Home, table: Table) -> None:
-    """Make a table, unless it is there."""
+    """Make a table, unless it is there; columns that were declared since are added."""
     path = home.table(table.name)
-    if not (path / "_delta_log").exists():
-        DeltaTable.create(
-            str(path),
-            schema=arrow_schema(table),
-            mode="ignore",
-            partition_by=list(table.partitioned_by) or None,
-            description=table.meaning,
-            configuration=dict(table.properties) or None,
-        )
+    if (path / "_delta_log").exists():
+        _add_columns(path, arrow_schema(table))
+        return
+    DeltaTable.create(
+        str(path),
+        schema=arrow_schema(table),
+        mode="ignore",
+        partition_by=list(table.partitioned_by) or None,
+        description=table.meaning,
+        configuration=dict(table.properties) or None,
+    )
+
+
+def _add_columns(path: Path, declared: pa.Schema) -> None:
+    there = DeltaTable(str(path))
+    known = {field.name for field in there.schema().fields}
+    if new := [field for field in declared if field.name not in known]:
+        there.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields)
 
 
 def to_table(table: Table, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
@@ -82,7 +91,12 @@ def landed(home: Home, table: Table, writer: str) -> int:
 
 def append(home: Home, table: Table, rows: pa.Table, writer: str, number: int) -> None:
     """Append rows in one commit that also says that ``writer`` has come to ``number``."""
-    properties = CommitProperties(app_transactions=[Transaction(writer, number)])
+    append_of(home, table, rows, {writer: number})
+
+
+def append_of(home: Home, table: Table, rows: pa.Table, numbers: Mapping[str, int]) -> None:
+    """Append rows of several writers in one commit that also says to which number each has come."""
+    properties = CommitProperties(app_transactions=[Transaction(writer, number) for writer, number in numbers.items()])
     write_deltalake(str(home.table(table.name)), rows, mode="append", commit_properties=properties)
 
 

@@ -6,13 +6,14 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages import BRIDGE
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.address import write_secret
@@ -20,7 +21,6 @@ from fleetpulse.io.segments import list_segments
 
 HOME_VERSION: Final = 1
 KEY_GROUPS: Final = 8  # fixed for a generation: 8 groups carry about 100,000 devices
-BRIDGE: Final = "bridge-1"
 _NOT_IN_PATHS: Final = "%[]{}*?\\^|"  # Delta's readers take some of them for an encoding or a pattern, and some end on them
 
 _BEFORE_A_HOME: Final = frozenset({"settings.toml", "mapping.toml", "home.json.new", "lost+found", ".DS_Store"})
@@ -55,6 +55,11 @@ def _flocked(held: TextIO) -> bool:
     return False
 
 
+def bridge_job(bridge: str) -> str:
+    """Return the name of a bridge's process: of its log, and of its status file."""
+    return "bridge" if bridge == BRIDGE else f"bridge-{bridge}"
+
+
 @dataclass(frozen=True, slots=True)
 class Home:
     """The paths of one installation.
@@ -72,8 +77,16 @@ class Home:
 
     @property
     def segments(self) -> Path:
-        """Segments of the bridge that have not been landed, and its newest."""
-        return self.path / "segments" / BRIDGE
+        """Segments of the first bridge that have not been landed, and its newest."""
+        return self.segments_of(BRIDGE)
+
+    def segments_of(self, bridge: str) -> Path:
+        """Segments of a bridge that have not been landed, and its newest."""
+        return self.path / "segments" / bridge
+
+    def bridges(self) -> tuple[str, ...]:
+        """Return the names of the bridges, the first one first."""
+        return (BRIDGE, *self.record().get("bridges", {}))
 
     @property
     def commands(self) -> Path:
@@ -193,6 +206,28 @@ class Home:
             (self.path / "lock").touch()
         except OSError as error:
             raise FleetError(f'the home "{self.path}" cannot be written ({error.strerror}); {_cure(error)}') from None
+
+    def divide(self, bridges: Mapping[str, Sequence[str]]) -> None:
+        """Write down which further bridge takes which sites.
+
+        Args:
+            bridges: sites by bridge, see the setting ``bridges``.
+
+        Raises:
+            FleetError: a bridge or a site is missing that was there before: what the broker keeps for it would be lost.
+        """
+        record = self.record()
+        before: Mapping[str, Sequence[str]] = record.get("bridges", {})
+        for name, sites in before.items():
+            if lost := set(sites) - set(bridges.get(name, ())):
+                raise FleetError(
+                    f'bridge "{name}" of the home "{self.path}" takes {", ".join(sorted(sites))}, and the broker may keep '
+                    f"messages for it; got it without {', '.join(sorted(lost))}; leave that with it, or begin another home"
+                )
+        now = {name: sorted(sites) for name, sites in bridges.items()}
+        if now != before:
+            record["bridges"] = now
+            self._write_record(record)
 
     def _strangers(self) -> str:
         """Name some of what lies in a folder that is no home; empty where a home may begin."""

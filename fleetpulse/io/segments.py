@@ -2,8 +2,10 @@
 
 Rule 1: a segment is whole or absent: written aside, synced, renamed, and its folder synced.
 Rule 2: the newest segment is the bridge's whole memory: where it stands is in its metadata and its last row.
+Rule 3: a number is given once: who writes a segment whose number is taken has lost its place to another, and learns it.
 """
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -56,7 +58,6 @@ class SegmentRow(NamedTuple):
 
 
 assert list(SegmentRow._fields) == SEGMENT_SCHEMA.names, "rows are written as they are declared"
-EPOCH: Final = 1  # counts leases; one bridge needs no second
 _NAME: Final = re.compile(r"(\d{12})\.arrow")
 
 
@@ -73,6 +74,8 @@ class Position:
         last_canary_ms: ``received_at`` of the newest canary that came back; None since a recording was played, or at first.
         gap_open: whether the newest gap row opened one.
         played: the recording that was last played to its end.
+        shared: sites that other bridges take.
+        fence: whether landing wrote the segment, since the bridge was not heard of.
     """
 
     number: int
@@ -83,6 +86,12 @@ class Position:
     last_canary_ms: int | None = None
     gap_open: bool = False
     played: str | None = None
+    shared: frozenset[str] = frozenset()
+    fence: bool = False
+
+
+class SegmentTakenError(Exception):
+    """A segment's number is taken: another wrote it, since this bridge was not heard of."""
 
 
 def rows_table(rows: Sequence[SegmentRow]) -> pa.Table:
@@ -100,6 +109,8 @@ def write_segment(
     last_canary_ms: int | None,
     gap_open: bool = False,
     played: str | None = None,
+    shared: frozenset[str] = frozenset(),
+    fence: bool = False,
 ) -> Path:
     """Write a segment and return its path when it would survive a loss of power.
 
@@ -111,24 +122,32 @@ def write_segment(
         last_canary_ms: ``received_at`` of the newest canary that came back.
         gap_open: whether a gap is open after the last row.
         played: the recording that was last played to its end.
+        shared: sites that other bridges take.
+        fence: whether it is written in the bridge's place.
 
     Raises:
         OSError: the disk is full, or refuses; nothing is left behind.
+        SegmentTakenError: there is a segment of this number.
     """
     metadata = {
         "bridge": bridge,
         "number": str(number),
-        "epoch": str(EPOCH),
         "last_canary_ms": "" if last_canary_ms is None else str(last_canary_ms),
         "gap_open": "1" if gap_open else "",
         "played": played or "",
+        "shared": json.dumps(sorted(shared)),
+        "fence": "1" if fence else "",
     }
     path = directory / f"{number:012d}.arrow"
-    aside = path.with_suffix(".tmp")
+    aside = path.with_suffix(f".{os.getpid()}.tmp")  # one's own, also beside another process of the same bridge
     try:
         _write_synced(aside, table.cast(SEGMENT_SCHEMA).replace_schema_metadata(metadata))
-        aside.replace(path)
+        os.link(aside, path)  # unlike a rename it does not replace what is there
+        aside.unlink()
         sync_folder(directory)
+    except FileExistsError:
+        aside.unlink(missing_ok=True)
+        raise SegmentTakenError(f"segment {number} of {bridge} was written by another") from None
     except OSError:
         aside.unlink(missing_ok=True)
         raise
@@ -222,4 +241,6 @@ def position(directory: Path) -> Position | None:
         last_canary_ms=int(canary) if canary else None,
         gap_open=bool(said.get("gap_open")),
         played=said.get("played") or None,
+        shared=frozenset(json.loads(said.get("shared") or "[]")),
+        fence=bool(said.get("fence")),
     )

@@ -1,0 +1,154 @@
+"""One order for the rows of several bridges: by ``received_at``, as far as each that is waited for has promised.
+
+Rule 1: rows that share an instant land together, so that what is read of an instant is read at once.
+Rule 2: what surfaces at or behind what has landed is lifted to the instant after it; of each bridge the order stays.
+Rule 3: a row that opens a gap says how far all bridges together had come: each knows of itself alone.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+from numpy.typing import NDArray
+
+from fleetpulse.core.messages import EVERYONE, Kind
+from fleetpulse.io.segments import SEGMENT_SCHEMA
+
+pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
+PLACES: Final = 2**20  # more than a segment has rows
+_NEVER: Final = np.iinfo(np.int64).max
+_GAPS: Final = (f"fleet/{EVERYONE}/", f"/{Kind.GAP.value}")
+
+
+def place(segment: int, rows: int) -> int:
+    """Return a number for so many rows of a segment, greater than those of all segments before it."""
+    assert rows < PLACES, "a segment has fewer rows"
+    return segment * PLACES + rows
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one segment.
+
+    Attributes:
+        bridge: whose.
+        segment: its number.
+        first: how many of its rows come before.
+        rows: columns of `SEGMENT_SCHEMA`.
+        stamped: ``received_at_ms`` as the bridge had it, where rows were lifted.
+    """
+
+    bridge: str
+    segment: int
+    first: int
+    rows: pa.Table
+    stamped: pa.Array | None = None
+
+    @property
+    def end(self) -> int:
+        """The `place` behind its rows."""
+        return place(self.segment, self.first + self.rows.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a bridge has that has not landed.
+
+    Attributes:
+        parts: in order.
+        through_ms: up to when it promises to have no more than this; None where it is not waited for.
+        more: whether there is more than was read, which then is of more than one instant.
+    """
+
+    parts: Sequence[Part]
+    through_ms: int | None = None
+    more: bool = False
+
+
+def merged(backlogs: Sequence[Backlog], landed_ms: int | None, max_rows: int) -> list[Part]:
+    """Return what lands next, each part's rows lifted where they must be.
+
+    Args:
+        backlogs: of every bridge; the rows of one alone are in order, and land as they were read.
+        landed_ms: the newest ``received_at`` that has landed; None at first.
+        max_rows: that land at once, unless a single instant has more.
+    """
+    if len(backlogs) == 1:
+        return list(backlogs[0].parts)
+    lifted = [_lifted(backlog, landed_ms) for backlog in backlogs]
+    limit_ms = min((backlog.through_ms for backlog in backlogs if backlog.through_ms is not None), default=_NEVER)
+    limit_ms = min([limit_ms, *(_read_through(backlog) for backlog in lifted if backlog.more)])
+    ready = [part for backlog in lifted for part in _until(backlog.parts, limit_ms)]
+    if sum(part.rows.num_rows for part in ready) > max_rows:
+        instants = np.sort(np.concatenate([_received(part) for part in ready]))
+        limit_ms = int(instants[max_rows])
+        limit_ms = limit_ms - 1 if instants[0] < limit_ms else limit_ms
+        ready = [part for backlog in lifted for part in _until(backlog.parts, limit_ms)]
+    return _told_how_far(ready, landed_ms)
+
+
+def _received(part: Part) -> NDArray[np.int64]:
+    return part.rows["received_at_ms"].to_numpy()
+
+
+def _column(part: Part, name: str, values: pa.Array) -> pa.Table:
+    return part.rows.set_column(SEGMENT_SCHEMA.get_field_index(name), SEGMENT_SCHEMA.field(name), values)
+
+
+def _lifted(backlog: Backlog, landed_ms: int | None) -> Backlog:
+    first = backlog.parts[0].rows if backlog.parts else None
+    if landed_ms is None or first is None or first["received_at_ms"][0].as_py() > landed_ms:
+        return backlog
+    parts: list[Part] = []
+    for part in backlog.parts:
+        stamps = _received(part)
+        rows = _column(part, "received_at_ms", pa.array(np.maximum(stamps, landed_ms + 1)))
+        parts.append(replace(part, rows=rows, stamped=pa.array(stamps, mask=stamps > landed_ms)))
+    return replace(backlog, parts=parts)
+
+
+def _read_through(backlog: Backlog) -> int:
+    """Return the instant up to which all of a bridge was read: its newest may have been read in part."""
+    return int(_received(backlog.parts[-1])[-1]) - 1
+
+
+def _until(parts: Sequence[Part], limit_ms: int) -> list[Part]:
+    kept: list[Part] = []
+    for part in parts:
+        count = int(np.searchsorted(_received(part), limit_ms, side="right"))
+        if count:
+            stamped = None if part.stamped is None else part.stamped.slice(0, count)
+            kept.append(replace(part, rows=part.rows.slice(0, count), stamped=stamped))
+        if count < part.rows.num_rows:
+            break
+    return kept
+
+
+def _told_how_far(parts: Sequence[Part], landed_ms: int | None) -> list[Part]:
+    """Let gap rows say the instant of the row before them, of whichever bridge."""
+    instants = np.unique(np.concatenate([_received(part) for part in parts])) if parts else np.array([], np.int64)
+    told: list[Part] = []
+    for part in parts:
+        topics = part.rows["topic"]
+        gaps = pc.indices_nonzero(pc.and_(pc.starts_with(topics, _GAPS[0]), pc.ends_with(topics, _GAPS[1]))).to_pylist()
+        if not gaps:
+            told.append(part)
+            continue
+        payloads = part.rows["payload"].to_pylist()
+        for at in gaps:
+            before = int(np.searchsorted(instants, _received(part)[at]))
+            after_ms = int(instants[before - 1]) if before else landed_ms
+            payloads[at] = _saying(payloads[at], after_ms)
+        told.append(replace(part, rows=_column(part, "payload", pa.array(payloads, pa.binary()))))
+    return told
+
+
+def _saying(payload: bytes, after_ms: int | None) -> bytes:
+    content = json.loads(payload)
+    if content.get("op") == "open":
+        content["after"] = after_ms
+    return json.dumps(content, separators=(",", ":")).encode()

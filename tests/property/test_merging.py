@@ -1,0 +1,102 @@
+"""Several bridges' rows in one order: nothing lost, nothing twice, and never behind what has landed."""
+
+import json
+from itertools import pairwise
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetpulse.io.segments import SegmentRow, rows_table
+from streaming.merging import Backlog, Part, merged, place
+
+GAP = "fleet/_/{}/gap"
+
+
+def part(bridge: str, segment: int, stamps: list[int], first: int = 0, gap: bool = False) -> Part:
+    payload = json.dumps({"op": "open", "from": 1, "after": 0}).encode() if gap else b"{}"
+    topic = GAP.format(bridge) if gap else f"fleet/{bridge}/d/heartbeat"
+    rows = [SegmentRow(at, topic, payload, "mqtt", line=segment * 100 + first + n) for n, at in enumerate(stamps)]
+    return Part(bridge, segment, first, rows_table(rows))
+
+
+def stamps(parts: list[Part]) -> list[int]:
+    return [at for one in parts for at in one.rows["received_at_ms"].to_pylist()]
+
+
+def lines(one: Part) -> list[int]:
+    return one.rows["line"].to_pylist()
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_rows_land_once_in_order_and_no_instant_twice(data: st.DataObject) -> None:
+    waiting: dict[str, list[list[int]]] = {}
+    for bridge in "abc":
+        at, segments = 0, list[list[int]]()
+        for _ in range(data.draw(st.integers(0, 4))):
+            steps = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=5))
+            segments.append([at := at + step for step in steps])
+        waiting[bridge] = segments
+    written = dict.fromkeys("abc", 0)  # segments that the bridge has written by now
+    places = dict.fromkeys("abc", 0)
+    landed: list[list[tuple[int, str, int]]] = []
+    for _ in range(100):
+        through = {bridge: (segments[written[bridge]][0] - 1 if written[bridge] < len(segments) else 10**6)
+                   for bridge, segments in waiting.items()}  # fmt: skip
+        several = data.draw(st.integers(1, 3))  # of a backlog only so many segments are read
+        backlogs = []
+        for bridge, segments in waiting.items():
+            behind = [(number, rows) for number, rows in enumerate(segments[: written[bridge]], 1)
+                      if place(number, len(rows)) > places[bridge]]  # fmt: skip
+            parts = []
+            for number, rows in behind:
+                if len(parts) >= several and stamps(parts)[0] < stamps(parts)[-1]:
+                    break
+                first = max(0, places[bridge] - place(number, 0))
+                parts.append(part(bridge, number, rows[first:], first))
+            more = len(behind) > len(parts)
+            backlogs.append(Backlog(parts, through[bridge], more))
+        newest = landed[-1][-1][0] if landed else None
+        ready = merged(backlogs, newest, data.draw(st.integers(1, 8)))
+        if ready:
+            rows = [(at, one.bridge, line) for one in ready for at, line in zip(stamps([one]), lines(one), strict=True)]
+            landed.append(sorted(rows, key=lambda row: row[0]))
+        for one in ready:
+            places[one.bridge] = one.end
+        if all(written[bridge] == len(segments) for bridge, segments in waiting.items()) and not ready:
+            break
+        for bridge in data.draw(st.lists(st.sampled_from("abc"), max_size=2)) if ready else "abc":
+            written[bridge] = min(written[bridge] + 1, len(waiting[bridge]))
+    for before, after in pairwise(landed):
+        assert before[-1][0] < after[0][0]
+    everything = [row for batch in landed for row in batch]
+    assert sorted(everything) == sorted(
+        (at, bridge, number * 100 + n)
+        for bridge, segments in waiting.items()
+        for number, rows in enumerate(segments, 1)
+        for n, at in enumerate(rows)
+    )
+
+
+def test_nobody_is_passed_who_is_waited_for() -> None:
+    fast, slow = Backlog([part("a", 1, [10, 20, 30])], 30), Backlog([], 20)
+    assert stamps(merged([fast, slow], None, 100)) == [10, 20]
+    assert stamps(merged([fast, Backlog([])], None, 100)) == [10, 20, 30]
+
+
+def test_what_surfaces_behind_what_has_landed_is_lifted_and_keeps_its_order() -> None:
+    ready = merged([Backlog([part("a", 1, [5, 7, 40])]), Backlog([part("b", 4, [31])])], 30, 100)
+    assert {one.bridge: stamps([one]) for one in ready} == {"a": [31, 31, 40], "b": [31]}
+
+
+def test_one_bridge_lands_as_it_was_read() -> None:
+    assert stamps(merged([Backlog([part("a", 1, [5, 5]), part("a", 2, [5, 6])], more=True)], 9, 1)) == [5, 5, 5, 6]
+
+
+def test_a_gap_row_says_how_far_all_bridges_had_come() -> None:
+    ready = merged([Backlog([part("a", 1, [50], gap=True)]), Backlog([part("b", 1, [10, 49, 50])])], 3, 100)
+    assert json.loads(ready[0].rows["payload"][0].as_py())["after"] == 49
+    ready = merged([Backlog([part("a", 1, [50], gap=True)]), Backlog([])], 3, 100)
+    assert json.loads(ready[0].rows["payload"][0].as_py()) == {"op": "open", "from": 1, "after": 3}
+    assert pa.types.is_binary(ready[0].rows["payload"].type)
