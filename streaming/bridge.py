@@ -176,7 +176,7 @@ class Bridge:
         if (self._was_up and not up) or (self._connections and connections > self._connections):
             if self._was_up:
                 _LOG.warning("connection to the broker lost", why=self.receiver.problem)
-            self.intake.lost(_now_ms())
+            self.intake.lost(_now_ms(), self.receiver.cause)
         if up and not self._was_up:
             _LOG.info("connected", broker=str(self.settings.address), connection=connections)
             self._canary_at_s, self._heard_s = 0.0, time.monotonic()
@@ -196,7 +196,7 @@ class Bridge:
             self.receiver.publish(self.intake.canary_topic, self.intake.canary(_now_ms()))
         if now_s - self._heard_s > max(DEAF_S, 3 * self.settings.canary_interval_s) and not self._is_full():
             self._heard_s = now_s
-            self.receiver.reconnect("nothing was heard for long")
+            self.receiver.reconnect("nothing was heard for long", "network")
 
     def _flush_if_due(self) -> None:
         waiting, now_s = self.intake.waiting, time.monotonic()

@@ -106,7 +106,7 @@ class Intake:
             return
         self._open(now_ms, "start", self.last_ms if self.last_canary_ms is None else self.last_canary_ms)
 
-    def lost(self, now_ms: int) -> None:
+    def lost(self, now_ms: int, cause: str = "broker") -> None:
         """The connection is lost: what was not acknowledged comes again, so it is not written now."""
         kept = [(row, None) for row, token in self.waiting.rows if token is None]
         if not self.live:
@@ -116,7 +116,7 @@ class Intake:
         self.waiting = Waiting(list(kept), [], sum(len(row.topic) + len(row.payload) for row, _ in kept))
         self._canaries.clear()
         if self.live:
-            self.open_gap(now_ms, "broker")
+            self.open_gap(now_ms, cause)
 
     # ---- what arrives
 

@@ -114,7 +114,11 @@ COVERAGE: Final = Table(
         Column("received_at", "timestamp", "when the row was written", required=True),
         Column("op", "string", "open or close", required=True),
         Column("at", "timestamp", "the span's first instant, or the one from which we listen again", required=True),
-        Column("why", "string", "start, broker, bridge, network or disk"),
+        Column(
+            "why",
+            "string",
+            "start (nobody listened before), broker (it closed), network (no way to it), disk (full), bridge (not heard of)",
+        ),
         *_ARRIVAL,
     ),
 )

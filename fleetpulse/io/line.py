@@ -1,5 +1,6 @@
 """A TCP line to a broker: how it is tuned, when it is tried again, and what a secured one hides from `select`."""
 
+import errno
 import socket
 import ssl
 import time
@@ -9,6 +10,15 @@ CONNECT_S: Final = 3.0
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
 KEEPALIVE_S: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # a dead line is known after 25 s
+
+
+_ON_THE_WAY: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN})
+
+
+def cause(error: OSError) -> str:
+    """Return what a failure lies with: the ``network``, or the ``broker``, which refuses or closed the line."""
+    on_the_way = isinstance(error, TimeoutError | socket.gaierror) or error.errno in _ON_THE_WAY
+    return "network" if on_the_way else "broker"
 
 
 class Pauses:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from fleetpulse.io import packets
 from fleetpulse.io.address import MAX_PAYLOAD_BYTES, BrokerAddress
-from fleetpulse.io.line import CONNECT_S, Pauses, holds_some, tune
+from fleetpulse.io.line import CONNECT_S, Pauses, cause, holds_some, tune
 
 POLL_MESSAGES: Final = 1_000
 POLL_BYTES: Final = 8 * 1024 * 1024
@@ -54,12 +54,14 @@ class Receiver:
     Attributes:
         connections: how many there have been; when it grows, all that was not acknowledged is sent again.
         problem: why there is no connection; None where there is one.
+        cause: what the newest loss lies with: ``broker`` or ``network``.
     """
 
     def __init__(self, address: BrokerAddress, client_id: str, topics: Iterable[str] = (), *, persistent: bool = True) -> None:
         self.topics = tuple(topics)
         self.connections = 0
         self.problem: str | None = None
+        self.cause = "broker"
         self._address = address
         self._secured = address.context()
         self._client_id = client_id
@@ -121,10 +123,10 @@ class Receiver:
         self._send(packets.publish(self._next(), topic, payload))
         return self._up
 
-    def reconnect(self, why: str) -> None:
+    def reconnect(self, why: str, cause: str = "broker") -> None:
         """Give the connection up for a new one, so that the broker sends again what was not acknowledged."""
         self.close()
-        self.problem = why
+        self.problem, self.cause = why, cause
 
     def close(self, *, forget: bool = False) -> None:
         """Take leave; what was not acknowledged stays with the broker.
@@ -157,7 +159,7 @@ class Receiver:
         if readable or held:
             self._read()
         if self._socket is not None and not self._up and time.monotonic() - self._since_s > CONNECT_S:
-            self._lose(f"the broker at {self._address} does not answer")
+            self._lose(f"the broker at {self._address} does not answer", "network")
 
     def _connect(self, timeout_s: float) -> bool:
         if not self._pauses.over(timeout_s):
@@ -167,6 +169,7 @@ class Receiver:
             self._socket = self._reach()
         except OSError as error:
             self.problem = f"no connection to the broker at {self._address}: {error.strerror or error}"
+            self.cause = cause(error)
         self._pauses.tried()
         if self._socket is None:
             return False
@@ -192,9 +195,9 @@ class Receiver:
         if sock is not None:
             sock.close()
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, why: str, cause: str = "broker") -> None:
         self._hang_up()
-        self.problem = self.problem or why
+        self.problem, self.cause = self.problem or why, cause
 
     def _send(self, packet: bytes) -> None:
         self._unsent += packet
@@ -208,7 +211,7 @@ class Receiver:
         except _WOULD_WAIT:
             pass
         except OSError as error:
-            self._lose(f"the broker at {self._address} closed the connection ({error.strerror or error})")
+            self._lose(f"the broker at {self._address} closed the connection ({error.strerror or error})", cause(error))
 
     def _read(self) -> None:
         deadline_s = time.monotonic() + READ_S
@@ -219,7 +222,8 @@ class Receiver:
             except _WOULD_WAIT:
                 return
             except (OSError, packets.ProtocolError) as error:
-                self._lose(f"the connection to the broker at {self._address} broke: {error}")
+                lies_with = cause(error) if isinstance(error, OSError) else "broker"
+                self._lose(f"the connection to the broker at {self._address} broke: {error}", lies_with)
                 return
             if not data:
                 self._lose(f"the broker at {self._address} closed the connection")

@@ -106,8 +106,9 @@ def test_a_lost_connection_drops_what_comes_again_and_keeps_what_does_not(broker
     intake.arrived(broker.deliver(TOPIC), NOW)
     intake.arrived(Arrived(TOPIC, b"qos 0", False, None), NOW)
     intake.command("a.json", "fleet/s/d/control", {"op": "release"}, NOW)
-    intake.lost(NOW + 10)
+    intake.lost(NOW + 10, "network")
     assert [row["origin"] for row in rows(intake)] == ["mqtt", "command", "bridge"]
+    assert [gap["why"] for gap in bodies(intake, "gap")] == ["network"]
     assert intake.written() == []
 
 

@@ -1,5 +1,6 @@
 """A receiver against a broker of a few lines, which does what a real one does only now and then."""
 
+import errno
 import socket
 import threading
 import time
@@ -9,6 +10,7 @@ import pytest
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.address import MAX_PAYLOAD_BYTES, BrokerAddress
+from fleetpulse.io.line import cause
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.receiver import Arrived, Receiver
 
@@ -89,6 +91,27 @@ def test_what_is_sent_again_within_a_connection_is_taken_once(doors: list[Door])
     doors.append(Door(packet(1) + packet(1, again=True) + packet(2), closing=False))
     arrived = received(doors[0], lambda _, arrived: len(arrived) == 2)
     assert [message.token for message in arrived] == [(1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("error", "lies_with"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "broker"),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), "broker"),
+        (OSError(errno.EHOSTUNREACH, "no way"), "network"),
+        (TimeoutError("timed out"), "network"),
+        (socket.gaierror(socket.EAI_NONAME, "unknown"), "network"),
+    ],
+)
+def test_a_loss_lies_with_the_broker_or_with_the_way_to_it(error: OSError, lies_with: str) -> None:
+    assert cause(error) == lies_with
+
+
+def test_a_name_that_nobody_knows_lies_with_the_network() -> None:
+    receiver = Receiver(BrokerAddress("nowhere.invalid", 1883), "b")
+    receiver.poll(0)
+    assert (receiver.connected, receiver.cause) == (False, "network")
+    assert "no connection to the broker" in str(receiver.problem)
 
 
 @pytest.mark.parametrize(
