@@ -13,7 +13,7 @@ from fleetpulse.core.mapping import TopicMapping, decode_mapped, parse_mappings
 from fleetpulse.core.messages import BRIDGE, EVERYONE, Kind
 from fleetpulse.io.address import load_address
 from fleetpulse.io.home import Home, bridge_job
-from fleetpulse.io.process import Stop
+from fleetpulse.io.process import Stop, do_without
 
 jobs = typer.Typer(hidden=True, help="The processes of a run.")
 HomeOption = Annotated[Path, typer.Option("--home")]
@@ -68,6 +68,8 @@ def bridge(
 ) -> None:
     """From the broker to segments."""
     from fleetpulse.settings import load_settings
+
+    do_without("pandas")
     from streaming.bridge import BridgeSettings, run_bridge
 
     at = Home(home)
@@ -100,6 +102,8 @@ def bridge(
 def landing(home: HomeOption, parent: ParentOption = None) -> None:
     """From segments to bronze."""
     from fleetpulse.settings import load_settings
+
+    do_without("pandas")
     from streaming.landing import run_landing
 
     at = Home(home)

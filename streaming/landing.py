@@ -7,136 +7,27 @@ Rule 3: a segment is removed when every table has it; the newest stays, for it i
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from itertools import repeat
-from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
 import structlog
 
-from fleetpulse.core.decoding import Rejection, decode
-from fleetpulse.core.envelope import TOPIC_PREFIX
-from fleetpulse.core.messages import BRIDGE, Kind, Origin, Row, hash64
+from fleetpulse.core.decoding import decode
+from fleetpulse.core.messages import BRIDGE
 from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE, TABLES, Table
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
 from fleetpulse.io.leases import LEASE_MS
 from fleetpulse.io.process import Stop, write_status
-from fleetpulse.io.segments import SegmentRow
 from streaming.bridges import Bridges, tidy
-from streaming.merging import PLACES, Part, merged, place
+from streaming.landed import Decoder, decode_parts
+from streaming.merging import PLACES, merged, place
 
 _LOG: Final = structlog.get_logger("landing")
 _BEFORE: Final = f"landing:{BRIDGE}"  # counted whole segments of the one bridge there was
 _NEWEST: Final = "newest"  # counts milliseconds: the newest received_at that has landed
 MAX_ROWS: Final = 20_000  # a commit: it bounds memory, and the rows of one version of bronze
 MAX_BYTES: Final = 64 * 1024 * 1024  # that are read of a bridge
-_OF_ROW: Final = tuple(field.name for field in fields(Row))
-_OF_MESSAGE: Final = (*_OF_ROW, "device_hash", "origin", "recording", "line", "bridge", "segment", "stamped_at_ms", "place")
-_values: Final = attrgetter(*_OF_ROW)
-_REFUSALS: Final = {"flood": "its device sends more than it may: see the setting flood_limit; what it sent before is judged"}
-_ORIGINS: Final = {origin.value: origin for origin in Origin}
-_BRIDGE: Final = _OF_MESSAGE.index("bridge")
-_Where = tuple[str, int, int | None, int]  # bridge, segment, received_at as the bridge had it where it was lifted, place
-Decoder = Callable[[str, bytes, int, Origin], Row | Rejection]
-
-
-@dataclass(slots=True)
-class Landed:
-    """The rows of some segments, by the table that they go to.
-
-    Attributes:
-        messages: values in the order of `_OF_MESSAGE`: there are many, and a mapping each would cost as much as decoding.
-        quarantine, coverage, devices: by column.
-    """
-
-    messages: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    quarantine: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    coverage: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    devices: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-
-    def by_table(self, places: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[Table, pa.Table]]:
-        """Yield tables with their rows; messages last: what the stream reads is complete by then.
-
-        Args:
-            places: by table and bridge, up to where it has come already.
-        """
-        for table, found in ((QUARANTINE, self.quarantine), (COVERAGE, self.coverage), (DEVICES, self.devices)):
-            come = places[table.name]
-            yield table, delta.to_table(table, (row for row in found if row["place"] >= come[row["bridge"]]))
-        come = places[MESSAGES.name]
-        fresh = [row for row in self.messages if row[-1] >= come[row[_BRIDGE]]]
-        fresh.sort(key=itemgetter(0))
-        columns = dict(zip(_OF_MESSAGE, zip(*fresh, strict=True), strict=True)) if fresh else {}
-        yield MESSAGES, delta.from_columns(MESSAGES, columns, len(fresh))
-
-
-def decode_parts(parts: Sequence[Part], decoder: Decoder) -> Landed:
-    """Decode what lands at once, row by row.
-
-    Args:
-        parts: of segments, see `merging.merged`.
-        decoder: makes a row of a message, or says why not.
-    """
-    landed = Landed()
-    for part in parts:
-        stamped = repeat(None) if part.stamped is None else part.stamped.to_pylist()
-        raws = map(SegmentRow._make, zip(*(column.to_pylist() for column in part.rows.columns), strict=True))
-        for at, (raw, stamped_ms) in enumerate(zip(raws, stamped, strict=False), part.first):
-            if raw.origin == Origin.REPLAY and raw.topic.startswith(TOPIC_PREFIX):
-                continue  # the line after a recording's last: it tells the bridge, not the tables
-            _sort_in(landed, raw, (part.bridge, part.segment, stamped_ms, place(part.segment, at)), decoder)
-    return landed
-
-
-def _sort_in(landed: Landed, raw: SegmentRow, where: _Where, decoder: Decoder) -> None:
-    if raw.refused is not None:
-        row: Row | Rejection = Rejection(raw.refused, _REFUSALS.get(raw.refused, raw.refused))
-    else:
-        row = decoder(raw.topic, raw.payload, raw.received_at_ms, _ORIGINS[raw.origin])
-    if isinstance(row, Row):
-        arrival = (raw.origin, raw.recording, raw.line)
-        landed.messages.append((*_values(row), hash64(row.device_id), *arrival, *where))
-        if row.kind is Kind.GAP:
-            landed.coverage.append({**_gap(row), **_arrival(raw, where)})
-        elif row.kind is Kind.REGISTRY:
-            landed.devices.append({**_change(row), **_arrival(raw, where)})
-        return
-    refused = {"topic": raw.topic, "payload": raw.payload, "reason": row.reason, "detail": row.detail}
-    landed.quarantine.append({**refused, **_arrival(raw, where)})
-
-
-def _arrival(raw: SegmentRow, where: _Where) -> dict[str, Any]:
-    return {
-        "received_at_ms": raw.received_at_ms,
-        "origin": raw.origin,
-        "recording": raw.recording,
-        "line": raw.line,
-        "bridge": where[0],
-        "segment": where[1],
-        "place": where[3],
-    }
-
-
-def _gap(row: Row) -> dict[str, Any]:
-    content = row.contents()
-    opened = content.get("op") == "open"
-    at_ms = content.get("from" if opened else "until")
-    return {"op": str(content.get("op")), "at_ms": at_ms if type(at_ms) is int else None, "why": content.get("why")}
-
-
-def _change(row: Row) -> dict[str, Any]:
-    content = row.contents()
-    return {
-        "effective_from_ms": row.event_time_ms,
-        "device_id": row.device_id,
-        "site": row.site,
-        "op": str(content.get("op")),
-        "device_class": content.get("class"),
-        "gateway": content.get("gateway"),
-    }
 
 
 def places_of(home: Home, table: Table) -> dict[str, int]:

@@ -17,6 +17,7 @@ MAX_PAYLOAD_BYTES: Final = 262_144
 MAX_ID_BYTES: Final = 128
 MAX_TEXT: Final = 256
 MAX_DEPTH: Final = 16
+NO_TS: Final = "no ts: event_time is received_at"
 _INT64: Final = range(-(2**63), 2**63)
 
 
@@ -100,12 +101,23 @@ def parse_topic(topic: str) -> Address:
     return Address(site, device_id, kind)
 
 
+def plain_address(topic: str) -> Address | None:
+    """Return whom a device's message is about; None where `decode` has more to say about the topic."""
+    if not topic.startswith("fleet/"):
+        return None
+    try:
+        address = parse_topic(topic)
+    except _Rejected:
+        return None
+    return None if address.kind in RESERVED else address
+
+
 def check_name(what: str, name: str, *, may_be_everyone: bool = False) -> None:
     """Check a site or device id: 1 to 128 bytes of printable UTF-8 without the characters that topics use."""
     size = len(name.encode(errors="replace"))
     if not 1 <= size <= MAX_ID_BYTES:
         raise _Rejected("topic", f"{what} has 1 to {MAX_ID_BYTES} bytes; got {size}")
-    if not name.isprintable() or any(mark in name for mark in "+#/"):
+    if not name.isprintable() or "+" in name or "#" in name or "/" in name:
         raise _Rejected("topic", f"{what} is printable and without + # /; got {name!a}")
     if name == EVERYONE and not may_be_everyone:
         raise _Rejected("topic", f'{what} "{EVERYONE}" is not a name: it stands for everybody')
@@ -189,7 +201,7 @@ def _event_time(kind: Kind, content: Mapping[str, Any], received_at_ms: int) -> 
         return received_at_ms, Clock.RECEIVED, None
     ts = content.get("ts")
     if ts is None:
-        return received_at_ms, Clock.RECEIVED, "no ts: event_time is received_at"
+        return received_at_ms, Clock.RECEIVED, NO_TS
     if isinstance(ts, str):
         return None, Clock.INVALID, f"ts is a number of epoch milliseconds; got {_shown(ts)}{_text_hint(ts)}"
     if not isinstance(ts, int | float) or isinstance(ts, bool):
@@ -215,11 +227,24 @@ def _text(content: Mapping[str, Any], name: str, *, numbers: bool = False) -> st
     value = content.get(name)
     if value is None:
         return None
+    text = as_text(value, numbers=numbers)
+    if text is None:
+        rule = "a printable text" + (" or a whole number" if numbers else "")
+        raise _Rejected("field", f"{name} is {rule} of 1 to {MAX_TEXT} characters; got {_shown(value)}")
+    return text
+
+
+def as_text(value: object, *, numbers: bool = False) -> str | None:
+    """Return a field's value as a text of a row; None where it may not be one.
+
+    Args:
+        value: what the payload says.
+        numbers: whether a whole number may stand for a text.
+    """
     if numbers and type(value) is int:
         value = str(value) if value in _INT64 else ""
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_TEXT or not value.isprintable():
-        rule = "a printable text" + (" or a whole number" if numbers else "")
-        raise _Rejected("field", f"{name} is {rule} of 1 to {MAX_TEXT} characters; got {_shown(content[name])}")
+        return None
     return value
 
 
@@ -229,21 +254,35 @@ def _metrics(content: Mapping[str, Any]) -> str | None:
         return None
     if not isinstance(metrics, dict):
         raise _Rejected("field", f"metrics is a JSON object; got {_json_type(metrics)}")
+    text = metrics_text(cast("dict[str, Any]", metrics))
+    if text is None:
+        raise _Rejected("field", "metrics holds a number beyond what a double can hold")
+    return text
+
+
+def metrics_text(metrics: Mapping[str, Any]) -> str | None:
+    """Return metrics as a row holds them; None where they hold a number beyond what a double can hold."""
     try:
         return _TO_JSON(metrics)
     except ValueError:
-        raise _Rejected("field", "metrics holds a number beyond what a double can hold") from None
+        return None
 
 
 def _whole(content: Mapping[str, Any], name: str) -> int | None:
     value = content.get(name)
     if value is None:
         return None
+    whole = as_whole(value)
+    if whole is None:
+        raise _Rejected("field", f"{name} is a whole number from 0 to 2^63-1; got {_shown(value)}")
+    return whole
+
+
+def as_whole(value: object) -> int | None:
+    """Return a field's value as a whole number of a row; None where it may not be one."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise _Rejected("field", f"{name} is a whole number from 0 to 2^63-1; got {_shown(content[name])}")
-    return value
+    return value if type(value) is int and 0 <= value < 2**63 else None
 
 
 def _no_constant(word: str) -> None:

@@ -90,7 +90,7 @@ MESSAGES: Final = Table(
 QUARANTINE: Final = Table(
     "quarantine",
     "Messages that could not be decoded, or were beyond what their device may send, with their raw bytes.",
-    ("bridge", "segment", "topic", "received_at"),
+    ("bridge", "place"),
     (
         Column("received_at", "timestamp", "when the bridge had it in its hands", required=True),
         Column("topic", "string", "as published", required=True),
@@ -103,6 +103,7 @@ QUARANTINE: Final = Table(
         ),
         Column("detail", "string", "the rule, what was got, what to do", required=True),
         *_ARRIVAL,
+        Column("place", "long", "its place among the bridge's rows: segment times 2^20, and the row in it; null in older rows"),
     ),
 )
 

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
-from duckdb import DuckDBPyConnection
 
 from fleetpulse.core.tables import JUDGEMENTS, READINGS, TABLES, Table
 from fleetpulse.io.home import Home
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _ARROW: Final = {
@@ -71,17 +72,24 @@ def to_table(table: Table, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     return from_columns(table, {name: [row.get(name) for row in kept] for name in names}, len(kept))
 
 
-def from_columns(table: Table, values: Mapping[str, Sequence[Any]], count: int) -> pa.Table:
+def from_columns(table: Table, values: Mapping[str, Sequence[Any] | pa.Array], count: int) -> pa.Table:
     """Return ``count`` rows as a table, from their columns; ``<column>_ms`` becomes the timestamp ``<column>``."""
     schema = arrow_schema(table)
     columns: list[pa.Array] = []
     for field in schema:
-        if pa.types.is_timestamp(field.type):
-            millis = pa.array(values.get(f"{field.name}_ms") or [None] * count, pa.int64())
-            columns.append(pc.multiply(millis, 1000).cast(field.type))
+        timestamp = pa.types.is_timestamp(field.type)
+        found = values.get(f"{field.name}_ms" if timestamp else field.name)
+        if found is None or not len(found):
+            columns.append(pa.nulls(count, field.type))
+        elif timestamp:
+            columns.append(pc.multiply(_column(found, pa.int64()), 1000).cast(field.type))
         else:
-            columns.append(pa.array(values.get(field.name) or [None] * count, field.type))
+            columns.append(_column(found, field.type))
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _column(values: Any, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
+    return values.cast(kind) if isinstance(values, pa.ChunkedArray | pa.Array) else pa.array(values, kind)
 
 
 def landed(home: Home, table: Table, writer: str) -> int:
@@ -106,7 +114,7 @@ Only = Mapping[str, tuple[str, Sequence[Any]]]  # table -> a column, and the val
 @contextmanager
 def reading(
     home: Home, tables: Iterable[str] = (JUDGEMENTS.name,), only: Only = MappingProxyType({})
-) -> Iterator[DuckDBPyConnection]:
+) -> "Iterator[DuckDBPyConnection]":
     """Open tables, and the readings of judgements (``transitions``, ``late_events`` ...), as they stand now, for SQL.
 
     DuckDB reads the files itself: the way over ``pyarrow.dataset`` imports pandas, and costs ten times as much for a file.
@@ -117,8 +125,7 @@ def reading(
         tables: their names.
         only: spares files whose statistics say that none of these values is in them; the SQL must ask for them all the same.
     """
-    with duckdb.connect() as connection:
-        connection.execute("SET TimeZone='UTC'")
+    with _connect() as connection:
         for name in tables:
             table = declared(name)
             files = [file.path for file in files_of(home, table, *only[name])] if name in only else _paths(home, table)
@@ -127,6 +134,14 @@ def reading(
                 _from_files(connection, table, files).create_view(name, replace=True)
         _name_readings(connection, tables)
         yield connection
+
+
+def _connect() -> "DuckDBPyConnection":
+    import duckdb  # 25 MB that who only writes does without
+
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone='UTC'")
+    return connection
 
 
 class Mirror:
@@ -139,8 +154,7 @@ class Mirror:
 
     def __init__(self, home: Home, tables: Sequence[str]) -> None:
         self.home = home
-        self.connection = duckdb.connect()
-        self.connection.execute("SET TimeZone='UTC'")
+        self.connection = _connect()
         self._known: dict[str, set[Path]] = {name: set() for name in tables}
         for name in tables:
             self.connection.execute(f"CREATE TABLE {name} AS SELECT * FROM {_no_rows(declared(name))}")
@@ -168,13 +182,13 @@ def _no_rows(table: Table) -> str:
     return f"(SELECT {nothing} WHERE false)"
 
 
-def _name_readings(connection: DuckDBPyConnection, tables: Iterable[str]) -> None:
+def _name_readings(connection: "DuckDBPyConnection", tables: Iterable[str]) -> None:
     if JUDGEMENTS.name in tables:
         for name, kind in READINGS.items():
             connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {JUDGEMENTS.name} WHERE kind = '{kind}'")
 
 
-def _from_files(connection: DuckDBPyConnection, table: Table, files: Iterable[Path]) -> duckdb.DuckDBPyRelation:
+def _from_files(connection: "DuckDBPyConnection", table: Table, files: Iterable[Path]) -> "DuckDBPyRelation":
     names = [escape(str(file)) for file in files]  # DuckDB would take a bracket in a home's path for a pattern
     found = connection.read_parquet(names, hive_partitioning=bool(table.partitioned_by), union_by_name=True)
     # Spark writes instants without their zone, Arrow with it: what a table declares is what is read.
@@ -242,7 +256,7 @@ def _quoted(name: str) -> str:
     return f'"{name}"'  # a column is named trigger
 
 
-def fetch(connection: DuckDBPyConnection, sql: str, parameters: Iterable[Any] = ()) -> list[dict[str, Any]]:
+def fetch(connection: "DuckDBPyConnection", sql: str, parameters: Iterable[Any] = ()) -> list[dict[str, Any]]:
     """Run SQL over opened tables; return rows by column name."""
     result = connection.execute(sql, list(parameters))
     names = [column[0] for column in result.description]

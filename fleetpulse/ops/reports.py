@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import World, next_due
@@ -17,8 +17,11 @@ from fleetpulse.core.messages import EVERYONE, SIGNALS, Clock, Kind, Row
 from fleetpulse.core.replay import Outcome, outcome
 from fleetpulse.core.tables import MESSAGES, STREAM_HEALTH
 from fleetpulse.core.times import format_instant
-from fleetpulse.io.delta import DuckDBPyConnection, fetch, files_of, query, reading
+from fleetpulse.io.delta import fetch, files_of, query, reading
 from fleetpulse.io.home import Home
+
+if TYPE_CHECKING:
+    from fleetpulse.io.delta import DuckDBPyConnection
 
 COUNTED: Final = ("judgements", "quarantine", "devices")
 _SIGNALS: Final = ", ".join(f"'{kind.value}'" for kind in sorted(SIGNALS))
@@ -49,7 +52,7 @@ def transitions(home: Home, device_id: str | None = None, last: int | None = Non
         return transitions_of(tables, device_id, last)
 
 
-def transitions_of(tables: DuckDBPyConnection, device_id: str | None = None, last: int | None = None) -> list[dict[str, Any]]:
+def transitions_of(tables: "DuckDBPyConnection", device_id: str | None = None, last: int | None = None) -> list[dict[str, Any]]:
     """Return what `transitions` does, from judgements that are open."""
     where, parameters = ("WHERE device_id = ?", [device_id]) if device_id else ("", [])
     limit = f"LIMIT {int(last)}" if last is not None else ""
@@ -356,7 +359,7 @@ def counts(home: Home) -> dict[str, Any]:
         return counts_of(home, tables)
 
 
-def counts_of(home: Home, tables: DuckDBPyConnection) -> dict[str, Any]:
+def counts_of(home: Home, tables: "DuckDBPyConnection") -> dict[str, Any]:
     """Return what `counts` does, from tables (`COUNTED`) that are open; bronze itself is counted by its log."""
     modes = fetch(
         tables, f"SELECT to_mode AS mode, count(*) AS n FROM ({_NEWEST_OF_DEVICE}) GROUP BY to_mode ORDER BY n DESC, mode"

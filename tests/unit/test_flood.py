@@ -14,7 +14,7 @@ from fleetpulse.io.segments import SEGMENT_SCHEMA, SegmentRow, read_segment, row
 from streaming import flood
 from streaming.flood import BURST_S, Floods
 from streaming.intake import FLOOD, Intake
-from streaming.landing import decode_parts
+from streaming.landed import decode_parts
 from streaming.merging import Part
 
 NOW = 1_700_000_000_000
@@ -67,7 +67,7 @@ def test_what_is_beyond_the_limit_is_written_and_goes_to_quarantine(tmp_path: Pa
     assert [row.refused for row in written].count(FLOOD) == intake.counts["flooded"] == 5
     path = write_segment(tmp_path, 1, rows_table(written), bridge="b", last_canary_ms=None)
     landed = decode_parts([Part("bridge-1", 1, 0, read_segment(path))], decode)
-    assert (len(landed.messages), len(landed.quarantine)) == (BURST_S, 5)
+    assert (landed.messages[0][2].num_rows, len(landed.quarantine)) == (BURST_S, 5)
     assert {one["reason"] for one in landed.quarantine} == {FLOOD}
     assert "flood_limit" in landed.quarantine[0]["detail"]
 
