@@ -153,9 +153,7 @@ class Bridge:
         else:
             arrived = self.receiver.poll(POLL_S)
             self._notice_loss()
-            now_ms = _now_ms()
-            for message in arrived:
-                self.intake.arrived(message, now_ms)
+            self.intake.arrived_together(arrived, _now_ms())
             if arrived:
                 self._heard_s = time.monotonic()
                 if len(arrived) < FEW:

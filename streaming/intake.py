@@ -9,8 +9,9 @@ Rule 4: when we were not listening, the row that says so comes before any other.
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, cast
 
 from fleetpulse.core.envelope import TOPIC_PREFIX, Envelope
@@ -24,6 +25,9 @@ FLOOD: Final = "flood"  # why a row is refused
 CONTINUES_MS: Final = 60_000  # history that ended so recently goes on live without a gap
 CANARIES: Final = 1_000  # of ours that may be under way: one each interval, behind a backlog
 SLACK_MS: Final = 5_000
+_OURS: Final = "fleet/"
+_MQTT: Final = Origin.MQTT.value
+_as_row: Final = partial(tuple.__new__, SegmentRow)  # by name a row costs three times as much
 
 
 @dataclass(slots=True)
@@ -119,6 +123,25 @@ class Intake:
             self.open_gap(now_ms, cause)
 
     # ---- what arrives
+
+    def arrived_together(self, messages: Iterable[Arrived], now_ms: int) -> None:
+        """Take in messages, each as `arrived` does; the usual ones, a live device's, for a third of what that costs."""
+        stamp: int | None = None  # of the usual ones, which share it as long as no other comes between
+        for message in messages:
+            topic, payload, retained, token = message
+            if retained or not self.live or self._of_others or topic == self.canary_topic or not topic.startswith(_OURS):
+                self.arrived(message, now_ms)
+                stamp = None
+                continue
+            if stamp is None:
+                stamp = self._stamp(now_ms)
+                self.last_ms, self._own_last = stamp, False
+                self._since_ms = stamp if self._since_ms is None else self._since_ms
+            beyond = self._floods.exceeds(topic, now_ms)
+            self.counts["flooded"] += beyond
+            row = _as_row((stamp, topic, payload, _MQTT, None, None, None, FLOOD if beyond else None))
+            self.waiting.rows.append((row, token))
+            self.waiting.size_bytes += len(topic) + len(payload)
 
     def arrived(self, message: Arrived, now_ms: int) -> None:
         """Take in one message."""

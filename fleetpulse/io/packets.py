@@ -4,7 +4,10 @@ Rule 1: no socket and no clock here; the standard is OASIS MQTT 3.1.1, section n
 Rule 2: memory is bounded: of a payload beyond the limit the beginning is kept, one byte more than may be; the rest is dropped.
 """
 
+import sys
+from array import array
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 CONNACK, PUBLISH, PUBACK, SUBACK, UNSUBACK, PINGRESP = 2, 3, 4, 9, 11, 13
@@ -44,6 +47,9 @@ class Published(NamedTuple):
     number: int | None
 
 
+_as_published: Final = partial(tuple.__new__, Published)  # by name it costs three times as much
+
+
 class Answer(NamedTuple):
     """What the broker answers to a packet of ours: the packet's type and its body."""
 
@@ -80,17 +86,21 @@ class Reader:
         while end - at >= 2:
             header, length, body = data[at], data[at + 1], at + 2
             if length & 0x80:
-                found = _length(data, at + 1)
-                if found is None:
+                if end - at >= 3 and not data[at + 2] & 0x80:  # as most are
+                    length, body = length & 0x7F | data[at + 2] << 7, at + 3
+                elif (found := _length(data, at + 1)) is None:
                     break
-                length, body = found
+                else:
+                    length, body = found
             after = body + length
             if header & 0xF6 == _USUAL and length >= 4 and after <= end and length <= self._max_payload:
                 start = body + 2 + (data[body] << 8 | data[body + 1])
                 number = data[start] << 8 | data[start + 1] if start + 2 <= after else 0
                 if not number:
                     raise ProtocolError(_NOT_A_MESSAGE)
-                published.append(Published(_topic(data[body + 2 : start]), data[start + 2 : after], bool(header & 1), number))
+                published.append(
+                    _as_published((_topic(data[body + 2 : start]), data[start + 2 : after], bool(header & 1), number))
+                )
             elif header >> 4 == PUBLISH:
                 if after > end and not self._suffices(header, length, data, body):
                     break
@@ -186,4 +196,9 @@ def publish(number: int, topic: str, payload: bytes) -> bytes:
 
 def acknowledge(numbers: Iterable[int]) -> bytes:
     """Return a PUBACK for each packet."""
-    return b"".join([b"\x40\x02" + number.to_bytes(2, "big") for number in numbers])
+    written = array("H", numbers)
+    if sys.byteorder == "little":
+        written.byteswap()
+    places, packet = written.tobytes(), bytearray(b"\x40\x02\0\0" * len(written))
+    packet[2::4], packet[3::4] = places[::2], places[1::2]
+    return bytes(packet)

@@ -10,6 +10,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Final, NamedTuple
 
 from fleetpulse.io import packets
@@ -40,6 +41,9 @@ class Arrived(NamedTuple):
     payload: bytes
     retained: bool
     token: Token | None
+
+
+_as_arrived: Final = partial(tuple.__new__, Arrived)  # by name it costs three times as much
 
 
 class Receiver:
@@ -245,7 +249,7 @@ class Receiver:
                     continue  # sent again within the connection, since it waited long: we have it
                 unacknowledged.add(number)
                 token = (connection, number)
-            arrived.append(Arrived(topic, payload, retained, token))
+            arrived.append(_as_arrived((topic, payload, retained, token)))
             size += len(payload)
         self._arrived_bytes += size
 

@@ -67,3 +67,8 @@ def test_packets_are_as_the_standard_has_them() -> None:
     assert packets.unsubscribe(8, ["a"]) == b"\xa2\x05\x00\x08\x00\x01a"
     assert packets.publish(9, "t", b"x" * 200) == b"\x32\xcd\x01\x00\x01t\x00\x09" + b"x" * 200
     assert packets.acknowledge([1, 258]) == b"\x40\x02\x00\x01\x40\x02\x01\x02"
+
+
+@given(st.lists(st.integers(1, 65_535), max_size=20))
+def test_every_message_is_acknowledged_by_its_number(numbers: list[int]) -> None:
+    assert packets.acknowledge(numbers) == b"".join(b"\x40\x02" + number.to_bytes(2, "big") for number in numbers)

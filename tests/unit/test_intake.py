@@ -8,6 +8,7 @@ import pytest
 from fleetpulse.core.envelope import Envelope, wrap
 from fleetpulse.io.receiver import Arrived
 from fleetpulse.io.segments import Position
+from streaming.flood import BURST_S, Floods
 from streaming.history import HELD_BYTES, History
 from streaming.intake import Intake
 
@@ -66,6 +67,31 @@ def test_received_at_never_runs_backwards(broker: Broker) -> None:
     for now_ms in (NOW, NOW - 60_000, NOW + 1, NOW):
         intake.arrived(broker.deliver(TOPIC), now_ms)
     assert stamps(intake) == [NOW, NOW, NOW + 1, NOW + 1]
+
+
+@pytest.mark.parametrize("others", [frozenset[str](), frozenset({"c"})])
+def test_messages_taken_in_together_are_taken_in_as_one_by_one(others: frozenset[str]) -> None:
+    taken: list[Intake] = []
+    for together in (True, False):
+        broker, intake = Broker(), Intake("b", Position(3, NOW), secret=b"s", floods=Floods(1), others=others)
+        intake.go_live(NOW - 1_000)
+        canary = broker.deliver(intake.canary_topic, intake.canary(NOW))
+        several = [broker.deliver(TOPIC) for _ in range(BURST_S + 2)]
+        several[5:5] = [broker.deliver(TOPIC, retained=True), broker.deliver("replay/r"), canary, broker.deliver("foreign/t")]
+        several[30:30] = [broker.deliver("fleet/_/c/tick"), broker.deliver(intake.canary_topic, b"{}")]
+        for now_ms in (NOW - 5, NOW + 7):
+            if together:
+                intake.arrived_together(several, now_ms)
+            else:
+                for message in several:
+                    intake.arrived(message, now_ms)
+        taken.append(intake)
+    one, other = taken
+    assert one.waiting.rows == other.waiting.rows
+    assert one.waiting.passed == other.waiting.passed
+    assert one.waiting.size_bytes == other.waiting.size_bytes
+    assert (one.counts, one.last_ms, one.last_canary_ms) == (other.counts, other.last_ms, other.last_canary_ms)
+    assert one.counts["flooded"] > 0
 
 
 def test_received_at_never_runs_backwards_across_restarts(broker: Broker) -> None:
