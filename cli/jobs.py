@@ -13,7 +13,7 @@ from fleetpulse.core.mapping import TopicMapping, decode_mapped, parse_mappings
 from fleetpulse.core.messages import BRIDGE, EVERYONE, Kind
 from fleetpulse.io.address import load_address
 from fleetpulse.io.home import Home, bridge_job
-from fleetpulse.io.process import Stop, do_without
+from fleetpulse.io.process import Stop, collect_seldom, do_without
 
 jobs = typer.Typer(hidden=True, help="The processes of a run.")
 HomeOption = Annotated[Path, typer.Option("--home")]
@@ -95,6 +95,7 @@ def bridge(
         holds_back=at.deployment().verdict_jitter_ms > 0,
         flood_limit=settings.flood_limit,
     )
+    collect_seldom()
     run_bridge(wanted, _begin(parent))
 
 
@@ -108,6 +109,7 @@ def landing(home: HomeOption, parent: ParentOption = None) -> None:
 
     at = Home(home)
     lease_ms = load_settings(at.path).bridge_lease
+    collect_seldom()
     run_landing(at, partial(decode_mapped, load_mappings(at)), _begin(parent), lease_ms=lease_ms)
 
 
