@@ -11,7 +11,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from fleetpulse.core.decoding import decode
-from fleetpulse.core.judgements import Judgement, Verdict
+from fleetpulse.core.judgements import COMPARED, Judgement, Verdict
 from fleetpulse.core.messages import Clock, Kind, Origin, Row
 from fleetpulse.core.policy import parse_policy
 
@@ -140,24 +140,9 @@ def as_the_bridge_says(rows: Iterable[Row]) -> list[Row]:
     return told
 
 
-COMPARED = ("kind", "device_id", "event_time_ms", "life_ms", "transition_no", "from_mode", "to_mode", "trigger", "runtime_ms",
-            "last_seen_ms", "last_errors", "policy_version", "device_class", "site", "gateway", "received_at_ms", "message_kind",
-            "boot", "seq", "reason", "late_by_ms")  # fmt: skip
-
-
 def recorded_progress(name: str) -> dict[str, Any]:
     """Return a batch's progress as Spark 4.2 reported it: ``first``, ``timers`` (no input) or ``compaction``."""
     return json.loads((Path(__file__).parent / "golden" / f"progress-{name}.json").read_text())
-
-
-def comparable(judgement: Judgement) -> tuple[Any, ...]:
-    """Return all that a comparison counts."""
-    return tuple(getattr(judgement, name) for name in COMPARED)
-
-
-def compared(judgements: Iterable[Judgement]) -> Counter[tuple[Any, ...]]:
-    """Return judgements as a bag; summaries say nothing about a device."""
-    return Counter(comparable(judgement) for judgement in judgements if judgement.kind is not Verdict.SUMMARY)
 
 
 def compared_columns(batch: pa.RecordBatch) -> Counter[tuple[Any, ...]]:

@@ -1,10 +1,11 @@
 """Judgements: what the fold says, one row each."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from fleetpulse.core.machine import Mode, Trigger
 from fleetpulse.core.messages import Row
@@ -87,3 +88,15 @@ def about(row: Row, kind: Verdict, reason: str = "", late_by_ms: int | None = No
         reason=reason or REASONS[kind],
         late_by_ms=late_by_ms,
     )
+
+
+COMPARED: Final = ("kind", "device_id", "event_time_ms", "life_ms", "transition_no", "from_mode", "to_mode", "trigger",
+                   "runtime_ms", "last_seen_ms", "last_errors", "policy_version", "device_class", "site", "gateway",
+                   "received_at_ms", "message_kind", "boot", "seq", "reason", "late_by_ms")  # fmt: skip
+assert {*COMPARED, "key_group", "counts"} == {field.name for field in fields(Judgement)}, "all that is said of a device counts"
+
+
+def compared(judgements: Iterable[Judgement]) -> Counter[tuple[Any, ...]]:
+    """Return judgements as a bag of their values in the order of `COMPARED`; summaries say nothing about a device."""
+    values = (tuple(getattr(one, name) for name in COMPARED) for one in judgements if one.kind is not Verdict.SUMMARY)
+    return Counter(values)

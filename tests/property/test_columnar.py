@@ -13,10 +13,10 @@ from typing import NamedTuple, TypeVar
 
 import pytest
 
-from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.judgements import Verdict, compared
 from fleetpulse.core.messages import FOR_EVERYONE, Clock, Row
 from fleetpulse.core.replay import Deployment, Outcome, outcome, replay
-from tests.histories import GRID_S, START, any_own_row, any_policy, any_signal, as_the_bridge_says, compared, row
+from tests.histories import GRID_S, START, any_own_row, any_policy, any_signal, as_the_bridge_says, row
 from tests.property.test_laws import in_batches, said_once
 
 pytestmark = pytest.mark.property

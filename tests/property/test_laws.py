@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from fleetpulse.columnar.blocks import is_signal, signals_to_batch
 from fleetpulse.columnar.group import KeyGroup, begin
-from fleetpulse.core.judgements import Judgement, Verdict
+from fleetpulse.core.judgements import Judgement, Verdict, compared
 from fleetpulse.core.machine import TRANSITIONS, Mode
 from fleetpulse.core.messages import FOR_EVERYONE, RESERVED, Kind, Row, key_group
 from fleetpulse.core.policy import MAX_ERRORS
 from fleetpulse.core.replay import Deployment, outcome, replay
-from tests.histories import any_own_row, any_policy, any_signal, as_the_bridge_says, choosing, compared, compared_columns, row
+from tests.histories import any_own_row, any_policy, any_signal, as_the_bridge_says, choosing, compared_columns, row
 
 DEPLOYMENTS = st.sampled_from([1, 5, 20, 60]).map(lambda s: Deployment(s * 1000, 30_000))
 

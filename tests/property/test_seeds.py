@@ -12,10 +12,11 @@ from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.seeds import REGISTERED_SCHEMA, seeds
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.judgements import compared
 from fleetpulse.core.messages import Kind, Row
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.replay import Deployment, outcome, replay
-from tests.histories import START, any_policy, as_the_bridge_says, choosing, compared, row, tick
+from tests.histories import START, any_policy, as_the_bridge_says, choosing, row, tick
 from tests.property.test_laws import DEPLOYMENTS, histories, in_batches
 
 BEGIN_S, SEEDED_S = -400, -50  # of what comes before; the rest is received from -1 s on

@@ -1,12 +1,10 @@
 """The stream equals the definition: over batch cuts, restarts, gaps and a change of policy."""
 
 import time
-from collections import Counter
 from dataclasses import asdict
 from itertools import pairwise, takewhile
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -15,15 +13,17 @@ from pyspark.sql.streaming.query import StreamingQuery
 from fleetpulse.columnar.blocks import batch_to_rows, from_bytes
 from fleetpulse.core.decoding import decode
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.judgements import COMPARED
 from fleetpulse.core.messages import Origin, Row, hash64
 from fleetpulse.core.policy import parse_policy
-from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.replay import Deployment
 from fleetpulse.core.scenario import Scenario, scenario_policy, simulate
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.block_source import BlockReader
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
+from fleetpulse.ops.agreement import defined, told
 from streaming.lifecycle import start
 from tests.histories import START, row, tick
 
@@ -68,41 +68,6 @@ def _await(query: StreamingQuery, home: Home, received_at_ms: int) -> None:
         time.sleep(0.1)
 
 
-def _judged(home: Home) -> Counter[tuple[Any, ...]]:
-    rows = delta.query(
-        home,
-        """SELECT kind, device_id, epoch_ms(event_time), epoch_ms(life), transition_no, from_mode, to_mode, "trigger", runtime_ms,
-                  epoch_ms(last_seen), policy_version, device_class, epoch_ms(received_at), message_kind, seq, reason, late_by_ms
-           FROM judgements WHERE kind != 'summary'""",
-    )
-    return Counter(tuple(one.values()) for one in rows)
-
-
-def _defined(rows: list[Row]) -> Counter[tuple[Any, ...]]:
-    return Counter(
-        (
-            one.kind.value,
-            one.device_id,
-            one.event_time_ms,
-            one.life_ms,
-            one.transition_no,
-            one.from_mode and one.from_mode.value,
-            one.to_mode and one.to_mode.value,
-            one.trigger and one.trigger.value,
-            one.runtime_ms,
-            one.last_seen_ms,
-            one.policy_version,
-            one.device_class,
-            one.received_at_ms,
-            one.message_kind,
-            one.seq,
-            one.reason,
-            one.late_by_ms,
-        )
-        for one in replay(rows, DEPLOYMENT)
-    )
-
-
 def test_the_stream_equals_the_definition_over_cuts_and_restarts(spark: SparkSession, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
@@ -121,9 +86,17 @@ def test_the_stream_equals_the_definition_over_cuts_and_restarts(spark: SparkSes
                 dropped += sum(one["numRowsDroppedByWatermark"] for one in operators)
             finally:
                 query.stop()
-    want = _defined(rows)
-    assert {one[6] for one in want} >= {"online", "offline", "degraded", "flagged", "decommissioned", "maintenance"}
-    assert _judged(home) == want
+    want = defined(rows, DEPLOYMENT)
+    modes = {one[COMPARED.index("to_mode")] for one in want}
+    assert modes >= {
+        "online",
+        "offline",
+        "degraded",
+        "flagged",
+        "decommissioned",
+        "maintenance",
+    }
+    assert told(home) == want
     assert dropped == 0
     ids = delta.query(home, "SELECT device_id, life, transition_no FROM transitions")
     assert len({tuple(one.values()) for one in ids}) == len(ids)
