@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from cli import access, develop, devices, looking, policies
+from cli.chaos.command import chaos
 from cli.jobs import jobs
 from fleetpulse import __version__
 from fleetpulse.core.errors import FleetError, Misuse
@@ -32,6 +33,7 @@ devices.register(app)
 policies.register(app)
 access.register(app)
 develop.register(app)
+app.command("chaos")(chaos)
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 BrokerOption = Annotated[

@@ -29,6 +29,7 @@ from streaming.simulator import Simulated, remembered
 
 _LEAST_FREE_BYTES = 500_000_000
 _RESTARTS = 5
+WATCH_S = 0.5  # between two looks whether everything runs
 _PATIENCE_S = 20.0  # less than "fleet down" has
 
 
@@ -113,7 +114,7 @@ def _watch(run: Run, wanted: Wanted, address: BrokerAddress, stop: Stop) -> None
             typer.echo(line)
     if console.is_terminal:
         with Live(screen.render(), console=console, refresh_per_second=2) as live:
-            while not stop.wait(0.5) and (limit is None or time.monotonic() < limit):
+            while not stop.wait(WATCH_S) and (limit is None or time.monotonic() < limit):
                 run.watch()
                 run.start_further_bridges(_RESTARTS)
                 live.update(screen.render())
@@ -146,7 +147,7 @@ def _draw(path: Path, screen: Screen) -> None:
 def _watch_quietly(run: Run, screen: Screen, stop: Stop, limit: float | None, console: Console) -> None:
     """Where nobody looks at a screen: a line when something changes, at most one in five seconds."""
     said, next_at = "", 0.0
-    while not stop.wait(0.5) and (limit is None or time.monotonic() < limit):
+    while not stop.wait(WATCH_S) and (limit is None or time.monotonic() < limit):
         run.watch()
         run.start_further_bridges(_RESTARTS)
         line = screen.line()

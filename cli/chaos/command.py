@@ -1,0 +1,74 @@
+"""The verb ``chaos``: its options, and how what came of it is shown."""
+
+from random import SystemRandom
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from cli.chaos.kills import Victim
+from cli.output import as_json, as_table, console
+from fleetpulse.core.errors import FleetError
+
+COLUMNS: Final = (
+    "kill",
+    "kills",
+    "acknowledged",
+    "lost",
+    "judged_twice",
+    "differences",
+    "false_offline",
+    "recovery_s",
+    "longest_s",
+)
+
+
+def chaos(
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="In each a kill of every kind, in random order.")] = 20,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of order, moments and load; drawn if not given.")] = None,
+    rate: Annotated[float, typer.Option("--rate", min=1, max=1_000, help="Messages a second.")] = 200,
+    devices: Annotated[int, typer.Option("--devices", min=2, max=100_000, help="Who send them, in turn.")] = 50,
+    only: Annotated[list[Victim] | None, typer.Option("--only", help="This kind of kill; may be given again.")] = None,
+    pause: Annotated[float, typer.Option("--pause", min=0, help="Seconds between two kills, on average.")] = 4,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the home, and say where it is.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="One object a line: each kind of kill, then all.")] = False,
+) -> None:
+    """Kill the processes of a fleet under load, at random moments, and account for every message.
+
+    The fleet is one of its own, in a temporary home and on free ports.
+    """
+    from cli.chaos.course import Plan
+    from cli.chaos.course import chaos as run
+
+    chosen = SystemRandom().randrange(10**6) if seed is None else seed
+    shown = Console(stderr=True)
+
+    def say(line: str) -> None:
+        shown.print(line, highlight=False, soft_wrap=True)
+
+    say(f"seed {chosen}: the same kills and messages with --seed {chosen}")
+    victims = tuple(victim for victim in Victim if not only or victim in only)
+    found = run(Plan(rounds, chosen, rate, devices, victims, pause, keep), say)
+    rows = [line.shown(victim.value) for victim, line in sorted(found.lines.items())]
+    total = _total(rows)
+    if json_lines:
+        as_json([*rows, {**total, "seed": chosen, **found.balance, "transitions": found.transitions, "unasked": found.unasked}])
+    else:
+        _show([*rows, total] if len(rows) > 1 else rows, found)
+    if not found.clean:
+        raise FleetError("chaos found faults:\n" + "\n".join(f"  {fault}" for fault in found.faults))
+
+
+def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    summed = {name: sum(row[name] for row in rows) for name in COLUMNS[1:-2]}
+    return {"kill": "all", **summed, "recovery_s": None, "longest_s": max(row["longest_s"] for row in rows)}
+
+
+def _show(rows: list[dict[str, Any]], found: Any) -> None:
+    people = [{name: f"{value:,}" if isinstance(value, int) else value for name, value in row.items()} for row in rows]
+    screen = console()
+    screen.print(as_table(people, COLUMNS, "chaos"))
+    parts = ", ".join(f"{count:,} {name}" for name, count in found.balance.items() if name != "received")
+    screen.print(f"messages received: {found.balance['received']:,} = {parts}; {found.transitions:,} transitions", soft_wrap=True)
+    if found.unasked:
+        screen.print(f"ended without being killed, and were started again: {found.unasked}")

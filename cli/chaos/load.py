@@ -1,0 +1,181 @@
+"""The load: publishers of our own, who remember each message that the broker acknowledged.
+
+Rule 1: a message has an identity of its own: device, kind, event time, boot and seq; one that cannot be decoded, its payload.
+Rule 2: it counts from its acknowledgement on; until then its publisher keeps it, and sends it again after a lost connection.
+Rule 3: the pace is the clock's and not the broker's: while that is away the devices go on speaking, and what they say is kept.
+"""
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from random import Random
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages import Kind
+from fleetpulse.io.address import BrokerAddress
+from fleetpulse.io.mqtt import Publisher
+
+PUBLISHERS: Final = 2
+PATIENCE_S: Final = 180.0  # of a publisher with a broker that does not acknowledge
+BY_TURNS: Final = 10  # one device in so many is silent half of the time, for longer than its timeout
+TURN_MS: Final = 25_000
+_LATE_MS: Final = 600_000
+_KEPT: Final = 1_000_000  # messages that wait for their acknowledgement
+_GARBLED, _LATE, _TWICE, _ERROR = 0.005, 0.01, 0.02, 0.04  # shares of the messages, each up to there
+
+Identity = tuple[str, str, int, str, int]  # device, kind, event time in epoch milliseconds, boot, seq
+
+
+class Message(NamedTuple):
+    """What a device says.
+
+    Attributes:
+        topic: where.
+        payload: its bytes.
+        identity: what makes it this message; None where it cannot be decoded.
+        on_time: whether its event time is now.
+    """
+
+    topic: str
+    payload: bytes
+    identity: Identity | None
+    on_time: bool
+
+
+class Acknowledged(NamedTuple):
+    """A message that the broker said it has.
+
+    Attributes:
+        message: the message.
+        at_ms: when its PUBACK came, epoch milliseconds.
+    """
+
+    message: Message
+    at_ms: int
+
+
+class Devices:
+    """Some devices, who speak in turn: mostly heartbeats, now and then an error, a copy, something late or broken.
+
+    Args:
+        numbers: of the devices.
+        random: what it is drawn from.
+    """
+
+    def __init__(self, numbers: Sequence[int], random: Random) -> None:
+        self._numbers = numbers
+        self._random = random
+        self._boot = f"b{random.randrange(10**6)}"
+        self._count = 0
+
+    def speak(self, now_ms: int) -> list[Message]:
+        """Return what the next one says: nothing where it is silent, the same twice where it repeats itself."""
+        number = self._numbers[self._count % len(self._numbers)]
+        self._count += 1
+        if number % BY_TURNS == 0 and now_ms // TURN_MS % 2:
+            return []
+        drawn = self._random.random()
+        kind = Kind.ERROR if _TWICE <= drawn < _ERROR else Kind.HEARTBEAT
+        at_ms = now_ms - _LATE_MS if _GARBLED <= drawn < _LATE else now_ms
+        device, seq = f"chaos-{number:05d}", self._count
+        content = {"ts": at_ms, "boot": self._boot, "seq": seq} | ({"code": "e1"} if kind is Kind.ERROR else {})
+        payload, topic = json.dumps(content).encode(), f"fleet/site-{number % 3}/{device}/{kind.value}"
+        if drawn < _GARBLED:
+            return [Message(topic, payload[:-1] + device.encode(), None, on_time=False)]
+        said = Message(topic, payload, (device, kind.value, at_ms, self._boot, seq), on_time=at_ms == now_ms)
+        return [said, said] if _LATE <= drawn < _TWICE else [said]
+
+
+class Load:
+    """A constant load; a context in which it comes in.
+
+    Args:
+        address: the broker.
+        devices: how many.
+        rate_per_s: messages a second of all devices together.
+        seed: what they say is drawn from it.
+
+    Attributes:
+        acknowledged: what the broker has said that it has; complete after `finish`.
+    """
+
+    def __init__(self, address: BrokerAddress, devices: int, rate_per_s: float, seed: int) -> None:
+        self.acknowledged: list[Acknowledged] = []
+        self._address = address
+        self._pause_s = PUBLISHERS / rate_per_s
+        self._over, self._cancelled = threading.Event(), threading.Event()
+        self._failure: FleetError | None = None
+        shares = [Devices(range(place, devices, PUBLISHERS), Random(f"{seed} {place}")) for place in range(PUBLISHERS)]
+        self._threads = [threading.Thread(target=self._publish, args=share) for share in enumerate(shares)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._cancelled.set()
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def check(self) -> None:
+        """See that it comes in.
+
+        Raises:
+            FleetError: a publisher gave up.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if not self._over.is_set() and not all(thread.is_alive() for thread in self._threads):
+            raise FleetError("a publisher of the load ended by itself; its last words are above")
+
+    def end(self) -> None:
+        """Say no more; what is under way is still to be acknowledged."""
+        self._over.set()
+
+    def finished(self) -> bool:
+        """Whether all that was said has been acknowledged."""
+        self.check()
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _publish(self, place: int, devices: Devices) -> None:
+        under_way: deque[Message] = deque()
+        more = {"in_flight": _KEPT, "patience_s": PATIENCE_S, "cancelled": self._cancelled.is_set}
+        try:
+            with Publisher(self._address, f"fleet-chaos-{place}", **more) as publisher:
+                next_s = time.monotonic()
+                while not self._over.is_set():
+                    for message in devices.speak(_now_ms()):
+                        publisher.publish(message.topic, message.payload)
+                        under_way.append(message)
+                    next_s += self._pause_s
+                    self._listen_until(next_s, publisher, under_way)
+                while under_way and not self._cancelled.is_set():
+                    publisher.flush(PATIENCE_S)
+                    self._note(publisher, under_way)
+        except FleetError as error:
+            if not self._cancelled.is_set():
+                self._failure = error
+
+    def _listen_until(self, end_s: float, publisher: Publisher, under_way: deque[Message]) -> None:
+        while True:
+            rest_s = end_s - time.monotonic()
+            publisher.pump(max(0.0, rest_s))
+            self._note(publisher, under_way)
+            if rest_s <= 0 or self._over.is_set():
+                return
+
+    def _note(self, publisher: Publisher, under_way: deque[Message]) -> None:
+        """A publisher counts acknowledgements in the order in which it published."""
+        now_ms = _now_ms()
+        while len(under_way) > publisher.published - publisher.acknowledged:
+            self.acknowledged.append(Acknowledged(under_way.popleft(), now_ms))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,116 @@
+"""Chaos: what its load says, and that its accounts see what is wrong."""
+
+from collections import Counter
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+
+from cli.chaos.accounts import FAULTS, Account, Ledger, Line, acted_twice, balance, missing, repeated, wrongly_offline
+from cli.chaos.kills import Kill, Victim
+from cli.chaos.load import BY_TURNS, TURN_MS, Acknowledged, Devices, Message
+from fleetpulse.core.decoding import Rejection, decode
+from fleetpulse.core.messages import Row
+from fleetpulse.ops.agreement import differences
+
+pytestmark = pytest.mark.unit
+TIMEOUT_MS = 10_000
+
+
+def heard(at_ms: int, device: str = "d", seq: int = 1, *, on_time: bool = True) -> Acknowledged:
+    return Acknowledged(Message("t", b"{", (device, "heartbeat", at_ms, "b", seq), on_time), at_ms)
+
+
+def offline(at_ms: int, device: str = "d", number: int = 2) -> dict[str, Any]:
+    return {"device_id": device, "life_ms": 0, "transition_no": number, "to_mode": "offline", "at_ms": at_ms}
+
+
+def test_the_load_is_drawn_from_its_seed_and_every_message_has_an_identity_of_its_own() -> None:
+    one, other = (Devices(range(40), Random("s")) for _ in range(2))
+    said = [message for now_ms in range(4 * TURN_MS, 4 * TURN_MS + 20_000) for message in one.speak(now_ms)]
+    assert said == [message for now_ms in range(4 * TURN_MS, 4 * TURN_MS + 20_000) for message in other.speak(now_ms)]
+    copies = Counter(message.identity or message.payload for message in said)
+    assert set(copies.values()) == {1, 2}
+    assert 0.005 < sum(count == 2 for count in copies.values()) / len(said) < 0.02
+    for message in said:
+        row = decode(message.topic, message.payload, 5 * TURN_MS)
+        assert isinstance(row, Rejection if message.identity is None else Row)
+
+
+def test_some_devices_are_silent_for_longer_than_their_timeout_and_the_others_never() -> None:
+    devices = Devices(range(2 * BY_TURNS), Random(1))
+    spoken: dict[str, list[int]] = {}
+    for now_ms in range(10_000_000, 10_000_000 + 4 * TURN_MS, 100):
+        for message in devices.speak(now_ms):
+            spoken.setdefault(message.topic.split("/")[2], []).append(now_ms)
+    pauses = {device: max(b - a for a, b in pairwise(at)) for device, at in spoken.items()}
+    assert {device for device, longest in pauses.items() if longest > TIMEOUT_MS} == {"chaos-00000", f"chaos-{BY_TURNS:05d}"}
+
+
+def test_what_was_acknowledged_and_is_nowhere_is_lost() -> None:
+    there, gone, broken = heard(1), heard(2), Acknowledged(Message("t", b"broken", None, on_time=False), 3)
+    landed = Counter([there.message.identity])
+    assert missing([there, gone], landed, Counter()) == [gone]
+    assert missing([there, there], landed, Counter()) == [there], "what was acknowledged twice is to be there twice"
+    assert missing([broken], landed, Counter()) == [broken]
+    assert missing([there, broken], landed, Counter(["broken"])) == []
+
+
+def test_a_copy_that_nobody_speaks_of_acted_and_one_that_is_spoken_of_twice_is_wrong_too() -> None:
+    landed = Counter({"a": 2, "b": 1, "c": 2, "d": 1})
+    said = {"duplicate": Counter({"a": 1, "c": 1}), "late": Counter({"d": 1})}
+    assert acted_twice(landed, Counter(), said) == []
+    assert acted_twice(landed, Counter(), {**said, "duplicate": Counter({"a": 1})}) == ["c"]
+    assert acted_twice(landed, Counter(), {**said, "late": Counter({"d": 2})}) == ["d"]
+    parts = balance(landed, Counter(), said, Counter({"x": 1}))
+    assert parts == {"received": 7, "judged": 3, "waiting": 0, "late": 1, "duplicate": 2, "clock": 0, "quarantined": 1}
+
+
+def test_a_transition_that_is_told_twice_is_seen() -> None:
+    assert repeated([offline(1), offline(2, number=3), offline(3, device="e")]) == []
+    assert repeated([offline(1), offline(2)]) == [offline(2)]
+
+
+@pytest.mark.parametrize(
+    ("spoken", "at_ms", "wrong"),
+    [
+        ([1_000], 11_000, False),  # a timeout after it was last heard
+        ([1_000, 20_000], 11_000, False),  # it came back later
+        ([1_000, 1_001], 11_000, True),
+        ([1_000, 11_000], 11_000, True),  # a message exactly at the deadline is in time
+        ([], 11_000, False),
+    ],
+)
+def test_an_offline_of_a_device_that_spoke_is_false(spoken: list[int], at_ms: int, wrong: bool) -> None:
+    acknowledged = [heard(at) for at in spoken] + [heard(at_ms, "another")]
+    assert wrongly_offline(acknowledged, [offline(at_ms)], TIMEOUT_MS) == [offline(at_ms)] * wrong
+
+
+def test_what_was_said_late_is_no_sign_of_life() -> None:
+    assert wrongly_offline([heard(5_000, on_time=False)], [offline(11_000)], TIMEOUT_MS) == []
+
+
+def test_a_fault_is_counted_under_the_kill_that_is_nearest() -> None:
+    kills = [Kill(Victim.BROKER, 1_000, 1, 0.0, recovered_s=2.0), Kill(Victim.LANDING, 3_000, 1, 0.0, recovered_s=4.0)]
+    entered = Ledger(kills)
+    for instant_ms in (0, 1_900, 2_100):
+        entered.enter("lost", instant_ms, "it")
+    assert [(line.lost, line.kills, line.recovery_s) for line in entered.lines.values()] == [(2, 1, [2.0]), (1, 1, [4.0])]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_fault_of_any_kind_is_not_clean(fault: str) -> None:
+    line, even = Line(kills=1), {"received": 1, "judged": 1}
+    assert Account({Victim.BROKER: line}, even, 0, 0, []).clean
+    assert not Account({Victim.BROKER: line}, {"received": 2, "judged": 1}, 0, 0, []).clean
+    setattr(line, fault, 1)
+    assert not Account({Victim.BROKER: line}, even, 0, 0, []).clean
+
+
+def test_verdicts_that_only_one_side_has_are_differences_each() -> None:
+    def verdict(device: str) -> tuple[Any, ...]:
+        return ("transition", device, *[None] * 19)
+
+    found = differences(Counter({verdict("a"): 2, verdict("b"): 1}), Counter([verdict("a"), verdict("c")]))
+    assert sorted((one["side"], one["device_id"]) for one in found) == [("defined", "c"), ("told", "a"), ("told", "b")]
