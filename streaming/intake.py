@@ -4,6 +4,7 @@ Rule 1: ``received_at`` never runs backwards, not across restarts either; our ow
 Rule 2: a message is given back for acknowledgement by `written` alone: when the segment with it is on the disk.
 Rule 3: while history is played nothing else is taken; each of its lines is taken once, in order, as `History` says.
 Rule 4: when we were not listening, the row that says so comes before any other.
+Rule 5: a topic that is too long, or not printable, goes no further: its row is refused, and has it escaped and cut.
 """
 
 import hashlib
@@ -22,6 +23,8 @@ from streaming.flood import Floods
 from streaming.history import History, Verdict
 
 FLOOD: Final = "flood"  # why a row is refused
+ODD_TOPIC: Final = "topic"  # likewise
+MAX_TOPIC: Final = 512  # characters: twice what ours can have
 CONTINUES_MS: Final = 60_000  # history that ended so recently goes on live without a gap
 CANARIES: Final = 1_000  # of ours that may be under way: one each interval, behind a backlog
 SLACK_MS: Final = 5_000
@@ -129,7 +132,7 @@ class Intake:
         stamp: int | None = None  # of the usual ones, which share it as long as no other comes between
         for message in messages:
             topic, payload, retained, token = message
-            if retained or not self.live or self._of_others or topic == self.canary_topic or not topic.startswith(_OURS):
+            if retained or not self.live or self._of_others or topic == self.canary_topic or not _is_usual(topic):
                 self.arrived(message, now_ms)
                 stamp = None
                 continue
@@ -156,7 +159,7 @@ class Intake:
         elif self._of_others and self._is_elsewhere(message.topic):
             self._pass_over("elsewhere", message.token)
         else:
-            beyond = self._floods.exceeds(message.topic, now_ms)
+            beyond = self._floods.exceeds(message.topic[:MAX_TOPIC], now_ms)
             self.counts["flooded"] += beyond
             row = (self._stamp(now_ms), message.topic, message.payload, Origin.MQTT)
             self._row(*row, token=message.token, refused=FLOOD if beyond else None)
@@ -304,6 +307,8 @@ class Intake:
     def _row(
         self, received_at_ms: int, topic: str, payload: bytes, origin: Origin, *, token: Token | None = None, **more: Any
     ) -> None:
+        if len(topic) > MAX_TOPIC or not topic.isprintable():  # also of history
+            topic, more["refused"] = ascii(topic[:MAX_TOPIC])[1:-1][:MAX_TOPIC], ODD_TOPIC
         self.waiting.rows.append((SegmentRow(received_at_ms, topic, payload, origin.value, **more), token))
         self.waiting.size_bytes += len(topic) + len(payload)
         self.last_ms, self._own_last = received_at_ms, False
@@ -328,6 +333,10 @@ class Intake:
 
     def _memory(self) -> tuple[int | None, int | None, bool, History]:
         return self.last_ms, self.last_canary_ms, self.gap_open, self.history.copy()
+
+
+def _is_usual(topic: str) -> bool:
+    return topic.startswith(_OURS) and len(topic) <= MAX_TOPIC and topic.isprintable()
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

@@ -27,7 +27,10 @@ _OF_ROW: Final = tuple(field.name for field in fields(Row))
 _OF_MESSAGE: Final = (*_OF_ROW, "device_hash", "origin", "recording", "line")
 _OF_SEGMENT: Final = ("origin", "recording", "line")
 _values: Final = attrgetter(*_OF_ROW)
-_REFUSALS: Final = {"flood": "its device sends more than it may: see the setting flood_limit; what it sent before is judged"}
+_REFUSALS: Final = {
+    "flood": "its device sends more than it may: see the setting flood_limit; what it sent before is judged",
+    "topic": "a topic has at most 512 characters, all of them printable; it is kept escaped, and cut",
+}
 _ORIGINS: Final = {origin.value: origin for origin in Origin}
 Decoder = Callable[[str, bytes, int, Origin], Row | Rejection]
 

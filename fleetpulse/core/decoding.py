@@ -19,6 +19,8 @@ MAX_TEXT: Final = 256
 MAX_DEPTH: Final = 16
 NO_TS: Final = "no ts: event_time is received_at"
 _INT64: Final = range(-(2**63), 2**63)
+_INSTANTS: Final = ("effective_from", "from", "until", "after")  # of our own rows
+_WORDS: Final = ("op", "class", "gateway", "why")  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +182,14 @@ def to_row(address: Address, content: Mapping[str, Any], received_at_ms: int, di
 
 def _own_row(address: Address, content: Mapping[str, Any], received_at_ms: int, digest: int) -> Row:
     effective = content.get("effective_from", received_at_ms)
-    if type(effective) is not int or not 0 <= effective <= END_OF_TIME_MS:
+    if type(effective) is not int:
         raise _Rejected("field", f"effective_from is epoch milliseconds; got {_shown(effective)}")
+    for name in _INSTANTS:
+        instant = content.get(name)
+        if isinstance(instant, int | float) and not 0 <= instant <= END_OF_TIME_MS:
+            raise _Rejected("field", f"{name} is epoch milliseconds; got {_shown(instant)}")
+    for name in _WORDS:
+        _text(content, name)
     body = json.dumps(content, separators=(",", ":"), sort_keys=True)
     return Row(
         received_at_ms=received_at_ms,

@@ -7,7 +7,10 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fleetpulse.core.times import END_OF_TIME_MS
+
 TOPIC_PREFIX: Final = "replay/"
+MAX_ID: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,12 @@ def unwrap(payload: bytes) -> Envelope:
     recording, line = header.get("recording"), header.get("line")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     received_at_ms, topic = header.get("received_at_ms"), header.get("topic")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     end = header.get("end") is True  # pyright: ignore[reportUnknownMemberType]
-    if not isinstance(recording, str) or type(line) is not int or line < 0:  # pyright: ignore[reportUnknownArgumentType]
-        raise ValueError("recording must be a text and line a whole number from 0")
+    if not isinstance(recording, str) or not recording.isprintable() or len(recording) > MAX_ID:
+        raise ValueError(f"recording must be a printable text of at most {MAX_ID} characters")
+    if type(line) is not int or not 0 <= line < 2**63:  # pyright: ignore[reportUnknownArgumentType]
+        raise ValueError("line must be a whole number from 0 to 2^63-1")
     if end:
         return Envelope(recording, line, None, None, body, end=True)
-    if type(received_at_ms) is not int or not isinstance(topic, str):  # pyright: ignore[reportUnknownArgumentType]
-        raise ValueError("received_at_ms must be a whole number and topic a text")
+    if type(received_at_ms) is not int or not 0 <= received_at_ms <= END_OF_TIME_MS or not isinstance(topic, str):  # pyright: ignore[reportUnknownArgumentType]
+        raise ValueError("received_at_ms must be epoch milliseconds and topic a text")
     return Envelope(recording, line, received_at_ms, topic, body)

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from fleetpulse.core.decoding import Rejection, decode
+from fleetpulse.core.decoding import MAX_PAYLOAD_BYTES, Rejection, decode
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import FROM_DEVICES, Origin, Row
-from fleetpulse.core.times import parse_instant_ms
+from fleetpulse.core.times import END_OF_TIME_MS, parse_instant_ms
 
 UNITS: Final = ("ms", "s", "iso")
 _KEYS: Final = frozenset({"topic", "site", "device", "kind", "ts", "ts_unit", "seq", "code"})
@@ -98,14 +98,26 @@ def _parse(table: Mapping[str, Any], number: int, faults: list[str]) -> TopicMap
 def translate(mapping: TopicMapping, topic: str, payload: bytes) -> tuple[str, bytes] | None:
     """Return a foreign message in our format; None where the topic is not for this mapping.
 
-    A payload that is no JSON object becomes a message without ts: the device spoke, and that counts.
+    A payload that is no JSON object becomes a message without ts: the device spoke, and that counts. One beyond our limits stays
+    as it is, so that `decode` says which.
     """
     found = mapping.match(topic)
     if found is None:
         return None
+    address = f"fleet/{found['site']}/{found['device']}/{found['kind']}"
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        return address, payload
+    try:
+        return address, json.dumps(_ours(mapping, payload)).encode()
+    except RecursionError:
+        return address, payload
+
+
+def _ours(mapping: TopicMapping, payload: bytes) -> dict[str, Any]:
+    """Return what a payload says, as we write it."""
     try:
         content: Any = json.loads(payload)
-    except (ValueError, RecursionError):
+    except ValueError:
         content = None
     ours: dict[str, Any] = {}
     if isinstance(content, dict):
@@ -117,12 +129,12 @@ def translate(mapping: TopicMapping, topic: str, payload: bytes) -> tuple[str, b
         value = _at(content, path)
         if value is not None:
             ours[name] = value
-    return f"fleet/{found['site']}/{found['device']}/{found['kind']}", json.dumps(ours).encode()
+    return ours
 
 
 def _in_ms(ts: object, unit: str) -> object:
     """Return a time in epoch milliseconds; as it is where it does not fit, so that `decode` names what is wrong."""
-    if unit == "s" and isinstance(ts, int | float) and not isinstance(ts, bool):
+    if unit == "s" and isinstance(ts, int | float) and not isinstance(ts, bool) and abs(ts) <= END_OF_TIME_MS:
         return ts * 1000
     if unit == "iso" and isinstance(ts, str):
         try:

@@ -93,7 +93,7 @@ QUARANTINE: Final = Table(
     ("bridge", "place"),
     (
         Column("received_at", "timestamp", "when the bridge had it in its hands", required=True),
-        Column("topic", "string", "as published", required=True),
+        Column("topic", "string", "as published; escaped and cut where it is too long or not printable", required=True),
         Column("payload", "binary", "its raw bytes"),
         Column(
             "reason",

@@ -112,6 +112,14 @@ def _parse(path: Path, number: int, line: bytes) -> Recorded:
         raise FleetError(f'line {number} of "{path}" is not a recorded message ({error!r}); {_CURE}') from None
     if type(received_at_ms) is not int or not 0 <= received_at_ms < 253_402_300_800_000 or not isinstance(topic, str):
         raise FleetError(f'line {number} of "{path}" is not a recorded message; {_CURE}')
+    return Recorded(received_at_ms, topic, _payload(payload))
+
+
+def _payload(payload: Any) -> bytes:
+    """Return a payload's bytes; half of a character, which JSON can escape and UTF-8 cannot hold, stays what it is."""
     if isinstance(payload, str):  # what was no JSON when it was recorded
-        return Recorded(received_at_ms, topic, payload.encode())
-    return Recorded(received_at_ms, topic, json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode())
+        return payload.encode(errors="surrogatepass")
+    try:
+        return json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(payload, separators=(",", ":")).encode()
