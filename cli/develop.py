@@ -26,6 +26,7 @@ LOCKS: Final = {  # in this order: dev is held to the versions of runtime
 }
 PEER_LOCK: Final = ("bench/pyflink/requirements.in", "bench/pyflink/requirements.txt")  # of an environment of its own
 _NO_TESTS: Final = 5  # pytest's exit code
+_MISUSE: Final = 2  # argparse's
 _ABSENT: Final[tuple[tuple[str, ...], bool]] = ((), False)
 
 
@@ -48,7 +49,14 @@ def _call(command: list[str], stdin: str | None = None) -> int:
 
 
 def test(context: typer.Context) -> None:
-    """Run the tests by layer: unit property spark e2e, or those named first; what follows goes to pytest."""
+    """Run the tests by layer: unit property spark e2e, or those named first; what follows goes to pytest.
+
+    ``fuzz`` is no layer: it decodes a million inputs (--inputs N, --seed N).
+    """
+    if context.args[:1] == ["fuzz"]:
+        if code := _call([sys.executable, "-P", "-m", "tests.fuzz.run", *context.args[1:]]):
+            raise (Misuse if code == _MISUSE else FleetError)("fuzzing failed; what it said is above")
+        return
     layers, rest = split_layers(context.args)
     failed: list[str] = []
     for layer in layers:
@@ -77,7 +85,9 @@ def split_layers(words: list[str]) -> tuple[list[str], list[str]]:
     first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
     named, rest = words[:first], words[first:]
     if unknown := [word for word in named if word not in LAYERS]:
-        raise Misuse(f'"{unknown[0]}" is no layer of tests; the layers are {", ".join(LAYERS)}; a test is chosen by -k NAME')
+        raise Misuse(
+            f'"{unknown[0]}" is no layer of tests; there are {", ".join(LAYERS)}, and fuzz by itself; a test is chosen by -k NAME'
+        )
     return [layer for layer in LAYERS if layer in named] or list(LAYERS), rest
 
 

@@ -1,0 +1,178 @@
+"""What holds of whatever comes: no crash, and every input accounted for.
+
+Rule 1: a message becomes a `Row` or a `Rejection`, never both and never none, the same one each time, within declared bounds.
+Rule 2: so it is along the whole way: packet, intake, segment, landing, the schemas of the tables.
+Rule 3: bytes that are no MQTT are `ProtocolError`, however they are cut, and memory stays bounded.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Final
+
+from fleetpulse.core.decoding import MAX_ID_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT, Rejection, decode
+from fleetpulse.core.mapping import decode_mapped, parse_mappings
+from fleetpulse.core.messages import BRIDGE, FROM_DEVICES, Clock, Origin, Row
+from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE
+from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
+from fleetpulse.io.packets import ProtocolError, Published, Reader
+from fleetpulse.io.receiver import Arrived
+from fleetpulse.io.segments import rows_table
+from streaming.intake import MAX_TOPIC, Intake
+from streaming.landed import decode_parts
+from streaming.merging import Part
+
+NOW: Final = 1_700_000_000_000
+BATCH: Final = 5_000
+MAX_DETAIL: Final = 2_000
+REASONS: Final = frozenset({"topic", "json", "field", "size", "depth", "reserved", "disagreement"})
+MAPPINGS: Final = parse_mappings(
+    {
+        "mapping": [
+            {"topic": "z/{device}/s", "site": "h", "kind": "telemetry", "ts": "m.at", "ts_unit": "s", "seq": "n", "code": "e"},
+            {"topic": "y/{site}/{device}/{kind}", "ts": "time", "ts_unit": "iso"},
+            {"topic": "x/+/{device}", "site": "h", "kind": "error", "ts": "t", "code": "a.b"},
+        ]
+    }
+)
+USUAL: Final = (
+    *(f"fleet/s/d/{kind}".encode() for kind in sorted(FROM_DEVICES)),
+    *(b"z/d/s", b"y/s/d/error", b"x/1/d", b"fleet/_/b/gap", b"fleet/s/d/registry", b"fleet/s/d/control"),
+)
+_INT64: Final = range(-(2**63), 2**63)
+_LIMIT: Final = 300  # of the payload in the law about packets
+
+
+def mapped(topic: str, payload: bytes, received_at_ms: int, origin: Origin) -> Row | Rejection:
+    """Decode as landing does it in a home with a mapping."""
+    return decode_mapped(MAPPINGS, topic, payload, received_at_ms, origin)
+
+
+DECODERS: Final[tuple[Callable[[str, bytes, int, Origin], Row | Rejection], ...]] = (decode, mapped)
+
+
+def check_message(topic: str, payload: bytes) -> Counter[str]:
+    """Check Rule 1 for each decoder and door; return how often what came out."""
+    found: Counter[str] = Counter()
+    for decoder in DECODERS:
+        for origin in (Origin.MQTT, Origin.REPLAY):
+            told = decoder(topic, payload, NOW, origin)
+            assert told == decoder(topic, payload, NOW, origin), "it is decoded the same each time"
+            if isinstance(told, Row):
+                check_row(told, origin)
+            else:
+                assert isinstance(told, Rejection)
+                assert told.reason in REASONS, told
+                assert 0 < len(told.detail) < MAX_DETAIL, told
+            if origin is Origin.MQTT:
+                found["row" if isinstance(told, Row) else told.reason] += 1
+    return found
+
+
+def check_row(row: Row, origin: Origin) -> None:
+    """Check the bounds of a row."""
+    assert row.kind in FROM_DEVICES or origin is not Origin.MQTT
+    for name in (row.site, row.device_id):
+        assert 1 <= len(name.encode()) <= MAX_ID_BYTES and name.isprintable() and not set(name) & set("+#/")
+    assert (row.event_time_ms is None) == (row.clock is Clock.INVALID)
+    if row.event_time_ms is not None and row.clock is Clock.DEVICE:
+        assert EPOCH_2000_MS <= row.event_time_ms <= END_OF_TIME_MS
+    for text in (row.boot, row.code, row.firmware, row.gateway):
+        assert text is None or (1 <= len(text) <= MAX_TEXT and text.isprintable())
+    for number in (row.seq, row.uptime_s):
+        assert number is None or 0 <= number < 2**63
+    for content in (row.metrics, row.body):
+        assert content is None or isinstance(json.loads(content), dict)
+    assert row.note is None or len(row.note) < MAX_DETAIL
+    assert row.digest in _INT64
+
+
+def received(topic: bytes, payload: bytes) -> Published:
+    """Return a message as the reader of packets has it."""
+    [published] = Reader(MAX_PAYLOAD_BYTES).feed(packet(topic[:65_535], payload))
+    return published
+
+
+def packet(topic: bytes, payload: bytes, number: int = 1) -> bytes:
+    """Return a PUBLISH with QoS 1 as a broker sends it."""
+    body = len(topic).to_bytes(2, "big") + topic + number.to_bytes(2, "big") + payload
+    length, rest = b"", len(body)
+    while rest > 127:
+        length, rest = length + bytes([rest & 0x7F | 0x80]), rest >> 7
+    return b"\x32" + length + bytes([rest]) + body
+
+
+def check_landing(messages: list[Published]) -> None:
+    """Check Rule 2: all that came is in a table, in bounds, and nothing is there twice."""
+    intake = Intake(BRIDGE, None)
+    intake.go_live(NOW)
+    arrived = [Arrived(one.topic, one.payload, False, (1, number)) for number, one in enumerate(messages, 1)]
+    intake.arrived_together(arrived, NOW)
+    part = Part(BRIDGE, 1, 0, rows_table([row for row, _ in intake.waiting.rows]))
+    begun = {table.name: {BRIDGE: 0} for table in (MESSAGES, QUARANTINE, COVERAGE, DEVICES)}
+    tables = {table.name: found for table, found in decode_parts([part], mapped).by_table(begun)}
+    quarantined = tables[QUARANTINE.name].select(["topic", "reason", "detail"]).to_pylist()
+    assert tables[MESSAGES.name].num_rows + len(quarantined) + intake.counts["rejected"] == len(messages)
+    for one in quarantined:
+        assert one["reason"] in REASONS, one
+        assert len(one["topic"]) <= MAX_TOPIC and one["topic"].isprintable(), one
+        assert 0 < len(one["detail"]) < MAX_DETAIL and one["detail"].isprintable(), one
+
+
+def check_packets(data: bytes, cuts: list[int]) -> str:
+    """Check Rule 3; return what the bytes are."""
+    try:
+        whole = Reader(_LIMIT)
+        published = whole.feed(data)
+    except ProtocolError:
+        published, whole = None, None
+    reader, told = Reader(_LIMIT), list[Published]()
+    places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    try:
+        for begin, end in pairwise(places):
+            told += reader.feed(data[begin:end])
+            assert len(reader._data) <= _LIMIT + 65_535 + len(data) + 16  # pyright: ignore[reportPrivateUsage]
+    except ProtocolError:
+        assert published is None, "an error for the pieces is one for the whole"
+        return "error"
+    assert published == told, "the same messages come out however the bytes are cut"
+    assert whole is not None and whole.answers == reader.answers
+    for one in told:
+        assert len(one.payload) <= _LIMIT + 1
+        check_message(one.topic, one.payload)
+    return "messages" if told else "nothing yet"
+
+
+class Accounts:
+    """Inputs, one after the other, and what became of them; landing is checked a batch at a time."""
+
+    def __init__(self) -> None:
+        self.inputs = 0
+        self.became: Counter[str] = Counter()
+        self._batch: list[Published] = []
+
+    def message(self, data: bytes) -> None:
+        """Take a message: a topic, or one byte that stands for a usual one, a line feed, a payload."""
+        topic, _, payload = data.partition(b"\n")
+        published = received(USUAL[topic[0] % len(USUAL)] if len(topic) == 1 else topic, payload)
+        self.became += check_message(published.topic, published.payload)
+        self.inputs += 1
+        self._batch.append(published)
+        if len(self._batch) >= BATCH:
+            self.land()
+
+    def packets(self, data: bytes) -> None:
+        """Take bytes from a line; the first two say where they are cut."""
+        self.became[f"packets: {check_packets(data[2:], list(data[:2]))}"] += 1
+        self.inputs += 1
+
+    def land(self) -> None:
+        """Check what was gathered."""
+        batch, self._batch = self._batch, []
+        if batch:
+            check_landing(batch)
+
+    def said(self) -> dict[str, Any]:
+        """Return the counts."""
+        return {"inputs": self.inputs, "became": dict(self.became)}
