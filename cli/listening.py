@@ -14,7 +14,7 @@ import typer
 
 from cli.jobs import load_mappings
 from cli.looking import judged_ms
-from cli.output import as_json, console
+from cli.output import as_json, as_shown, console
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.decoding import Rejection
 from fleetpulse.core.errors import FleetError
@@ -263,8 +263,8 @@ class Listener:
             return
         out = self._console
         at = format_instant(shown.received_at_ms)[11:23]
-        payload = "" if again else f"  {shown.payload}"
-        out.print(f"{at}  {shown.topic}{payload}", markup=False, highlight=False, soft_wrap=True)
+        payload = "" if again else f"  {as_shown(shown.payload)}"
+        out.print(f"{at}  {as_shown(shown.topic)}{payload}", markup=False, highlight=False, soft_wrap=True)
         out.print(f"              -> {told.words}", markup=False, highlight=False, soft_wrap=True, style=_STYLES.get(told.state))
 
 

@@ -77,7 +77,12 @@ def cell(name: str, value: Any) -> str:
         return format_duration(int(value))
     if name in ("mode", "from_mode", "to_mode"):
         return f"[{MODE_COLOURS.get(str(value), 'white')}]{value}[/]"
-    return str(value).replace("[", "\\[")
+    return as_shown(str(value)).replace("[", "\\[")
+
+
+def as_shown(text: str) -> str:
+    """Return a text without what a terminal would obey: what is not printable is shown as it is written in Python."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def measure(name: str, value: float | None) -> str | None:

@@ -25,7 +25,7 @@ ROOT: Final = Path(__file__).parents[1]
 _STOP_S: Final = 20
 _FULL_BYTES: Final = 50_000_000  # what a start of the lifecycle job writes, and some more
 _WORDS: Final = 700  # a sentence of ours ends with what to do: it is not to be cut off
-_RESTARTS: Final = 5
+_WITHIN_S: Final = 600.0
 
 
 class Job:
@@ -35,7 +35,7 @@ class Job:
         home: the home.
         name: its name: of its log, and of its status file.
         arguments: further arguments.
-        restarts: how often it is started again when it dies by itself.
+        restarts: how often it is started again within `_WITHIN_S`, when it dies by itself.
         verb: the job; None where it is called like the process.
     """
 
@@ -44,6 +44,8 @@ class Job:
         self.name = name
         self.arguments = list(arguments)
         self.restarts = restarts
+        self.died = 0
+        self._died_at_s: list[float] = []
         self.verb = verb or name
         self.comes_back = restarts > 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -93,13 +95,16 @@ class Job:
             raise FleetError(
                 f"the {self.name} ended, since {full}; then give the same command again: it goes on where it stopped"
             )
-        if self.restarts <= 0:
+        now_s = time.monotonic()
+        self._died_at_s = [at_s for at_s in self._died_at_s if now_s - at_s < _WITHIN_S]
+        if len(self._died_at_s) >= self.restarts:
             raise FleetError(
                 f"the {self.name} ended by itself (exit {self._process.returncode}): {last_words(self.log)}; "
                 f'its log is "{self.log}"; '
                 f"give the same command again: it goes on where it stopped"
             )
-        self.restarts -= 1
+        self.died += 1
+        self._died_at_s.append(now_s)
         self.start()
 
     def stop(self, patience_s: float = _STOP_S) -> None:

@@ -112,7 +112,7 @@ def _run(plan: Plan, home: Home, say: Say) -> Account:
                 _kill(plan, killing, load, random, say)
                 say("the load ends; what is under way is judged")
                 _drain(killing, load, run)
-            died = sum(restarts - job.restarts for job in run.jobs)
+            died = sum(job.died for job in run.jobs)
     finally:
         stop.close()
     say("counting")

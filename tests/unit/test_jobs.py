@@ -7,6 +7,7 @@ import pytest
 
 from cli import processes
 from cli.jobs import _Log
+from cli.output import cell
 from cli.processes import Job, last_words
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home import Home
@@ -78,3 +79,19 @@ def test_a_sentence_of_ours_is_not_cut_off_before_what_to_do(tmp_path: Path) -> 
     log = tmp_path / "log"
     log.write_text("noise\nfleet: it failed " + "x" * 400 + "; do this\nmore noise\n")
     assert last_words(log).endswith("do this")
+
+
+def test_what_died_long_ago_counts_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    died, started = job(tmp_path, 1, monkeypatch, free=10**9)
+    at_s = 1_000.0
+    monkeypatch.setattr(processes.time, "monotonic", lambda: at_s)
+    died.watch()
+    with pytest.raises(FleetError, match="ended by itself"):
+        died.watch()
+    at_s += 601
+    died.watch()
+    assert (len(started), died.died) == (2, 2)
+
+
+def test_nothing_that_a_terminal_obeys_is_shown() -> None:
+    assert cell("payload", "a\x1b[31mb\n[c]é") == "a\\x1b\\[31mb\\n\\[c]é"
