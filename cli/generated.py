@@ -92,7 +92,7 @@ def schema() -> str:
         "uptime_s": (whole, "seconds since the last start"),
         "code": (named, "error code, in messages of kind error"),
         "firmware": (text, "firmware version"),
-        "gateway": (text, "through whom it came"),
+        "gateway": (text, "through whom it came; a will that names its own device is a gateway's, and of all behind it"),
         "metrics": ({"type": "object"}, "measured values"),
         "device_id": (text, "may be left out; where it is there it agrees with the topic, and so do site and kind"),
     }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fleetpulse.core.decoding import decode
 from fleetpulse.core.judgements import COMPARED, Judgement, Verdict
-from fleetpulse.core.messages import Clock, Kind, Origin, Row
+from fleetpulse.core.messages import Clock, Kind, Origin, Row, gateway_death
 from fleetpulse.core.policy import parse_policy
 
 START = 1_700_000_000_000
@@ -20,6 +20,7 @@ GRID_S = 5  # a coarse grid: deadlines, windows and ties meet often
 Choose = Callable[[Sequence[Any]], Any]  # takes one of several: a strategy's draw, or a seeded Random
 CODES = ("reconnaissance", "auth_failed", "escalation", "escalation", "x", None)
 SEQUENCES = (["reconnaissance", "auth_failed", "escalation"], ["x", "escalation"], ["x", "x"], ["escalation"])
+GATEWAYS = ("g", "h")
 KINDS = ("heartbeat", "heartbeat", "telemetry", "error", "error", "birth", "death")
 OWN = ("gap", "gap", "policy", "add", "add", "decommission", "maintain", "update", "release", "tick")
 DELAYS = (0, 0, 0, 5, 10, 25, 70, -10, -30, -35)
@@ -90,17 +91,21 @@ def any_signal(
     choose: Choose, devices: Sequence[str], steps: int, kinds: Sequence[str] = KINDS, delays: Sequence[int] = DELAYS
 ) -> Row:
     """Return some message of some device, received on the grid within so many steps."""
-    received = choose(range(steps + 1)) * GRID_S
+    received, device, kind = choose(range(steps + 1)) * GRID_S, choose(devices), choose(kinds)
+    through = choose([None, None, *devices[:2], *GATEWAYS])  # devices are gateways of each other, and gateways devices
+    if kind == "death":
+        device = choose([device, device, *GATEWAYS])
+        through = choose([None, device, through])
     payload = {
         "seq": choose([None, None, 0, 1, 2, 3]),
         "boot": choose([None, "p", "q"]),
         "code": choose(CODES),
-        "gateway": choose([None, None, "g", "h"]),
+        "gateway": through,
     }
     payload = {name: value for name, value in payload.items() if value is not None}
     if choose([True] * 8 + [False]):
         payload["ts_s"] = received - choose(delays)
-    return row(received, f"fleet/{choose(['north', 'south'])}/{choose(devices)}/{choose(kinds)}", **payload)
+    return row(received, f"fleet/{choose(['north', 'south'])}/{device}/{kind}", **payload)
 
 
 def any_own_row(choose: Choose, devices: Sequence[str], steps: int, own: Sequence[str] = OWN) -> Row:
@@ -120,7 +125,7 @@ def any_own_row(choose: Choose, devices: Sequence[str], steps: int, own: Sequenc
         case "policy":
             return row(received, "fleet/_/_/policy", policy=any_policy(choose), **more)
         case "add":
-            more |= choose([{}, {"gateway": "h"}])
+            more |= choose([{}, {"gateway": choose(GATEWAYS)}])
             return row(received, f"{device}/registry", op="add", **{"class": choose(["default", "quick"])}, **more)
         case "decommission":
             return row(received, f"{device}/registry", op="decommission", **more)
@@ -128,6 +133,12 @@ def any_own_row(choose: Choose, devices: Sequence[str], steps: int, own: Sequenc
             return row(received, f"{device}/control", op="release", **more)
     until = choose([received, coming, coming]) + choose([5, 40, 90, 100, 110])
     return row(received, f"{device}/control", op=which, until_s=until, **more)
+
+
+def with_gateway_deaths(rows: Iterable[Row]) -> list[Row]:
+    """Return a batch's rows, and what gateways' deaths among them say to every key group."""
+    kept = list(rows)
+    return kept + [death for one in kept if (death := gateway_death(one))]
 
 
 def as_the_bridge_says(rows: Iterable[Row]) -> list[Row]:

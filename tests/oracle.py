@@ -6,6 +6,8 @@ Rule 2: where the text leaves a choice, the choice is named here.
 - A gap is there while any bridge says so. A bridge that said so says nothing by saying it again.
 - A life begins with a registration or a signal; a death of nobody is nothing. What was forgotten is unknown.
 - Of several wills the newest counts. Its grace is a limit of silence: each instant by the policy and class then in force.
+- A gateway's death is a will of the devices behind it, in whatever boot; it adds nothing to a will that stands. At one instant
+  what is a device's own comes first. It is for those whose gateway died, and not for those behind them.
 - An error is judged by the rule at its own instant, and so is what is remembered for it: of the errors before, those that
   were among the newest k and within the window at every error since; of a sequence, the steps that were in time when taken.
 - A sequence is begun anew by a release, and by an error that came under another sequence.
@@ -37,6 +39,7 @@ class Message:
     boot: str | None = None
     seq: int | None = None
     code: str | None = None
+    gateway: str | None = None
     body: str | None = None
     digest: int = 0
 
@@ -126,6 +129,7 @@ class Life:
     since: int  # since when it is in service
     now: int  # the instant of what acts
     log: list[Message] = field(default_factory=list)
+    before: list[Message] = field(default_factory=list)  # the log until it was registered again
     told: list[tuple[Any, ...]] = field(default_factory=list)
 
     @property
@@ -141,15 +145,23 @@ class Life:
     def last_seen(self) -> int | None:
         return max((one.at for one in self.log if one.kind in SIGNALS), default=None)
 
-    def dead_since(self) -> int | None:
-        """Return the newest death, if no signal received later was heard."""
-        dead: int | None = None
-        for index, death in enumerate(self.log):
-            boots = [one.boot for one in self.log[:index] if one.kind in SIGNALS and one.boot is not None]
-            if death.kind == "death" and (not boots or death.boot in (None, boots[-1])):
-                heard = any(one.kind in SIGNALS and one.received_at > death.received_at for one in self.log[index:])
-                dead = None if heard else death.at
-        return dead
+    def gateway(self, index: int) -> str | None:
+        """Return the gateway that signals and the registry have named before the row at ``index``."""
+        told = [one for one in [*self.before, *self.log[:index]] if one.kind in (*SIGNALS, "registry")]
+        named = [one.gateway if one.kind in SIGNALS else one.content.get("gateway") for one in told]
+        return [None, *(one for one in named if one)][-1]
+
+    def death(self) -> Message | None:
+        """Return the will that stands: no signal received later was heard."""
+        stands: Message | None = None
+        for index, one in enumerate(self.log):
+            boots = [old.boot for old in self.log[:index] if old.kind in SIGNALS and old.boot is not None]
+            if one.kind in SIGNALS and stands and one.received_at > stands.received_at:
+                stands = None
+            own = one.device_id == self.device_id and (not boots or one.boot in (None, boots[-1]))
+            if one.kind == "death" and (own or (one.device_id == self.gateway(index) != self.device_id and stands is None)):
+                stands = one
+        return stands
 
     def errors(self, through: int) -> list[int]:
         return [index for index, one in enumerate(self.log[: through + 1]) if one.kind == "error"]
@@ -204,11 +216,12 @@ class Life:
         def over(since: int, limit: str, clock: Listening = self.world.listening) -> int | None:
             return self.world.over(clock, since, limit, self.device_class(), max(self.now, held or 0))
 
-        quiet_since, dead_since = self.last_seen() or self.since, self.dead_since()
+        quiet_since, death = self.last_seen() or self.since, self.death()
         if mode in (*PRESENT, *HELD, "provisioned"):
             due.append((over(quiet_since, "timeout_ms"), 0, "silence"))
-        if mode in (*PRESENT, *HELD) and dead_since is not None:
-            due.append((over(dead_since, "death_grace_ms"), 1, "death"))
+        if mode in (*PRESENT, *HELD) and death is not None:
+            whose = "death" if death.device_id == self.device_id else "gateway_death"
+            due.append((over(death.at, "death_grace_ms"), 1, whose))
         due += [(held, 2, "until"), (self.until("degraded"), 3, "recovered"), (self.until("flagged"), 4, "hold_over")]
         if mode == "offline":
             due.append((over(quiet_since, "forget_after_ms"), 5, "forget"))
@@ -220,7 +233,7 @@ class Life:
         """Let deadlines act, one after the other, as long as they lie before ``before``."""
         while self.mode != "forgotten" and (due := self.next_deadline()) and due[0] < before:
             self.now, _, trigger = due
-            if trigger in ("silence", "death", "forget"):
+            if trigger in ("silence", "death", "gateway_death", "forget"):
                 self.go("forgotten" if trigger == "forget" else "offline", trigger)
                 continue
             self.note(trigger, self.now)
@@ -242,7 +255,7 @@ class Life:
             return self.control(row)
         index = len(self.log)
         self.log.append(row)
-        if row.kind in SIGNALS and self.mode in ("provisioned", "offline") and self.dead_since() is None:
+        if row.kind in SIGNALS and self.mode in ("provisioned", "offline") and self.death() is None:
             self.go(self.live(), "signal")
         if row.kind == "error" and (until := self.too_many(index)) is not None:
             self.note("degraded", until)
@@ -257,7 +270,7 @@ class Life:
             self.go("decommissioned", "decommission")
             return
         if self.mode == "decommissioned":
-            self.log, self.since = [], row.at
+            self.before, self.log, self.since = [*self.before, *self.log], [], row.at
             self.go("provisioned", "registered")
         self.log.append(row)
 
@@ -307,8 +320,10 @@ def judge(rows: Iterable[Message], lateness: int, lead: int, built_in: dict[str,
         else:
             waiting.append(row)
     due = [row for row in waiting if frontier is not None and row.at <= frontier]
+    deaths = [row for row in due if row.kind == "death" and row.gateway == row.device_id]
     for device_id in sorted({row.device_id for row in due}):
-        told += _judge_device([row for row in due if row.device_id == device_id], world, frontier or 0)
+        its = [row for row in due if row.device_id == device_id]
+        told += _judge_device(its, [row for row in deaths if row.device_id != device_id], world, frontier or 0)
     return told
 
 
@@ -325,15 +340,18 @@ def _place(row: Message) -> tuple[Any, ...]:
     )
 
 
-def _judge_device(rows: list[Message], world: World, frontier: int) -> list[tuple[Any, ...]]:
-    """Judge the messages of one device in their order, deadlines between them, and after the last up to the frontier."""
+def _judge_device(rows: list[Message], deaths: list[Message], world: World, frontier: int) -> list[tuple[Any, ...]]:
+    """Judge the messages of one device in their order, deadlines between them, and after the last up to the frontier.
+
+    ``deaths`` are those of gateways, be it its own or not.
+    """
     first: dict[tuple[Any, ...], Message] = {}
     for row in rows:  # as they were received
         first.setdefault((row.kind, row.at, row.boot, row.seq, row.digest if row.seq is None else None), row)
     counted = list(first.values())
     told = [_about("duplicate", row) for row in rows if not any(row is one for one in counted)]
     lives: list[Life] = []
-    for row in sorted(counted, key=_place):
+    for row in sorted([*counted, *deaths], key=lambda row: (row.at, row.device_id != rows[0].device_id, _place(row))):
         if lives:
             lives[-1].expire(row.at)
         if not lives or lives[-1].mode == "forgotten":

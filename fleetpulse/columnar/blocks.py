@@ -1,7 +1,7 @@
 """Rows as Arrow columns: the forms in which they travel to a key group and wait in it.
 
-Rule 1: signals and wills travel as columns and never become objects; what operators, the registry and the bridge say, and
-what has no event time, travels as it is, since it is rare.
+Rule 1: signals and wills travel as columns and never become objects; what operators, the registry and the bridge say, what
+a gateway's death says to everyone, and what has no event time, travels as it is, since it is rare.
 Rule 2: the columns of `ROW_SCHEMA` are the fields of `Row`.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from fleetpulse.core.messages import FROM_DEVICES, Clock, Kind, Row, told_apart
+from fleetpulse.core.messages import EVERYONE, FROM_DEVICES, Clock, Kind, Row, told_apart
 
 # A worker is one of many, and its blocks are small: threads would only wait for each other.
 WRITING: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -57,11 +57,13 @@ SIGNAL_SCHEMA: Final = pa.schema(
 )
 WORDS: Final = tuple(field.name for field in SIGNAL_SCHEMA if field.type == _WORD)
 NO_SIGNALS: Final = pa.RecordBatch.from_pylist([], schema=SIGNAL_SCHEMA)
+NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=ROW_SCHEMA)
 
 
 def is_signal(row: Row) -> bool:
     """Whether a row travels as columns: a signal or a will with a time."""
-    return row.kind in FROM_DEVICES and row.clock is not Clock.INVALID and row.event_time_ms is not None
+    named = row.device_id != EVERYONE
+    return named and row.kind in FROM_DEVICES and row.clock is not Clock.INVALID and row.event_time_ms is not None
 
 
 def rows_to_batch(rows: Iterable[Row]) -> pa.RecordBatch:

@@ -14,6 +14,7 @@ from fleetpulse.columnar.layout import (
     DEATH_COVERED,
     DEGRADED_UNTIL,
     FLAGGED_UNTIL,
+    GATEWAY_DIED,
     HELD_UNTIL,
     MODE,
     MODE_SINCE,
@@ -42,6 +43,7 @@ _OFFLINE: Final = MODES.index(Mode.OFFLINE)
 _DECOMMISSIONED: Final = MODES.index(Mode.DECOMMISSIONED)
 _SILENCE: Final = TRIGGERS.index(Trigger.SILENCE)
 _WILL: Final = TRIGGERS.index(Trigger.DEATH)
+_WILL_OF_GATEWAY: Final = TRIGGERS.index(Trigger.GATEWAY_DEATH)
 _UNTIL: Final = TRIGGERS.index(Trigger.UNTIL)
 _RECOVERED: Final = TRIGGERS.index(Trigger.RECOVERED)
 _HOLD_OVER: Final = TRIGGERS.index(Trigger.HOLD_OVER)
@@ -94,7 +96,7 @@ def next_due(devices: Matrix, world: World, i: int) -> tuple[int, int]:
             covered_ms = devices[i, DEATH_COVERED]
             dead_ms = _reached(devices, world, i, max(least_ms, death_ms), covered_ms, DEATH_GRACE, True)
             if dead_ms < due_ms:
-                due_ms, trigger = dead_ms, _WILL
+                due_ms, trigger = dead_ms, _WILL_OF_GATEWAY if devices[i, GATEWAY_DIED] else _WILL
     if held_ms != NONE and held_ms < due_ms:
         due_ms, trigger = held_ms, _UNTIL
     if devices[i, DEGRADED_UNTIL] != NONE and devices[i, DEGRADED_UNTIL] < due_ms:

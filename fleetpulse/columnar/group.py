@@ -78,7 +78,7 @@ class KeyGroup:
 
         Args:
             signals: the group's signals and wills of one micro-batch, columns of `SIGNAL_SCHEMA`.
-            others: its other rows.
+            others: its other rows; what a gateway's death says to everyone among them.
             newest_ms: up to where every row has been read, by ``received_at``.
             deployment: lateness, clock lead and jitter.
             read: returns a chunk of waiting rows by its number.

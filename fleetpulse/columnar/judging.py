@@ -1,6 +1,7 @@
 """What is due in a key group, judged: by the compiled fold, or by the definition where operators or the registry have a say.
 
-Rule: a device whose registry or control rows are due is folded by `core.device` itself; all others by the kernel.
+Rule: a device whose registry or control rows are due, or that is behind a gateway whose death is, is folded by `core.device`
+itself; all others by the kernel.
 """
 
 from collections.abc import Sequence
@@ -20,9 +21,10 @@ from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.device import NO_CODE, Fold
 from fleetpulse.core.device import World as CoreWorld
 from fleetpulse.core.judgements import REASONS, Verdict
-from fleetpulse.core.messages import Kind, Row
+from fleetpulse.core.messages import EVERYONE, Kind, Row
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.replay import in_order as core_in_order
+from fleetpulse.core.replay import with_deaths
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _TOLD_ROWS: Final = 16_384
@@ -55,29 +57,41 @@ class Judging:
 
         Args:
             signals: columns of `SIGNAL_SCHEMA`, in any order, copies among them.
-            commands: registry and control rows.
+            commands: registry and control rows, and deaths of gateways (see `gateway_death`).
         """
         places = self._devices.locate(signals["device_id"])
         if commands:
+            deaths = [row for row in commands if row.device_id == EVERYONE]
+            commands = [row for row in commands if row.device_id != EVERYONE]
             ordered = self._devices.locate(pa.array([row.device_id for row in commands], pa.string()))
-            theirs = np.isin(places, ordered)
+            chosen = np.union1d(ordered, self._behind(deaths, signals, places))
+            theirs = np.isin(places, chosen)
             told_apart = signals.filter(pa.array(theirs))
-            self._by_definition([*batch_to_signals(told_apart), *commands])
+            self._by_definition(chosen, [*batch_to_signals(told_apart), *commands], deaths)
             signals, places = signals.filter(pa.array(~theirs)), places[~theirs]
         if signals.num_rows:
             self._by_kernel(signals, places)
 
-    def _by_definition(self, rows: Sequence[Row]) -> None:
-        by_device: dict[str, list[Row]] = {}
+    def _behind(self, deaths: Sequence[Row], signals: pa.RecordBatch, places: Int64s) -> Int64s:
+        """Return the places of devices that are behind one of the gateways, or say now that they are."""
+        if not deaths:
+            return places[:0]
+        devices, dead = self._devices, {row.gateway for row in deaths}
+        said = devices.gateways.numbers(signals["gateway"])
+        numbers = [number for number, word in enumerate(devices.gateways.words) if word in dead]
+        return np.union1d(np.flatnonzero(np.isin(devices.rows[:, layout.GATEWAY], numbers)), places[np.isin(said, numbers)])
+
+    def _by_definition(self, places: Int64s, rows: Sequence[Row], deaths: Sequence[Row]) -> None:
+        by_device: dict[str, list[Row]] = {one: [] for one in self._devices.ids.take(pa.array(places)).to_pylist()}
         for row in rows:
-            by_device.setdefault(row.device_id, []).append(row)
-        places = self._devices.locate(pa.array(list(by_device), pa.string()))
+            by_device[row.device_id].append(row)
         fold = Fold(CoreWorld(self._coverage, self._policies))
         boots: list[str | None] = []
         for place, due in zip(places.tolist(), by_device.values(), strict=True):
             ordered, copies = core_in_order(due)
             fold.judgements += copies
-            device = fold.run(self._devices.get(place), ordered, None)
+            known = self._devices.get(place)
+            device = fold.run(known, with_deaths(ordered, deaths, known.gateway if known else None), None)
             self._devices.put(place, device)
             boots.append(device.boot if device else None)
         self._devices.set_boots(places, pa.array(boots, pa.string()))

@@ -23,6 +23,7 @@ from fleetpulse.columnar.layout import (
     DEGRADED_UNTIL,
     FLAGGED_UNTIL,
     GATEWAY,
+    GATEWAY_DIED,
     HELD_UNTIL,
     LAST_SEEN,
     LIFE,
@@ -190,7 +191,7 @@ def _born(devices: Matrix, memory: Matrix, world: World, i: int, rows: Matrix, j
     devices[i, SITE], devices[i, CLASS], devices[i, GATEWAY] = rows[j, R_SITE], 0, rows[j, R_GATEWAY]
     devices[i, LIFE], devices[i, QUIET_SINCE], devices[i, QUIET_COVERED] = at_ms, at_ms, covered(world, at_ms)
     devices[i, MODE], devices[i, NUMBER], devices[i, MODE_SINCE], devices[i, CLASS_SINCE] = _PROVISIONED, 0, at_ms, at_ms
-    devices[i, BOOT], devices[i, SEQ], devices[i, REBOOTS], devices[i, RUNTIME] = -1, -1, 0, 0
+    devices[i, BOOT], devices[i, SEQ], devices[i, REBOOTS], devices[i, RUNTIME], devices[i, GATEWAY_DIED] = -1, -1, 0, 0, 0
     devices[i, MEMORY] = slot
     if slot >= 0:
         memory[slot, N_TIMES], memory[slot, N_CODES], memory[slot, PROGRESS_OF] = 0, 0, -1
@@ -290,7 +291,7 @@ def _apply(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: in
         mode = devices[i, MODE]
         earlier = boot >= 0 and devices[i, BOOT] >= 0 and boot != devices[i, BOOT]
         if mode not in (ABSENT, _DECOMMISSIONED) and not earlier:
-            devices[i, DEATH], devices[i, DEATH_COVERED] = at_ms, covered(world, at_ms)
+            devices[i, DEATH], devices[i, DEATH_COVERED], devices[i, GATEWAY_DIED] = at_ms, covered(world, at_ms), 0
         return said
     if devices[i, MODE] == ABSENT:
         if world.rules[in_force(world, at_ms), 0, QUARANTINES]:

@@ -15,10 +15,11 @@ Matrix = NDArray[np.int64]
 DEVICE_FIELDS: Final = (
     "site", "device_class", "gateway", "life_ms", "quiet_since_ms", "quiet_covered_ms", "mode", "transition_no", "mode_since_ms",
     "class_since_ms", "last_seen_ms", "boot", "seq", "reboots", "runtime_ms", "degraded_until_ms", "flagged_until_ms",
-    "held_until_ms", "death_ms", "death_covered_ms", "memory",
+    "held_until_ms", "death_ms", "death_covered_ms", "gateway_died", "memory",
 )  # fmt: skip
 (SITE, CLASS, GATEWAY, LIFE, QUIET_SINCE, QUIET_COVERED, MODE, NUMBER, MODE_SINCE, CLASS_SINCE, LAST_SEEN, BOOT, SEQ, REBOOTS,
- RUNTIME, DEGRADED_UNTIL, FLAGGED_UNTIL, HELD_UNTIL, DEATH, DEATH_COVERED, MEMORY) = range(len(DEVICE_FIELDS))  # fmt: skip
+ RUNTIME, DEGRADED_UNTIL, FLAGGED_UNTIL, HELD_UNTIL, DEATH, DEATH_COVERED, GATEWAY_DIED,
+ MEMORY) = range(len(DEVICE_FIELDS))  # fmt: skip
 ABSENT: Final = -1  # the mode of a device without a state
 
 # What is remembered of errors: a row of its own for each device that had any.

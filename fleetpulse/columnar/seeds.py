@@ -19,6 +19,7 @@ from fleetpulse.columnar.layout import (
     CLASS,
     CLASS_SINCE,
     GATEWAY,
+    GATEWAY_DIED,
     LIFE,
     MEMORY,
     MODE,
@@ -111,7 +112,7 @@ def _group(registered: pa.Table, listening: Listening, policies: Policies) -> Ke
         rows[:, field] = since_ms
     rows[:, QUIET_COVERED] = _covered(listening.coverage, since_ms)
     rows[:, MODE] = MODES.index(Mode.PROVISIONED)
-    rows[:, [NUMBER, REBOOTS, RUNTIME]] = 0
+    rows[:, [NUMBER, REBOOTS, RUNTIME, GATEWAY_DIED]] = 0
     rows[:, [BOOT, SEQ, MEMORY]] = -1
     rows[:, SITE] = devices.sites.numbers(_words(registered["site"]))
     rows[:, CLASS] = devices.classes.numbers(_words(_or_default(registered["device_class"])))

@@ -31,7 +31,9 @@ from fleetpulse.columnar.world import NONE, Vocabulary
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE
 
-STORED_VERSION: Final = 2
+STORED_VERSION: Final = 3
+_READ: Final = (2, STORED_VERSION)
+_SINCE: Final = {"gateway_died": 3}  # fields that younger forms have; they are 0 in those before
 _WORDS: Final = {"site": SITE, "device_class": CLASS, "gateway": GATEWAY}
 assert {*NUMBERS, *_WORDS, "boot", "memory"} == set(DEVICE_FIELDS), "every field is stored"
 
@@ -87,9 +89,9 @@ def from_stored(stored: bytes) -> tuple[Devices, dict[str, Any]]:
     source = pa.BufferReader(stored)
     packed = Unpacked(source)
     version, count = packed.known.get("version"), packed.known.get("count", 0)
-    if version != STORED_VERSION:
+    if version not in _READ:
         raise FleetError(
-            f"state of stored form {version} cannot be read by this version, which reads {STORED_VERSION}; "
+            f"state of stored form {version} cannot be read by this version, which reads {' and '.join(map(str, _READ))}; "
             f"run the fleetpulse that wrote it, or begin with an empty home"
         )
     devices = Devices()
@@ -99,7 +101,7 @@ def from_stored(stored: bytes) -> tuple[Devices, dict[str, Any]]:
         devices.rows = rows = np.full((count, len(DEVICE_FIELDS)), -1, np.int64)
         found = np.empty((len(NUMBERS), count), np.int64)
         for number, name in enumerate(NUMBERS):
-            found[number] = packed.number(name, count)
+            found[number] = packed.number(name, count) if version >= _SINCE.get(name, 0) else 0
         restore(found, rows)
         for name, place in _WORDS.items():
             rows[:, place] = packed.number(name, count)

@@ -25,7 +25,7 @@ from fleetpulse.columnar.world import NONE, Int64s
 
 NUMBERS: Final = ("life_ms", "last_seen_ms", "quiet_since_ms", "quiet_covered_ms", "mode", "transition_no", "mode_since_ms",
                   "class_since_ms", "seq", "reboots", "runtime_ms", "degraded_until_ms", "flagged_until_ms", "held_until_ms",
-                  "death_ms", "death_covered_ms")  # fmt: skip
+                  "death_ms", "death_covered_ms", "gateway_died")  # fmt: skip
 _PLACES: Final = np.array([DEVICE_FIELDS.index(name) for name in NUMBERS])
 LOW, HIGH, NONES = range(3)
 

@@ -12,7 +12,7 @@ from typing import Final
 from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.judgements import Judgement, Verdict, about
 from fleetpulse.core.machine import HELD, PRESENT, Mode, Trigger, next_mode
-from fleetpulse.core.messages import SIGNALS, Kind, Row
+from fleetpulse.core.messages import EVERYONE, SIGNALS, Kind, Row
 from fleetpulse.core.policy import DEFAULT_CLASS, Policies, Rules
 
 NO_CODE: Final = "unknown"  # what an error without a code is remembered as
@@ -34,6 +34,7 @@ class Device:
         progress_of: the sequence that ``progress`` is about.
         held_until_ms: announced end of maintenance or update.
         death_ms: when the newest will was delivered that no later signal has revoked.
+        gateway_died: whether that will is its gateway's.
     """
 
     device_id: str
@@ -61,6 +62,7 @@ class Device:
     held_until_ms: int | None = None
     death_ms: int | None = None
     death_covered_ms: int | None = None
+    gateway_died: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +217,7 @@ class Fold:
         device.last_seen_ms = device.boot = device.seq = None
         device.degraded_until_ms = device.flagged_until_ms = device.death_ms = device.death_covered_ms = None
         device.error_times_ms, device.progress = (), ()
-        device.quiet_since_ms = row.event_time_ms
-        device.quiet_covered_ms = self.world.coverage.covered(row.event_time_ms)
+        device.quiet_since_ms, device.quiet_covered_ms = row.event_time_ms, self.world.coverage.covered(row.event_time_ms)
         self._change(device, Trigger.REGISTERED, row.event_time_ms, row)
 
     def _control(self, device: Device | None, row: Row) -> None:
@@ -244,14 +245,18 @@ class Fold:
         self.judgements.append(about(row, Verdict.REFUSED, why))
 
     def _death(self, device: Device | None, row: Row) -> None:
-        """Note a will: silence has its grace left. One of an earlier boot says nothing about this one."""
+        """Note a will: silence has its grace left. One of an earlier boot says nothing; its gateway's adds nothing to another."""
+        assert row.event_time_ms is not None
+        from_gateway = row.device_id == EVERYONE
         if device is None or device.mode is Mode.DECOMMISSIONED:
             return
-        if row.boot is not None and device.boot is not None and row.boot != device.boot:
-            return
-        assert row.event_time_ms is not None
-        device.death_ms = row.event_time_ms
-        device.death_covered_ms = self.world.coverage.covered(row.event_time_ms)
+        if not from_gateway:
+            counts = row.boot is None or device.boot is None or row.boot == device.boot
+        else:
+            counts = row.gateway == device.gateway != device.device_id and device.death_ms is None
+        if counts:
+            device.death_ms, device.gateway_died = row.event_time_ms, from_gateway
+            device.death_covered_ms = self.world.coverage.covered(row.event_time_ms)
 
     def _signal(self, device: Device | None, row: Row) -> Device | None:
         assert row.event_time_ms is not None
@@ -339,7 +344,7 @@ def _deadlines(device: Device, world: World) -> Iterator[tuple[int, Trigger] | N
     if device.mode in PRESENT or device.mode in HELD or device.mode is Mode.PROVISIONED:
         yield _at(_silent(device, world, least_ms, lambda rules: rules.timeout_ms), Trigger.SILENCE)
         if device.mode is not Mode.PROVISIONED:
-            yield _at(_dead(device, world, least_ms), Trigger.DEATH)
+            yield _at(_dead(device, world, least_ms), Trigger.GATEWAY_DEATH if device.gateway_died else Trigger.DEATH)
     if held is not None:
         yield held, Trigger.UNTIL
     if device.degraded_until_ms is not None:

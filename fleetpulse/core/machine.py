@@ -31,6 +31,7 @@ class Trigger(StrEnum):
     SIGNAL = "signal"  # heartbeat, telemetry, error or birth
     SILENCE = "silence"  # no signal for the timeout
     DEATH = "death"  # the will was delivered and its grace is over
+    GATEWAY_DEATH = "gateway_death"  # the will of its gateway was, and the grace is over
     ERRORS = "errors"  # the k-th error within the window
     RECOVERED = "recovered"  # the window has passed the errors
     SEQUENCE = "sequence"  # the last of an ordered sequence of error codes
@@ -56,6 +57,7 @@ TRANSITIONS: Final[Mapping[tuple[Mode, Trigger], Mode]] = MappingProxyType(
         (_M.PROVISIONED, _T.DECOMMISSION): _M.DECOMMISSIONED,
         (_M.ONLINE, _T.SILENCE): _M.OFFLINE,
         (_M.ONLINE, _T.DEATH): _M.OFFLINE,
+        (_M.ONLINE, _T.GATEWAY_DEATH): _M.OFFLINE,
         (_M.ONLINE, _T.ERRORS): _M.DEGRADED,
         (_M.ONLINE, _T.SEQUENCE): _M.FLAGGED,
         (_M.ONLINE, _T.MAINTAIN): _M.MAINTENANCE,
@@ -63,6 +65,7 @@ TRANSITIONS: Final[Mapping[tuple[Mode, Trigger], Mode]] = MappingProxyType(
         (_M.ONLINE, _T.DECOMMISSION): _M.DECOMMISSIONED,
         (_M.DEGRADED, _T.SILENCE): _M.OFFLINE,
         (_M.DEGRADED, _T.DEATH): _M.OFFLINE,
+        (_M.DEGRADED, _T.GATEWAY_DEATH): _M.OFFLINE,
         (_M.DEGRADED, _T.RECOVERED): _M.ONLINE,
         (_M.DEGRADED, _T.SEQUENCE): _M.FLAGGED,
         (_M.DEGRADED, _T.MAINTAIN): _M.MAINTENANCE,
@@ -70,6 +73,7 @@ TRANSITIONS: Final[Mapping[tuple[Mode, Trigger], Mode]] = MappingProxyType(
         (_M.DEGRADED, _T.DECOMMISSION): _M.DECOMMISSIONED,
         (_M.FLAGGED, _T.SILENCE): _M.OFFLINE,
         (_M.FLAGGED, _T.DEATH): _M.OFFLINE,
+        (_M.FLAGGED, _T.GATEWAY_DEATH): _M.OFFLINE,
         (_M.FLAGGED, _T.RELEASED): _M.ONLINE,
         (_M.FLAGGED, _T.HOLD_OVER): _M.ONLINE,
         (_M.FLAGGED, _T.MAINTAIN): _M.MAINTENANCE,
@@ -83,11 +87,13 @@ TRANSITIONS: Final[Mapping[tuple[Mode, Trigger], Mode]] = MappingProxyType(
         (_M.UPDATING, _T.UNTIL): _M.ONLINE,
         (_M.UPDATING, _T.SILENCE): _M.OFFLINE,
         (_M.UPDATING, _T.DEATH): _M.OFFLINE,
+        (_M.UPDATING, _T.GATEWAY_DEATH): _M.OFFLINE,
         (_M.UPDATING, _T.MAINTAIN): _M.MAINTENANCE,
         (_M.UPDATING, _T.DECOMMISSION): _M.DECOMMISSIONED,
         (_M.MAINTENANCE, _T.UNTIL): _M.ONLINE,
         (_M.MAINTENANCE, _T.SILENCE): _M.OFFLINE,
         (_M.MAINTENANCE, _T.DEATH): _M.OFFLINE,
+        (_M.MAINTENANCE, _T.GATEWAY_DEATH): _M.OFFLINE,
         (_M.MAINTENANCE, _T.UPDATE): _M.UPDATING,
         (_M.MAINTENANCE, _T.DECOMMISSION): _M.DECOMMISSIONED,
         (_M.DECOMMISSIONED, _T.REGISTERED): _M.PROVISIONED,

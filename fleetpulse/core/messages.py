@@ -6,7 +6,7 @@ Rule 2: whatever cannot be decoded becomes a `Rejection` with a reason and a hin
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b
@@ -129,6 +129,13 @@ def order(row: Row) -> tuple[int, int, int, int, str, int]:
     assert row.event_time_ms is not None, "a row without event time has no place in the order"
     seq = -1 if row.seq is None else row.seq
     return (row.event_time_ms, seq, RANK[row.kind], told_apart(row), row.boot or "", row.received_at_ms)
+
+
+def gateway_death(row: Row) -> Row | None:
+    """Return what a gateway's own death says to everyone, which the devices behind it heed; None where a row is no such death."""
+    if row.kind is not Kind.DEATH or row.gateway != row.device_id:
+        return None
+    return replace(row, device_id=EVERYONE)
 
 
 @lru_cache(KNOWN_NAMES)

@@ -4,13 +4,13 @@
 however often it was killed; the laws in ``tests/property`` compare the two.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import Device, Fold, World
 from fleetpulse.core.judgements import Judgement, Verdict, about, clock_ahead, clock_behind
-from fleetpulse.core.messages import FOR_EVERYONE, RANK, Clock, Identity, Kind, Row, identity, order
+from fleetpulse.core.messages import FOR_EVERYONE, RANK, Clock, Identity, Kind, Row, gateway_death, identity, order
 from fleetpulse.core.policy import Dated, Policies, PolicyFault, from_normalised
 
 
@@ -118,6 +118,19 @@ def in_order(due: Iterable[Row]) -> tuple[list[Row], list[Judgement]]:
     return sorted(first.values(), key=order), copies
 
 
+def with_deaths(ordered: Sequence[Row], deaths: Iterable[Row], *gateways: str | None) -> list[Row]:
+    """Return a device's rows, in their order, with its gateways' deaths among them: at one instant what is its own comes first.
+
+    Args:
+        ordered: see `in_order`.
+        deaths: see `gateway_death`; of any gateway.
+        gateways: the one that it had before.
+    """
+    named = {*gateways, *(row.contents().get("gateway") if row.kind is Kind.REGISTRY else row.gateway for row in ordered)}
+    its = [death for death in deaths if death.gateway in named]
+    return sorted([*ordered, *its], key=lambda row: order(row)[0])  # stable: of one instant they keep their order
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a history comes to.
@@ -146,21 +159,24 @@ def outcome(rows: Iterable[Row], deployment: Deployment) -> Outcome:
     """
     intake = Intake(deployment, None, Policies(), [])
     by_device: dict[str, list[Row]] = {}
+    deaths: list[Row] = []
     for row in sorted(rows, key=arrival):
         if intake.read(row):
             by_device.setdefault(row.device_id, []).append(row)
+            deaths += [death] if (death := gateway_death(row)) else []
     if intake.listening is None:
         return Outcome([], {}, [], None, intake.policies)
     frontier_ms = intake.listening.frontier_ms
     fold = Fold(World(intake.listening.coverage, intake.policies), intake.judgements)
     devices: dict[str, Device] = {}
     waiting: list[Row] = []
+    deaths = [row for row in deaths if frontier_ms is not None and order(row)[0] <= frontier_ms]
     for device_id, messages in by_device.items():
         due = [row for row in messages if frontier_ms is not None and order(row)[0] <= frontier_ms]
         waiting += [row for row in messages if frontier_ms is None or order(row)[0] > frontier_ms]
         ordered, copies = in_order(due)
         fold.judgements += copies
-        device = fold.run(None, ordered, frontier_ms)
+        device = fold.run(None, with_deaths(ordered, deaths), frontier_ms)
         if device is not None:
             devices[device_id] = device
     return Outcome(fold.judgements, devices, waiting, intake.listening, intake.policies)
@@ -171,4 +187,4 @@ def replay(rows: Iterable[Row], deployment: Deployment) -> list[Judgement]:
     return outcome(rows, deployment).judgements
 
 
-__all__ = ["Deployment", "Intake", "Outcome", "arrival", "in_order", "outcome", "replay"]
+__all__ = ["Deployment", "Intake", "Outcome", "arrival", "in_order", "outcome", "replay", "with_deaths"]

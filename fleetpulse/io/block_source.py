@@ -2,8 +2,8 @@
 
 Rule 1: an offset is the number of the next Delta version to read; what a version appended never changes.
 Rule 2: versions that only rewrite (OPTIMIZE) are passed over; a version that is gone is an error, not a gap.
-Rule 3: rows that concern everybody go to every key group; a tick goes to group 0: it only moves the watermark. One that
-flushes goes to all.
+Rule 3: rows that concern everybody go to every key group, and so does what a gateway's death says to the devices behind it;
+a tick goes to group 0: it only moves the watermark. One that flushes goes to all.
 """
 
 import json
@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from fleetpulse.columnar.blocks import KINDS, ROW_SCHEMA, SIGNAL_SCHEMA, WORDS, to_bytes
+from fleetpulse.columnar.blocks import KINDS, NO_ROWS, ROW_SCHEMA, SIGNAL_SCHEMA, WORDS, to_bytes
 from fleetpulse.columnar.wire import to_wire
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import FLUSH, FROM_DEVICES, Clock, Kind
+from fleetpulse.core.messages import EVERYONE, FLUSH, FROM_DEVICES, Clock, Kind
 from fleetpulse.io.workers import settle
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
@@ -238,8 +238,9 @@ def pack(rows: pa.Table, key_groups: int, started_ms: int) -> pa.RecordBatch:
             group = int(groups[begin])
             signals[group] = to_wire(_own_words(batch.slice(begin, end - begin)))
             newest[group] = int(received[begin:end].max())
-    if not everything:
-        for group, batch in _shared_out(rows.filter(pc.invert(plain)), key_groups):
+    deaths = _gateway_deaths(rows)
+    if not everything or deaths.num_rows:
+        for group, batch in _shared_out(rows.filter(pc.invert(plain)), deaths, key_groups):
             others[group] = to_bytes(batch)
             newest[group] = max(newest.get(group, 0), pc.max(batch["received_at_ms"]).as_py())
     found = sorted(newest)
@@ -271,15 +272,32 @@ def _own_words(signals: pa.RecordBatch) -> pa.RecordBatch:
     return signals
 
 
-def _shared_out(rows: pa.Table, key_groups: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the rows that are no signals, by key group."""
+def _gateway_deaths(rows: pa.Table) -> pa.RecordBatch:
+    """Return what gateways' deaths say to everyone, see `core.messages.gateway_death`: columns of `ROW_SCHEMA`."""
+    died = _by_word(rows["kind"], lambda words: pc.equal(words, Kind.DEATH.value))
+    if not pc.any(died, min_count=0).as_py():
+        return NO_ROWS
+    found = rows.filter(died)
+    found = found.filter(pc.fill_null(pc.equal(found["device_id"], found["gateway"].cast(pa.string())), fill_value=False))
+    for field in ROW_SCHEMA:  # of signals alone not every column is read
+        if _INSTANTS.get(field.name, field.name) not in found.column_names:
+            found = found.append_column(field, pa.nulls(found.num_rows, field.type))
+    place = found.schema.get_field_index("device_id")
+    return _others(found.set_column(place, "device_id", pa.repeat(EVERYONE, found.num_rows)))
+
+
+def _shared_out(rows: pa.Table, deaths: pa.RecordBatch, key_groups: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows that are no signals, by key group; deaths of gateways to each."""
+    if not rows.num_rows:
+        yield from ((group, deaths) for group in range(key_groups))
+        return
     groups = rows["device_hash"].to_numpy() % key_groups
     ticks = pc.equal(rows["kind"], Kind.TICK.value)
     flushing = pc.and_(ticks, pc.fill_null(pc.match_substring(rows["body"], f'"{FLUSH}"'), fill_value=False))
     shared = pc.or_(pc.is_in(rows["kind"], value_set=_OF_EVERYBODY), flushing).to_numpy()
     groups[ticks.to_numpy()] = 0
     batch = _others(rows)
-    for group in range(key_groups) if shared.any() else np.unique(groups).tolist():
+    for group in range(key_groups) if shared.any() or deaths.num_rows else np.unique(groups).tolist():
         at = np.flatnonzero((groups == group) | shared)
-        if len(at):
-            yield group, batch.take(pa.array(at))
+        if len(at) or deaths.num_rows:
+            yield group, pa.concat_batches([batch.take(pa.array(at)), deaths])

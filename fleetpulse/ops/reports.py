@@ -280,8 +280,9 @@ def _span(home: Home) -> tuple[int, int] | None:
 
 
 def rows(home: Home, device_id: str | None = None) -> list[Row]:
-    """Return the rows of bronze: all, or those of a device and those that concern everybody but ticks."""
-    where = "" if device_id is None else "WHERE device_id = ? OR kind IN ('gap', 'policy')"
+    """Return the rows of bronze: all, or those of a device and those that may concern everybody, but for ticks."""
+    everybody = "kind IN ('gap', 'policy') OR (kind = 'death' AND gateway = device_id)"
+    where = "" if device_id is None else f"WHERE device_id = ? OR {everybody}"
     found = query(home, f"SELECT {_ROW} FROM messages {where}", [] if device_id is None else [device_id], tables=["messages"])
     return [_row(row) for row in found]
 
@@ -301,7 +302,11 @@ def _due(told: Outcome, device_id: str) -> dict[str, Any]:
     facts |= {"degraded_until_ms": device.degraded_until_ms, "flagged_until_ms": device.flagged_until_ms}
     facts |= {"held_until_ms": device.held_until_ms}
     if due is not None:
-        name = "due_offline_at_ms" if due[1] in (Trigger.SILENCE, Trigger.DEATH) else f"due_{due[1].value}_at_ms"
+        name = (
+            "due_offline_at_ms"
+            if due[1] in (Trigger.SILENCE, Trigger.DEATH, Trigger.GATEWAY_DEATH)
+            else f"due_{due[1].value}_at_ms"
+        )
         facts[name] = due[0]
     return facts
 

@@ -14,10 +14,19 @@ from fleetpulse.columnar.blocks import is_signal, signals_to_batch
 from fleetpulse.columnar.group import KeyGroup, begin
 from fleetpulse.core.judgements import Judgement, Verdict, compared
 from fleetpulse.core.machine import TRANSITIONS, Mode
-from fleetpulse.core.messages import FOR_EVERYONE, RESERVED, Kind, Row, key_group
+from fleetpulse.core.messages import EVERYONE, FOR_EVERYONE, RESERVED, Kind, Row, key_group
 from fleetpulse.core.policy import MAX_ERRORS
 from fleetpulse.core.replay import Deployment, outcome, replay
-from tests.histories import any_own_row, any_policy, any_signal, as_the_bridge_says, choosing, compared_columns, row
+from tests.histories import (
+    any_own_row,
+    any_policy,
+    any_signal,
+    as_the_bridge_says,
+    choosing,
+    compared_columns,
+    row,
+    with_gateway_deaths,
+)
 
 DEPLOYMENTS = st.sampled_from([1, 5, 20, 60]).map(lambda s: Deployment(s * 1000, 30_000))
 
@@ -65,8 +74,10 @@ def in_batches(
     edges = sorted({0, len(rows), *(cut % (len(rows) + 1) for cut in cuts)})
     batches = [rows[start:end] for start, end in pairwise(edges)]
     for batch in [*batches, []]:
+        shared = [one for one in with_gateway_deaths(batch) if one.kind in FOR_EVERYONE or one.device_id == EVERYONE]
         for group in range(groups):
-            mine = [one for one in batch if one.kind in FOR_EVERYONE or key_group(one.device_id, groups) == group]
+            own = (one for one in batch if one.kind not in FOR_EVERYONE and key_group(one.device_id, groups) == group)
+            mine = [*own, *shared]
             if not mine and group not in stored:
                 continue
             state = KeyGroup.from_bytes(stored[group]) if group in stored else begin(rows[0].received_at_ms)

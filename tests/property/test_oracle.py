@@ -34,6 +34,7 @@ SHAPES = {
     ),
     "errors": Shape("a", ["error"], ["policy", "release", "release", "add"]),
     "wills": Shape("a", ["heartbeat", "heartbeat", "death"], ["policy", "add", "maintain", "gap"]),
+    "gateways": Shape("abc", ["heartbeat", "heartbeat", "death"], ["policy", "add", "add", "decommission", "maintain", "gap"]),
     "outages": Shape("a", ["heartbeat", "death"], ["gap", "gap", "gap", "tick"]),
     "service": Shape("a", ["heartbeat", "error"], ["policy", "add", "add", "decommission", "maintain", "update", "release"]),
 }
@@ -49,6 +50,7 @@ def plain(one: Row) -> Message:
         one.boot,
         one.seq,
         one.code,
+        one.gateway,
         one.body,
         one.digest,
     )

@@ -11,10 +11,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from fleetpulse.columnar.blocks import batch_to_rows, from_bytes
+from fleetpulse.columnar.wire import from_wire
 from fleetpulse.core.decoding import decode
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import COMPARED
-from fleetpulse.core.messages import Origin, Row, hash64
+from fleetpulse.core.messages import Origin, Row, gateway_death, hash64
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.scenario import Scenario, scenario_policy, simulate
@@ -45,6 +46,9 @@ def _history(seed: int) -> list[Row]:
         row(3600.0005, "fleet/_/b/gap", op="close", until_s=3700),
         row(6000.0005, "fleet/_/_/policy", policy=shorter, effective_from_s=6500),
         row(5000.0005, "fleet/_/camera-00002/control", op="maintain", until_s=7000),
+        row(4000.0005, "fleet/harbour/gw-harbour-0/death", gateway="gw-harbour-0"),
+        row(4500.0005, "fleet/north/gw-north-3/death", gateway="gw-north-3", boot="b7"),
+        row(8200.0005, "fleet/south/gw-south-0/death", gateway="gw-south-0"),
         tick(9100),
     ]
     kept = [one for one in rows if not START + 2_950_000 < one.received_at_ms < START + 3_000_001]
@@ -96,6 +100,7 @@ def test_the_stream_equals_the_definition_over_cuts_and_restarts(spark: SparkSes
         "decommissioned",
         "maintenance",
     }
+    assert "gateway_death" in {one[COMPARED.index("trigger")] for one in want}
     assert told(home) == want
     assert dropped == 0
     ids = delta.query(home, "SELECT device_id, life, transition_no FROM transitions")
@@ -134,6 +139,22 @@ def test_files_of_signals_alone_and_files_with_other_rows_are_read_together(tmp_
     [block] = [batch.to_pylist() for batch in reader.read(files)]
     assert from_bytes(block[0]["signals"]).num_rows == 1
     assert [one.received_at_ms for one in batch_to_rows(from_bytes(block[0]["others"]))] == [START + 1000, START + 3000]
+
+
+def test_a_gateways_death_reaches_every_key_group_and_is_itself_a_row_of_one(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(DEPLOYMENT)
+    delta.create(home, MESSAGES)
+    death = row(1, "gate/death", gateway="gate", boot="p")
+    rows = [death, row(2, "d/death", gateway="gate"), row(3, "d/death"), row(4, "e/heartbeat", gateway="e", ts_s=4)]
+    _land(home, rows, 1)
+    reader = BlockReader({"path": str(home.table(MESSAGES.name)), "key_groups": "16", "parallelism": "1"})
+    [files] = reader.partitions({"version": 0}, reader.latestOffset({"version": 0}))
+    [blocks] = [batch.to_pylist() for batch in reader.read(files)]
+    assert len(blocks) == 16
+    assert [batch_to_rows(from_bytes(block["others"])) for block in blocks] == [[gateway_death(death)]] * 16
+    signals = [one.as_py() for block in blocks if block["signals"] for one in from_wire(block["signals"])["device_id"]]
+    assert sorted(signals) == ["d", "d", "e", "gate"]
 
 
 def test_the_declared_columns_are_the_stored_ones(tmp_path: Path) -> None:

@@ -104,6 +104,45 @@ def test_a_will_of_another_boot_is_ignored() -> None:
     assert judged(signal(10, boot="b2"), death, until_s=60) == [(10, "provisioned", "online", "signal")]
 
 
+def behind(at_s: float, device: str = "d", **more: Any) -> Row:
+    return signal(at_s, device, gateway="g", **more)
+
+
+def test_a_gateways_death_leaves_those_behind_it_the_grace_and_a_signal_received_later_revives() -> None:
+    death = row(20, "g/death", gateway="g")
+    assert judged(behind(10), death, until_s=60)[1:] == [(50, "online", "offline", "gateway_death")]
+    assert judged(behind(10), death, behind(49), until_s=60) == [(10, "provisioned", "online", "signal")]
+    assert judged(behind(10), death, behind(55), until_s=60)[2:] == [(55, "offline", "online", "signal")]
+    delayed = behind(19, received_s=21)  # what the gateway had sent before it died
+    assert judged(behind(10), delayed, death, until_s=60)[1:] == [(50, "online", "offline", "gateway_death")]
+
+
+def test_a_gateways_death_is_for_those_whose_gateway_it_is_at_that_instant() -> None:
+    death = row(20, "g/death", gateway="g")
+    others = (signal(10), signal(10, gateway="h"), signal(10, "g"))
+    assert [judged(one, death, until_s=60) for one in others] == [[(10, "provisioned", "online", "signal")]] * 2 + [
+        [(10, "provisioned", "online", "signal"), (50, "online", "offline", "death")]
+    ]
+    moved = signal(15, gateway="h")
+    assert judged(behind(10), moved, death, until_s=60) == [(10, "provisioned", "online", "signal")]
+    registered = [row(5, "d/registry", op="add", gateway="g"), signal(10)]
+    assert judged(*registered, death, until_s=60)[1:] == [(50, "online", "offline", "gateway_death")]
+    assert len(judged(behind(10), row(20, "g/death"), until_s=60)) == 1  # the will of a device that is no gateway
+
+
+def test_a_gateways_stale_will_says_nothing_of_itself_and_those_that_speak_on_stay() -> None:
+    stale = row(20, "g/death", gateway="g", boot="1")
+    gate = signal(10, "g", gateway="g", boot="2")
+    assert judged(gate, behind(10), stale, behind(40), until_s=60) == [(10, "provisioned", "online", "signal")] * 2
+
+
+def test_a_gateways_death_adds_nothing_to_a_will_that_stands() -> None:
+    rows = [behind(10), row(20, "d/death"), row(35, "g/death", gateway="g")]
+    assert judged(*rows, until_s=60)[1:] == [(50, "online", "offline", "death")]
+    later = [behind(10), row(20, "g/death", gateway="g"), row(25, "g/death", gateway="g"), row(30, "d/death")]
+    assert judged(*later, until_s=65)[1:] == [(60, "online", "offline", "death")]
+
+
 def test_a_registered_device_that_never_speaks_times_out() -> None:
     add = row(5, "d/registry", op="add")
     assert judged(add, until_s=100) == [(65, "provisioned", "offline", "silence")]
