@@ -30,10 +30,11 @@ def grant(
     name: Annotated[str, typer.Argument(help="User name; a device's is its id.")],
     role: Annotated[Role, typer.Option("--role", help="A watcher hears everything, an operator also sends.")] = Role.DEVICE,
     speaks_for: Annotated[list[str] | None, typer.Option("--for", help="A gateway's devices; again for more.")] = None,
+    nodes: Annotated[list[str] | None, typer.Option("--sparkplug", metavar="GROUP/NODE", help="As an edge node.")] = None,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Let a device, a watcher or an operator in; the password is shown once. Again for a name: a new password."""
-    password = rules.grant(Home(home).broker, name, role, speaks_for or [])
+    password = rules.grant(Home(home).broker, name, role, speaks_for or [], nodes or [])
     typer.echo(password)
     typer.echo(f'"{name}" may come in as {role}; the password is shown this once{_renewed(home)}', err=True)
 
@@ -49,7 +50,8 @@ def revoke(name: Annotated[str, typer.Argument(help="User name.")], home: HomeOp
 def show(home: HomeOption = DEFAULT_HOME, json_lines: JsonOption = False) -> None:
     """Show who may come in."""
     rows: list[dict[str, Any]] = [
-        {"name": one.name, "role": one.role.value, "speaks_for": list(one.devices)} for one in rules.grants(Home(home).broker)
+        {"name": one.name, "role": one.role.value, "speaks_for": [*one.devices, *one.nodes]}
+        for one in rules.grants(Home(home).broker)
     ]
     if json_lines:
         as_json(rows)

@@ -1,4 +1,4 @@
-"""The generated parts of the docs: data dictionary, diagram and matrix, policy table, settings, message schema.
+"""What is generated: most of the docs (dictionary, diagram and matrix, policy, settings, schema), and the Sparkplug codec.
 
 ``python -m cli.generated`` writes them, ``--check`` says which are stale.
 """
@@ -6,8 +6,11 @@
 import inspect
 import json
 import re
+import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from fleetpulse.core.decoding import MAX_TEXT
@@ -18,7 +21,8 @@ from fleetpulse.core.tables import READINGS, TABLES
 from fleetpulse.core.times import format_duration
 from fleetpulse.settings import Settings
 
-DOCS: Final = Path(__file__).parents[1] / "docs"
+ROOT: Final = Path(__file__).parents[1]
+CODEC: Final = "fleetpulse/io/sparkplug/sparkplug_b"
 _MARK: Final = "<!-- generated from {} by: python -m cli.generated -->\n\n"
 
 
@@ -106,20 +110,31 @@ def schema() -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-PAGES: Final = {
-    "tables.md": tables,
-    "lifecycle.md": lifecycle,
-    "policy.md": policy,
-    "settings.md": settings,
-    "message-v1.schema.json": schema,
+def codec(ending: str) -> str:
+    """Return what protoc makes of the description of Sparkplug's payloads: ``_pb2.py``, or the types of it, ``_pb2.pyi``."""
+    source = ROOT / f"{CODEC}.proto"
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, "-P", "-m", "grpc_tools.protoc", f"-I{source.parent}", f"--python_out={folder}"]
+        subprocess.run([*command, f"--pyi_out={folder}", source.name], check=True)
+        return (Path(folder) / f"{source.stem}{ending}").read_text()
+
+
+FILES: Final = {
+    "docs/tables.md": tables,
+    "docs/lifecycle.md": lifecycle,
+    "docs/policy.md": policy,
+    "docs/settings.md": settings,
+    "docs/message-v1.schema.json": schema,
+    f"{CODEC}_pb2.py": partial(codec, "_pb2.py"),
+    f"{CODEC}_pb2.pyi": partial(codec, "_pb2.pyi"),
 }
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or say which are stale."""
+    """Write the files, or say which are stale."""
     stale: list[str] = []
-    for name, page in PAGES.items():
-        path, text = DOCS / name, page()
+    for name, made in FILES.items():
+        path, text = ROOT / name, made()
         if not path.exists() or path.read_text() != text:
             stale.append(name)
             if "--check" not in arguments:

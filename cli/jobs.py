@@ -9,8 +9,9 @@ from typing import Annotated, TextIO, cast
 import typer
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.mapping import TopicMapping, decode_mapped, parse_mappings
+from fleetpulse.core.mapping import TopicMapping, parse_mappings
 from fleetpulse.core.messages import BRIDGE, EVERYONE, Kind
+from fleetpulse.core.sparkplug import SUBSCRIPTIONS
 from fleetpulse.io.address import load_address
 from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.process import Stop, collect_seldom, do_without
@@ -76,7 +77,7 @@ def bridge(
     settings = load_settings(at.path)
     sites = settings.bridges.get(name, ())
     canary = f"fleet/{EVERYONE}/{name}/{Kind.TICK.value}"
-    foreign = tuple(mapping.subscription for mapping in load_mappings(at))
+    foreign = tuple(mapping.subscription for mapping in load_mappings(at)) + (SUBSCRIPTIONS if settings.sparkplug_host else ())
     wanted = BridgeSettings(
         at.segments_of(name),
         at.commands if name == BRIDGE else None,
@@ -88,6 +89,7 @@ def bridge(
         replay=replay,
         live_after_replay=not not_live,
         subscriptions=(*(f"fleet/{site}/#" for site in sites), canary) if sites else ("fleet/#", *foreign),
+        sparkplug_host="" if sites else settings.sparkplug_host,
         sites=sites,
         others={other: at.segments_of(other) for other in at.bridges() if other != name},
         canary_interval_s=settings.canary_interval / 1000,
@@ -102,6 +104,7 @@ def bridge(
 @jobs.command("landing")
 def landing(home: HomeOption, parent: ParentOption = None) -> None:
     """From segments to bronze."""
+    from fleetpulse.io.sparkplug.codec import decode_any
     from fleetpulse.settings import load_settings
 
     do_without("pandas")
@@ -110,7 +113,7 @@ def landing(home: HomeOption, parent: ParentOption = None) -> None:
     at = Home(home)
     lease_ms = load_settings(at.path).bridge_lease
     collect_seldom()
-    run_landing(at, partial(decode_mapped, load_mappings(at)), _begin(parent), lease_ms=lease_ms)
+    run_landing(at, partial(decode_any, load_mappings(at)), _begin(parent), lease_ms=lease_ms)
 
 
 @jobs.command("lifecycle")

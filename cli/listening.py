@@ -18,13 +18,16 @@ from cli.output import as_json, as_shown, console
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.decoding import Rejection
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.mapping import TopicMapping, decode_mapped
+from fleetpulse.core.mapping import TopicMapping
 from fleetpulse.core.messages import EVERYONE, Clock, Identity, Kind, Origin, Row, identity
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.sparkplug import PREFIX
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.address import load_address
 from fleetpulse.io.home import BRIDGE, Home
 from fleetpulse.io.receiver import Arrived, Receiver
+from fleetpulse.io.sparkplug.codec import decode_any
+from fleetpulse.settings import load_settings
 
 REMEMBERED: Final = 1_000  # shown messages that are followed until they are judged
 CANARY: Final = f"fleet/{EVERYONE}/{BRIDGE}/{Kind.TICK.value}"
@@ -87,25 +90,31 @@ def fate(shown: Shown, listening: Listening | None, deployment: Deployment) -> F
     return Fate("waiting", f"waiting until about {format_instant(due_ms)}, when its time is judged")
 
 
-def read_message(message: Arrived, now_ms: int, mappings: tuple[TopicMapping, ...]) -> tuple[Shown, Fate | None]:
+def read_message(
+    message: Arrived, now_ms: int, mappings: tuple[TopicMapping, ...], *, sparkplug: bool = False
+) -> tuple[Shown, Fate | None]:
     """Decode a message as landing will; with its fate where that is known without asking how far is judged.
 
     Args:
         message: as the broker delivered it.
         now_ms: when that was.
         mappings: for topics that are not ours.
+        sparkplug: whether Sparkplug is taken.
     """
     shown = Shown(now_ms, message.topic, message.payload[:200].decode(errors="backslashreplace"))
     if message.topic.startswith("replay/"):
         return shown, Fate("history", "history: it is taken where the bridge was started for it")
-    if not message.topic.startswith("fleet/") and not any(mapping.match(message.topic) for mapping in mappings):
-        words = "not our topic: nobody takes it; ours begin with fleet/, others need a mapping (fleet map test)"
-        return shown, Fate("foreign", words)
+    taken = ("fleet/", PREFIX) if sparkplug else ("fleet/",)
+    if not message.topic.startswith(taken) and not any(mapping.match(message.topic) for mapping in mappings):
+        words = "ours begin with fleet/, others need a mapping (fleet map test)"
+        if message.topic.startswith(PREFIX):
+            words = "Sparkplug is taken where the setting sparkplug_host names us"
+        return shown, Fate("foreign", f"not our topic: nobody takes it; {words}")
     if message.retained:
         return shown, Fate("retained", "a retained copy: not a signal")
     if message.topic == CANARY:
         return shown, Fate("canary", "our own canary: we are listening")
-    row = decode_mapped(mappings, message.topic, message.payload, now_ms, Origin.MQTT)
+    row = decode_any(mappings, message.topic, message.payload, now_ms, Origin.MQTT)
     if isinstance(row, Rejection):
         return shown, Fate("quarantined", f"quarantined because {row.reason}: {row.detail}")
     return Shown(now_ms, shown.topic, shown.payload, row), None
@@ -189,6 +198,7 @@ class Listener:
     def __init__(self, home: Home, topic: str, *, json_lines: bool) -> None:
         self.home, self.topic, self.json_lines = home, topic, json_lines
         self.deployment, self.mappings = home.deployment(), load_mappings(home)
+        self._sparkplug = bool(load_settings(home.path).sparkplug_host)
         self.followed = Followed()
         self._console = console()
         self._judged_ms: int | None = None
@@ -221,7 +231,7 @@ class Listener:
         """Show a message."""
         if message.topic == CANARY and self.topic == EVERYTHING:
             return  # one each few seconds, and no device's
-        shown, known = read_message(message, _now_ms(), self.mappings)
+        shown, known = read_message(message, _now_ms(), self.mappings, sparkplug=self._sparkplug)
         if known is not None:
             self._say(shown, known)
         else:

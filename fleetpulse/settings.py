@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from fleetpulse.core.decoding import site_fault
+from fleetpulse.core.decoding import MAX_ID_BYTES, site_fault
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import BRIDGE
 from fleetpulse.core.replay import Deployment
@@ -49,6 +49,12 @@ def _is_sync(value: str) -> str:
             parse_duration_ms(value)
         except FleetError:
             raise ValueError('the broker syncs its store "always" or after a duration; write such as "1s"') from None
+    return value
+
+
+def _is_host(value: str) -> str:
+    if len(value.encode()) > MAX_ID_BYTES or not value.isprintable() or any(mark in value for mark in "/+#"):
+        raise ValueError(f'a host id has at most {MAX_ID_BYTES} printable bytes without / + #; write such as "fleetpulse"')
     return value
 
 
@@ -90,6 +96,8 @@ class Settings(BaseSettings):
         reconnect_grace: how long after a return devices may still be on their way back.
         flood_limit: messages a second that a device may send in the long run, and 60 times as many at once; what is beyond
             goes to quarantine as ``flood``. 0 for as many as it likes.
+        sparkplug_host: the id under which we are a host application of Sparkplug B: its messages are taken, and our state is
+            published as ``spBv1.0/STATE/<id>``. Empty for none.
         broker_sync: when the embedded broker syncs its store: a duration, which is what a loss of power may take of what it
             acknowledged, or ``always``.
         bridges: for a large fleet, further bridges by name, each with the sites whose messages it takes; ``bridge-1`` takes
@@ -107,6 +115,7 @@ class Settings(BaseSettings):
     canary_interval: Annotated[Milliseconds, Field(ge=500)] = "5s"  # pyright: ignore[reportAssignmentType]
     reconnect_grace: Annotated[Milliseconds, Field(ge=0)] = "2m"  # pyright: ignore[reportAssignmentType]
     flood_limit: Annotated[int, Field(ge=0, le=1_000_000)] = 100
+    sparkplug_host: Annotated[str, AfterValidator(_is_host)] = ""
     broker_sync: Annotated[str, AfterValidator(_is_sync)] = DEFAULT_SYNC
     bridges: Annotated[dict[str, tuple[str, ...]], AfterValidator(_are_bridges)] = {}
     bridge_lease: Annotated[Milliseconds, Field(ge=1_000)] = "15s"  # pyright: ignore[reportAssignmentType]

@@ -10,16 +10,18 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from fleetpulse.core.messages import BRIDGE
+from fleetpulse.core.sparkplug import STATE, host_state
 from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.leases import Lease, kept_sites, read_lease, write_lease
 from fleetpulse.io.process import Stop, write_status
-from fleetpulse.io.receiver import Receiver
+from fleetpulse.io.receiver import Presence, Receiver
 from fleetpulse.io.segments import SegmentTakenError, position, remove_leftovers, rows_table, write_segment
 from streaming.flood import Floods
 from streaming.intake import Intake
@@ -52,6 +54,7 @@ class BridgeSettings:
         replay: started for history: takes ``replay/#`` and nothing else until the line after its last is durable.
         live_after_replay: then goes live.
         subscriptions: topics that it takes when live.
+        sparkplug_host: the id under which we are a host application of Sparkplug; empty for none.
         sites: the sites whose messages it takes where it is a further bridge; none where it takes the rest.
         others: the segments' folders of the other bridges, by name; where there are any it says how far it is.
         canary_interval_s: a canary each so many seconds.
@@ -73,6 +76,7 @@ class BridgeSettings:
     replay: bool = False
     live_after_replay: bool = True
     subscriptions: tuple[str, ...] = ("fleet/#",)
+    sparkplug_host: str = ""
     sites: tuple[str, ...] = ()
     others: Mapping[str, Path] = field(default_factory=dict[str, Path])
     canary_interval_s: float = 5.0
@@ -135,7 +139,8 @@ class Bridge:
         """Go live, in a session that remembers what came while no bridge ran."""
         self.intake.go_live(_now_ms())
         self._was_up, self._connections = False, 0
-        return Receiver(self.settings.address, self.settings.session, self.settings.subscriptions)
+        presence = partial(_host_state, self.settings.sparkplug_host) if self.settings.sparkplug_host else None
+        return Receiver(self.settings.address, self.settings.session, self.settings.subscriptions, presence=presence)
 
     @property
     def state(self) -> str:
@@ -309,6 +314,12 @@ class Bridge:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _host_state(host: str) -> Presence:
+    """Return what a host application of Sparkplug says of itself, see `core.sparkplug.host_state`."""
+    at_ms = _now_ms()
+    return Presence(f"{STATE}{host}", host_state(at_ms, online=True), host_state(at_ms, online=False))
 
 
 def run_bridge(settings: BridgeSettings, stop: Stop) -> None:

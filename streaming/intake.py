@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 
 from fleetpulse.core.envelope import TOPIC_PREFIX, Envelope
 from fleetpulse.core.messages import EVERYONE, FLUSH, Kind, Origin
+from fleetpulse.core.sparkplug import is_command
 from fleetpulse.io.receiver import Arrived, Token
 from fleetpulse.io.segments import Position, SegmentRow
 from streaming.flood import Floods
@@ -83,7 +84,8 @@ class Intake:
         self.last_canary_ms = position.last_canary_ms if position else None
         self.gap_open = position.gap_open if position else False
         self.history = History.after(position)
-        self.counts = {"rejected": 0, "repeated": 0, "retained": 0, "stale_canaries": 0, "flooded": 0, "elsewhere": 0}
+        self.counts = {"rejected": 0, "repeated": 0, "retained": 0, "stale_canaries": 0, "flooded": 0}
+        self.counts |= {"elsewhere": 0, "commands": 0}
         self.rejection: str | None = None
         self.waiting = Waiting()
         self._grace_ms = grace_ms
@@ -158,6 +160,8 @@ class Intake:
             self._canary_returned(message, now_ms)
         elif self._of_others and self._is_elsewhere(message.topic):
             self._pass_over("elsewhere", message.token)
+        elif is_command(message.topic):
+            self._pass_over("commands", message.token)
         else:
             beyond = self._floods.exceeds(message.topic[:MAX_TOPIC], now_ms)
             self.counts["flooded"] += beyond

@@ -72,6 +72,16 @@ def decode(topic: str, payload: bytes, received_at_ms: int, origin: Origin = Ori
         return rejected.rejection
 
 
+def from_content(address: Address, content: Mapping[str, Any], received_at_ms: int, digest: int) -> Row | Rejection:
+    """Make a row of what another format says, put as the content of our own; or say why it cannot be one."""
+    try:
+        check_name("site", address.site)
+        check_name("device_id", address.device_id)
+        return to_row(address, content, received_at_ms, digest)
+    except _Rejected as rejected:
+        return rejected.rejection
+
+
 def _check_agreement(address: Address, content: Mapping[str, Any]) -> None:
     """A broker's rules see the topic alone: a payload that names another device would go past them."""
     for name, said in (("device_id", address.device_id), ("site", address.site), ("kind", address.kind.value)):

@@ -1,6 +1,7 @@
 """Who may speak to the embedded broker, and about what.
 
-Rule 1: a device speaks for itself: its user name is its id, and it publishes under that alone, at any site.
+Rule 1: a device speaks for itself: its user name is its id, and it publishes under that alone, at any site. An edge node
+of Sparkplug speaks under its group and node, for whatever devices it has.
 Rule 2: of a password the broker keeps a hash; it is shown once, when it is made.
 Rule 3: what is not granted is refused: control topics are for operators, and our own kinds for us.
 """
@@ -20,10 +21,12 @@ import bcrypt
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import FROM_DEVICES, Kind
+from fleetpulse.core.sparkplug import COMMANDS, FILTERS, PREFIX, STATE
 from fleetpulse.io.address import BrokerAddress, write_secret
 
 OURS: Final = "fleet"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
+_NODE: Final = re.compile(f"{_NAME.pattern}/{_NAME.pattern}")
 _KINDS: Final = sorted(kind.value for kind in FROM_DEVICES)
 _NOTHING: Final = ["_nothing"]  # an empty list would allow everything
 _ALL: Final = ["fleet", "fleet.>"]  # "fleet/#" is both
@@ -47,12 +50,14 @@ class Grant:
         role: what it may do.
         hashed: its password's bcrypt hash.
         devices: ids that a device speaks for: its own, or those behind a gateway.
+        nodes: edge nodes of Sparkplug that it speaks as, each ``GROUP/NODE``.
     """
 
     name: str
     role: Role
     hashed: str
     devices: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
 
 
 def grants(folder: Path) -> list[Grant]:
@@ -67,21 +72,25 @@ def grants(folder: Path) -> list[Grant]:
     path = folder / "access.json"
     try:
         content = json.loads(path.read_text())
-        return [Grant(one["name"], Role(one["role"]), one["hashed"], tuple(one["devices"])) for one in content]
+        return [
+            Grant(one["name"], Role(one["role"]), one["hashed"], tuple(one["devices"]), tuple(one.get("nodes", ())))
+            for one in content
+        ]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FleetError(f'"{path}" does not say who may come in ({error}); restore it from a backup, or remove it') from None
 
 
-def grant(folder: Path, name: str, role: Role, devices: Sequence[str] = ()) -> str:
+def grant(folder: Path, name: str, role: Role, devices: Sequence[str] = (), nodes: Sequence[str] = ()) -> str:
     """Let someone in, and return the password; a name that is there already gets a new one.
 
     Args:
         folder: the broker's.
         name: letters, digits and ``. _ : @ -``; a device's is its id.
         role: what it may do.
-        devices: ids that a gateway speaks for; without any a device speaks for itself.
+        devices: ids that a gateway speaks for; without any, and without nodes, a device speaks for itself.
+        nodes: edge nodes of Sparkplug that it speaks as, each ``GROUP/NODE``.
 
     Raises:
         FleetError: a name is not such a name, or is ours.
@@ -93,15 +102,17 @@ def grant(folder: Path, name: str, role: Role, devices: Sequence[str] = ()) -> s
             raise FleetError(
                 f"who may come in is named by 1 to 128 letters, digits and . _ : @ -, the first a letter or digit; got {one!a}"
             )
-    if devices and role is not Role.DEVICE:
-        raise FleetError(
-            f"the role {role} is not bound to devices; got {', '.join(devices)}; leave them out, or take the role device"
-        )
+    for node in nodes:
+        if not _NODE.fullmatch(node):
+            raise FleetError(f"an edge node is named GROUP/NODE, both of letters, digits and . _ : @ -; got {node!a}")
+    if (devices or nodes) and role is not Role.DEVICE:
+        bound = ", ".join([*devices, *nodes])
+        raise FleetError(f"the role {role} is not bound to devices; got {bound}; leave them out, or take the role device")
     password = secrets.token_urlsafe(24)
     hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(_ROUNDS, b"2a")).decode()
-    own = (tuple(devices) or (name,)) if role is Role.DEVICE else ()
+    own = tuple(devices) if devices or nodes or role is not Role.DEVICE else (name,)
     with _alone(folder):
-        _write(folder, [*(one for one in grants(folder) if one.name != name), Grant(name, role, hashed, own)])
+        _write(folder, [*(one for one in grants(folder) if one.name != name), Grant(name, role, hashed, own, tuple(nodes))])
     return password
 
 
@@ -147,13 +158,28 @@ def nats_rules(ours: BrokerAddress, known: Iterable[Grant]) -> str:
 
 
 def _subjects(one: Grant) -> tuple[list[str], list[str]]:
-    """Return the subjects of NATS that someone may publish on, and hear; a dot of an id is written ``//`` there."""
+    """Return the subjects of NATS that someone may publish on, and hear."""
     if one.role is Role.OPERATOR:
         return ["fleet.>"], _ALL
     if one.role is Role.WATCHER:
         return _NOTHING, _ALL
-    ids = [device.replace(".", "//") for device in one.devices]
-    return [f"fleet.*.{own}.{kind}" for own in ids for kind in _KINDS], [f"fleet.*.{own}.{Kind.CONTROL.value}" for own in ids]
+    may_send, may_hear = _topics(one)
+    return [_subject(topic) for topic in may_send], [_subject(topic) for topic in may_hear]
+
+
+def _subject(topic: str) -> str:
+    """Return a topic filter of MQTT as NATS has it: there a dot is written ``//``."""
+    return topic.replace("/", "\0").replace(".", "//").replace("\0", ".").replace("+", "*").replace("#", ">")
+
+
+def _topics(one: Grant) -> tuple[list[str], list[str]]:
+    """Return the topics that a device may publish on, and hear."""
+    may_send = [f"fleet/+/{own}/{kind}" for own in one.devices for kind in _KINDS]
+    may_hear = [f"fleet/+/{own}/{Kind.CONTROL.value}" for own in one.devices]
+    for group, node in (each.split("/") for each in one.nodes):
+        may_send += [filtered.replace("+", group, 1).replace("+", node, 1) for filtered in FILTERS]
+        may_hear += [f"{PREFIX}{group}/{word}/{node}{more}" for word in COMMANDS for more in ("", "/#")]
+    return may_send, [*may_hear, *([f"{STATE}+"] if one.nodes else [])]
 
 
 def mosquitto_rules(known: Iterable[Grant]) -> str:
@@ -162,14 +188,14 @@ def mosquitto_rules(known: Iterable[Grant]) -> str:
     lines += [f"pattern write fleet/+/%u/{kind}" for kind in _KINDS]
     lines += [f"pattern read fleet/+/%u/{Kind.CONTROL.value}", "", "# the bridge", f"user {OURS}", "topic readwrite #"]
     for one in known:
-        if one.role is Role.DEVICE and one.devices == (one.name,):
+        if one.role is Role.DEVICE and one.devices == (one.name,) and not one.nodes:
             continue
         lines += ["", f"user {one.name}"]
         if one.name not in one.devices:  # a pattern holds for every user: this one is no device of its own name
             lines.append(f"topic deny fleet/+/{one.name}/#")
         if one.role is Role.DEVICE:
-            lines += [f"topic write fleet/+/{own}/{kind}" for own in one.devices for kind in _KINDS]
-            lines += [f"topic read fleet/+/{own}/{Kind.CONTROL.value}" for own in one.devices]
+            may_send, may_hear = _topics(one)
+            lines += [f"topic write {topic}" for topic in may_send] + [f"topic read {topic}" for topic in may_hear]
         else:
             lines.append(f"topic {'readwrite' if one.role is Role.OPERATOR else 'read'} fleet/#")
     return "\n".join(lines) + "\n"

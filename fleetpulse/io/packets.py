@@ -172,10 +172,19 @@ def _text(text: str | bytes) -> bytes:
     return len(encoded).to_bytes(2, "big") + encoded
 
 
-def connect(client_id: str, username: str | None, password: str | None, *, keep_session: bool) -> bytes:
+class Will(NamedTuple):
+    """What the broker publishes, retained and with QoS 1, when it loses us."""
+
+    topic: str
+    payload: bytes
+
+
+def connect(client_id: str, username: str | None, password: str | None, *, keep_session: bool, will: Will | None = None) -> bytes:
     """Return CONNECT without a keep-alive: TCP's own finds out about a dead line."""
     flags = (0 if keep_session else 0x02) | (0x80 if username else 0) | (0x40 if password else 0)
+    flags |= 0 if will is None else 0x04 | 0x08 | 0x20  # a will, of QoS 1, retained (3.1.2)
     body = b"\x00\x04MQTT\x04" + bytes([flags]) + b"\x00\x00" + _text(client_id)
+    body += b"" if will is None else _text(will.topic) + _text(will.payload)
     return _packet(0x10, body + (_text(username) if username else b"") + (_text(password) if password else b""))
 
 
@@ -189,9 +198,9 @@ def unsubscribe(number: int, topics: Iterable[str]) -> bytes:
     return _packet(0xA2, number.to_bytes(2, "big") + b"".join(_text(topic) for topic in topics))
 
 
-def publish(number: int, topic: str, payload: bytes) -> bytes:
+def publish(number: int, topic: str, payload: bytes, *, retain: bool = False) -> bytes:
     """Return PUBLISH with QoS 1."""
-    return _packet(0x32, _text(topic) + number.to_bytes(2, "big") + payload)
+    return _packet(0x32 | retain, _text(topic) + number.to_bytes(2, "big") + payload)
 
 
 def acknowledge(numbers: Iterable[int]) -> bytes:

@@ -9,7 +9,7 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -46,6 +46,20 @@ class Arrived(NamedTuple):
 _as_arrived: Final = partial(tuple.__new__, Arrived)  # by name it costs three times as much
 
 
+class Presence(NamedTuple):
+    """What others are told of us, retained: on connecting, and when we leave or are lost.
+
+    Attributes:
+        topic: where it is published.
+        here: payload while we are connected.
+        gone: payload after that.
+    """
+
+    topic: str
+    here: bytes
+    gone: bytes
+
+
 class Receiver:
     """Receives in a session that the broker keeps.
 
@@ -54,6 +68,7 @@ class Receiver:
         client_id: the session's name.
         topics: what to subscribe to, see `subscribe`.
         persistent: whether the broker keeps the session while we are away.
+        presence: asked at each connection for what others are told of us.
 
     Attributes:
         connections: how many there have been; when it grows, all that was not acknowledged is sent again.
@@ -61,7 +76,15 @@ class Receiver:
         cause: what the newest loss lies with: ``broker`` or ``network``.
     """
 
-    def __init__(self, address: BrokerAddress, client_id: str, topics: Iterable[str] = (), *, persistent: bool = True) -> None:
+    def __init__(
+        self,
+        address: BrokerAddress,
+        client_id: str,
+        topics: Iterable[str] = (),
+        *,
+        persistent: bool = True,
+        presence: Callable[[], Presence] | None = None,
+    ) -> None:
         self.topics = tuple(topics)
         self.connections = 0
         self.problem: str | None = None
@@ -70,6 +93,8 @@ class Receiver:
         self._secured = address.context()
         self._client_id = client_id
         self._persistent = persistent
+        self._presence = presence
+        self._told: Presence | None = None  # by the will of this connection
         self._socket: socket.socket | None = None
         self._reader = packets.Reader(MAX_PAYLOAD_BYTES)
         self._unsent = bytearray()
@@ -142,6 +167,8 @@ class Receiver:
             self._send(packets.unsubscribe(self._next(), self.topics))
             self._drive(0.2)
         if self._socket is not None and self._up:
+            if self._told is not None:
+                self._send(packets.publish(self._next(), self._told.topic, self._told.gone, retain=True))
             self._send(packets.DISCONNECT)
         deadline_s = time.monotonic() + CLOSE_S
         while self._socket is not None and self._unsent and time.monotonic() < deadline_s:
@@ -179,7 +206,9 @@ class Receiver:
             return False
         self._reader, self._unsent = packets.Reader(MAX_PAYLOAD_BYTES), bytearray()
         who = (self._client_id, self._address.username, self._address.password)
-        self._send(packets.connect(*who, keep_session=self._persistent))
+        self._told = self._presence() if self._presence else None
+        will = packets.Will(self._told.topic, self._told.gone) if self._told else None
+        self._send(packets.connect(*who, keep_session=self._persistent, will=will))
         return self._socket is not None
 
     def _reach(self) -> socket.socket:
@@ -265,6 +294,8 @@ class Receiver:
             self._unacknowledged.clear()
             self._arrived.clear()
             self._ask()
+            if self._told is not None:
+                self._send(packets.publish(self._next(), self._told.topic, self._told.here, retain=True))
         elif answer.kind == packets.SUBACK and int.from_bytes(answer.body[:2], "big") == self._asked:
             refused = [topic for topic, code in zip(self.topics, answer.body[2:], strict=False) if code >= packets.FAILURE]
             self._asked, self._refused = None, bool(refused)

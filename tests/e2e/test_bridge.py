@@ -24,6 +24,7 @@ from fleetpulse.io.address import MAX_PAYLOAD_BYTES, BrokerAddress, load_address
 from fleetpulse.io.broker import Broker
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.process import read_status
+from fleetpulse.io.receiver import Receiver
 from fleetpulse.io.segments import list_segments, position, read_segment
 
 pytestmark = pytest.mark.e2e
@@ -269,6 +270,29 @@ def test_a_retained_copy_is_not_landed_and_a_fresh_message_is(broker: Broker, tm
         await_that(lambda: len(numbers(tmp_path)) >= 3)
         assert running.stop() == 0
     assert numbers(tmp_path) == [0, 1, 2]
+
+
+def test_a_host_application_says_when_it_is_there_and_the_broker_when_it_is_lost(broker: Broker, tmp_path: Path) -> None:
+    heard: list[dict[str, Any]] = []
+    watching = Receiver(load_address(tmp_path / "address"), "edge", ["spBv1.0/STATE/us"], persistent=False)
+
+    def told(count: int) -> bool:
+        heard.extend(json.loads(one.payload) for one in watching.poll(0.05))
+        return len(heard) >= count
+
+    await_that(lambda: told(0) and watching.connected)
+    with bridge(tmp_path, sparkplug_host="us") as running:
+        await_that(lambda: told(1))
+        running.kill()
+        await_that(lambda: told(2))
+    with bridge(tmp_path, sparkplug_host="us") as running:
+        await_that(lambda: told(3))
+        await_that(lambda: running.status().get("connected"))
+        assert running.stop() == 0
+        await_that(lambda: told(4))
+    watching.close()
+    assert [one["online"] for one in heard] == [True, False, True, False]
+    assert heard[0]["timestamp"] == heard[1]["timestamp"] < heard[2]["timestamp"] == heard[3]["timestamp"]
 
 
 def test_the_broker_ends_with_a_killed_parent(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import bcrypt
 import pytest
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.access import Role, grant, grants, mosquitto_rules, nats_rules, revoke
+from fleetpulse.io.access import Role, _subjects, grant, grants, mosquitto_rules, nats_rules, revoke
 from fleetpulse.io.address import BrokerAddress
 
 OURS = BrokerAddress("h", 1, "fleet", 'p"w')
@@ -54,6 +54,24 @@ def test_nats_lets_a_device_publish_under_its_own_id_alone(tmp_path: Path) -> No
     assert 'subscribe: { allow: ["fleet.*.pump//1.control"] }' in rules
     assert "fleet.>" not in rules
     assert "policy" not in rules
+
+
+def test_an_edge_node_speaks_under_its_group_and_node_alone(tmp_path: Path) -> None:
+    grant(tmp_path, "edge", Role.DEVICE, nodes=["plant/line.1"])
+    may_send, may_hear = _subjects(grants(tmp_path)[0])
+    kinds = [f"spBv1//0.plant.{word}.line//1" for word in ("NBIRTH", "NDATA", "NDEATH")]
+    assert sorted(may_send) == sorted(kinds + [f"spBv1//0.plant.{word}.line//1.*" for word in ("DBIRTH", "DDATA", "DDEATH")])
+    commands = [f"spBv1//0.plant.{word}.line//1" for word in ("NCMD", "DCMD")]
+    assert sorted(may_hear) == sorted([*commands, *(f"{one}.>" for one in commands), "spBv1//0.STATE.*"])
+    rules = mosquitto_rules(grants(tmp_path))
+    assert "user edge\ntopic deny fleet/+/edge/#\ntopic write spBv1.0/plant/NBIRTH/line.1\n" in rules
+    assert "topic write spBv1.0/plant/DBIRTH/line.1/+\n" in rules
+    assert "topic read spBv1.0/STATE/+\n" in rules
+    for wrong in ("plant", "plant/+", "plant/line/pump", "/line", "a b/c"):
+        with pytest.raises(FleetError, match="GROUP/NODE"):
+            grant(tmp_path, "edge", Role.DEVICE, nodes=[wrong])
+    with pytest.raises(FleetError, match="not bound to devices; got plant/line"):
+        grant(tmp_path, "eve", Role.WATCHER, nodes=["plant/line"])
 
 
 def test_nats_reads_no_list_of_ours_as_everything(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The locks: pinned, hashed, of no address and of no one's machine."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import pytest
 
 from cli.develop import lock_faults, read_lock
 
-LOCKS = sorted((Path(__file__).parents[2] / "requirements").glob("*.txt"))
+ROOT = Path(__file__).parents[2]
+LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 
 
 def test_there_are_three_locks() -> None:
@@ -27,6 +29,14 @@ def test_every_package_is_pinned_and_hashed(path: Path) -> None:
     packages = [entry for entry in entries if not entry.startswith("#")]
     assert len(packages) == sum(len(versions) for versions, _ in read_lock(path).values())
     assert not [entry.split()[0] for entry in packages if "--hash=sha256:" not in entry]
+
+
+def test_the_lock_of_the_clients_from_outside_is_hashed_and_names_no_address() -> None:
+    lock = json.loads((ROOT / "tests" / "e2e" / "clients" / "package-lock.json").read_text())
+    packages = [package for name, package in lock["packages"].items() if name]
+    assert packages
+    assert all("resolved" not in package and package["integrity"].startswith("sha512-") for package in packages)
+    assert "http" not in json.dumps(lock)
 
 
 def test_the_locks_follow_from_the_project_file() -> None:

@@ -1,0 +1,78 @@
+"""Whatever comes on a topic of Sparkplug becomes a row within its limits, or a rejection with a reason; nothing is raised."""
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetpulse.core.decoding import MAX_ID_BYTES, MAX_TEXT, Rejection
+from fleetpulse.core.messages import FROM_DEVICES, Row
+from fleetpulse.io.sparkplug.codec import decode_sparkplug
+from fleetpulse.io.sparkplug.sparkplug_b_pb2 import Payload
+
+NOW = 1_700_000_000_000
+NAMES = st.text(min_size=1, max_size=8) | st.sampled_from(["n", "a:b", "50%", "_", "x" * 140])
+WORDS = st.sampled_from(["NBIRTH", "NDATA", "NDEATH", "DBIRTH", "DDATA", "DDEATH", "NCMD", "STATE", ""])
+TOPICS = st.lists(NAMES, min_size=2, max_size=3).flatmap(
+    lambda names: WORDS.map(lambda word: "/".join(["spBv1.0", names[0], word, *names[1:]]))
+) | st.text(max_size=20).map(lambda rest: f"spBv1.0/{rest}")
+VALUES = st.one_of(
+    st.tuples(st.just("int_value"), st.integers(0, 2**32 - 1)),
+    st.tuples(st.just("long_value"), st.integers(0, 2**64 - 1)),
+    st.tuples(st.just("float_value"), st.floats(width=32)),
+    st.tuples(st.just("double_value"), st.floats()),
+    st.tuples(st.just("boolean_value"), st.booleans()),
+    st.tuples(st.just("string_value"), st.text(max_size=20)),
+    st.tuples(st.just("bytes_value"), st.binary(max_size=20)),
+    st.tuples(st.just("dataset_value"), st.just(Payload.DataSet(columns=["c"], rows=[Payload.DataSet.Row()]))),
+    st.tuples(st.just("template_value"), st.just(Payload.Template(template_ref="t", metrics=[Payload.Metric(name="m")]))),
+)
+
+
+@st.composite
+def _metrics(draw: st.DrawFn) -> Payload.Metric:
+    more: dict[str, Any] = {
+        "name": draw(st.none() | st.text(max_size=8) | st.just("bdSeq")),
+        "alias": draw(st.none() | st.integers(0, 2**64 - 1)),
+        "datatype": draw(st.none() | st.integers(0, 40)),
+        "is_null": draw(st.none() | st.booleans()),
+    }
+    which, value = draw(st.just(("", None)) | VALUES)
+    more |= {which: value} if which else {}
+    return Payload.Metric(**more)
+
+
+@st.composite
+def _payloads(draw: st.DrawFn) -> bytes:
+    """Return a payload, as it was or mutated."""
+    metrics = draw(st.lists(_metrics(), max_size=6))
+    times = st.none() | st.integers(0, 2**64 - 1) | st.just(NOW)
+    content = Payload(timestamp=draw(times), seq=draw(st.integers(0, 255)), metrics=metrics).SerializeToString()
+    content = content.replace(b"bdSeq", draw(st.sampled_from([b"bdSeq", b"bd\xffeq"])))
+    for _ in range(draw(st.sampled_from([0, 0, 1, 2, 5]))):
+        at = draw(st.integers(0, len(content)))
+        content = content[:at] + draw(st.binary(max_size=3)) + content[at + draw(st.integers(0, 3)) :]
+    return content
+
+
+@given(TOPICS, _payloads() | st.binary(max_size=200))
+def test_every_message_is_a_row_within_its_limits_or_a_rejection_with_its_reason(topic: str, payload: bytes) -> None:
+    told = decode_sparkplug(topic, payload, NOW)
+    if isinstance(told, Rejection):
+        assert told.reason in ("topic", "size", "sparkplug", "field")
+        assert 0 < len(told.detail) <= 3 * MAX_TEXT
+        return
+    assert isinstance(told, Row)
+    assert told.kind in FROM_DEVICES
+    assert 1 <= len(told.device_id.encode()) <= MAX_ID_BYTES
+    assert "/" not in told.device_id and told.device_id.isprintable()
+    assert told.gateway is not None and told.device_id.startswith(told.gateway)
+    assert told.seq is None
+    assert told.event_time_ms is None or 0 <= told.event_time_ms < 2**63
+    json.loads(told.metrics or "{}", parse_constant=_no_json)
+    assert decode_sparkplug(topic, payload, NOW) == told  # and it follows from the message alone
+
+
+def _no_json(word: str) -> None:
+    raise AssertionError(f"{word} is not JSON")

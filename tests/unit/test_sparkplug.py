@@ -1,0 +1,154 @@
+"""Sparkplug B: what a node and its devices say, as rows of bronze."""
+
+import json
+from typing import Any
+
+import pytest
+
+from fleetpulse.core.decoding import MAX_PAYLOAD_BYTES, Rejection
+from fleetpulse.core.messages import Clock, Kind, Origin, Row, gateway_death
+from fleetpulse.core.sparkplug import COMPRESSED, FILTERS, MAX_METRICS, is_command
+from fleetpulse.io.sparkplug.codec import decode_any, decode_sparkplug
+from fleetpulse.io.sparkplug.sparkplug_b_pb2 import Payload
+
+NOW = 1_700_000_000_000
+TYPES = {"int_value": 7, "long_value": 8, "float_value": 9, "double_value": 10, "boolean_value": 11, "string_value": 12}
+
+
+def payload(*metrics: dict[str, Any], timestamp: int | None = NOW - 5) -> bytes:
+    return Payload(timestamp=timestamp, metrics=[Payload.Metric(**metric) for metric in metrics], seq=3).SerializeToString()
+
+
+def decoded(topic: str, *metrics: dict[str, Any], **more: Any) -> Row:
+    row = decode_sparkplug(f"spBv1.0/{topic}", payload(*metrics, **more), NOW)
+    assert isinstance(row, Row), row
+    return row
+
+
+def refused(topic: str, content: bytes) -> Rejection:
+    row = decode_sparkplug(topic, content, NOW)
+    assert isinstance(row, Rejection), row
+    return row
+
+
+def said(*metrics: dict[str, Any]) -> Any:
+    return json.loads(decoded("plant/DDATA/line/pump", *metrics).metrics or "null")
+
+
+@pytest.mark.parametrize(
+    ("topic", "device_id", "kind"),
+    [
+        ("plant/NBIRTH/line", "plant:line", Kind.BIRTH),
+        ("plant/NDATA/line", "plant:line", Kind.TELEMETRY),
+        ("plant/NDEATH/line", "plant:line", Kind.DEATH),
+        ("plant/DBIRTH/line/pump", "plant:line:pump", Kind.BIRTH),
+        ("plant/DDATA/line/pump", "plant:line:pump", Kind.TELEMETRY),
+        ("plant/DDEATH/line/pump", "plant:line:pump", Kind.DEATH),
+    ],
+)
+def test_a_node_and_its_devices_are_devices_behind_the_node(topic: str, device_id: str, kind: Kind) -> None:
+    row = decoded(topic)
+    assert (row.device_id, row.kind, row.site, row.gateway, row.seq) == (device_id, kind, "plant", "plant:line", None)
+    if kind is Kind.DEATH:
+        assert (row.event_time_ms, row.clock) == (NOW, Clock.RECEIVED)
+    else:
+        assert (row.event_time_ms, row.clock) == (NOW - 5, Clock.DEVICE)
+
+
+def test_the_death_of_a_node_is_a_gateways_and_that_of_a_device_is_not() -> None:
+    assert gateway_death(decoded("plant/NDEATH/line")) is not None
+    assert gateway_death(decoded("plant/DDEATH/line/pump")) is None
+
+
+def test_ids_of_different_groups_nodes_and_devices_differ() -> None:
+    topics = ["a:b/NDATA/c", "a/NDATA/b:c", "a/DDATA/b/c", "a%3Ab/NDATA/c", "a/NDATA/b%3Ac", "a/NDATA/b%253Ac"]
+    assert len({decoded(topic).device_id for topic in topics}) == len(topics)
+    assert decoded("a:b/NDATA/c").device_id == "a%3Ab:c"
+
+
+def test_a_birth_and_its_death_share_their_number() -> None:
+    number = {"name": "bdSeq", "long_value": 17, "datatype": 8}
+    assert [decoded(topic, number).boot for topic in ("g/NBIRTH/n", "g/NDEATH/n")] == ["17", "17"]
+    assert [decoded(topic, number).boot for topic in ("g/NDATA/n", "g/DBIRTH/n/d")] == [None, None]
+    assert decoded("g/NDEATH/n", {"name": "bdSeq", "string_value": "x"}).boot is None
+    assert decoded("g/NDEATH/n").boot is None
+
+
+def test_numbers_are_read_by_their_type() -> None:
+    two = [(1, 0xFF, -1), (1, 0xFFFFFF80, -128), (2, 0x8000, -32768), (3, 0xFFFFFFFF, -1), (3, 7, 7), (7, 0xFFFFFFFF, 2**32 - 1)]
+    for datatype, sent, meant in two:
+        assert said({"name": "m", "datatype": datatype, "int_value": sent}) == {"m": meant}
+    assert said({"name": "m", "datatype": 4, "long_value": 2**64 - 2}) == {"m": -2}
+    assert said({"name": "m", "datatype": 8, "long_value": 2**64 - 2}) == {"m": 2**64 - 2}
+    assert said({"name": "m", "int_value": 0xFFFFFFFF}) == {"m": 0xFFFFFFFF}  # its type was told at birth
+    assert said({"name": "m", "datatype": 11, "int_value": 1}) == {"m": True}
+
+
+def test_what_json_cannot_hold_is_nothing_and_what_is_long_is_summed_up() -> None:
+    assert said({"name": "a", "float_value": float("nan")}, {"name": "b", "double_value": float("-inf")}) == {
+        "a": None,
+        "b": None,
+    }
+    assert said({"name": "a", "is_null": True, "int_value": 3}, {"name": "b"}) == {"a": None, "b": None}
+    assert said({"name": "a", "bytes_value": b"abc"}) == {"a": {"bytes": 3}}
+    table = Payload.DataSet(columns=[f"c{number}" for number in range(100)], rows=[Payload.DataSet.Row()] * 9)
+    assert said({"name": "a", "dataset_value": table}) == {"a": {"columns": [f"c{number}" for number in range(64)], "rows": 9}}
+    template = Payload.Template(template_ref="Motor", metrics=[Payload.Metric(name="x")])
+    assert said({"name": "a", "template_value": template}) == {"a": {"template": "Motor", "metrics": 1}}
+
+
+def test_a_metric_without_a_name_is_named_by_its_alias() -> None:
+    assert said({"alias": 12, "double_value": 1.5}, {"name": "n", "alias": 3, "boolean_value": True}) == {
+        "alias:12": 1.5,
+        "n": True,
+    }
+
+
+def test_a_clock_is_judged_as_of_any_message() -> None:
+    assert decoded("g/NDATA/n", timestamp=None).note == "no ts: event_time is received_at"
+    seconds = decoded("g/NDATA/n", timestamp=NOW // 1000)
+    assert seconds.clock is Clock.INVALID and "multiply by 1000" in (seconds.note or "")
+
+
+@pytest.mark.parametrize(
+    ("topic", "content", "reason"),
+    [
+        ("spBv1.0/STATE/host", b"", "topic"),
+        ("spBv1.0/g/NCMD/n", b"", "topic"),
+        ("spBv1.0/g/NDATA/n/d", b"", "topic"),
+        ("spBv1.0/g/DDATA/n", b"", "topic"),
+        ("spBv1.0/g/NDATA", b"", "topic"),
+        ("spBv1.0/g//n/d", b"", "topic"),
+        ("spBv1.0/_/NDATA/n", b"", "topic"),
+        (f"spBv1.0/g/DDATA/n/{'x' * 125}", b"", "topic"),
+        ("spBv1.0/g/NDATA/n", b'{"ts": 1}', "sparkplug"),
+        ("spBv1.0/g/NDATA/n", b"\x12\x03\x0a\x01\xff", "sparkplug"),
+        ("spBv1.0/g/NDATA/n", Payload(uuid=COMPRESSED, body=b"x").SerializeToString(), "sparkplug"),
+        ("spBv1.0/g/NDATA/n", bytes(MAX_PAYLOAD_BYTES + 1), "size"),
+        ("spBv1.0/g/NDATA/n", b"\x12\x00" * (MAX_METRICS + 1), "size"),
+    ],
+)
+def test_what_cannot_be_decoded_says_why(topic: str, content: bytes, reason: str) -> None:
+    rejection = refused(topic, content)
+    assert rejection.reason == reason
+    assert rejection.detail
+
+
+def test_only_the_topics_of_sparkplug_are_read_as_sparkplug() -> None:
+    ours = decode_any((), "fleet/s/d/heartbeat", b"{}", NOW, Origin.MQTT)
+    assert isinstance(ours, Row) and ours.device_id == "d"
+    foreign = decode_any((), "spBv1.0/g/NDATA/n", payload(), NOW, Origin.MQTT)
+    assert isinstance(foreign, Row) and foreign.device_id == "g:n"
+
+
+def test_six_filters_are_of_devices_and_commands_are_not() -> None:
+    assert FILTERS == (
+        "spBv1.0/+/NBIRTH/+",
+        "spBv1.0/+/DBIRTH/+/+",
+        "spBv1.0/+/NDATA/+",
+        "spBv1.0/+/DDATA/+/+",
+        "spBv1.0/+/NDEATH/+",
+        "spBv1.0/+/DDEATH/+/+",
+    )
+    assert [is_command(topic) for topic in ("spBv1.0/g/NCMD/n", "spBv1.0/g/DCMD/n/d", "fleet/s/NCMD/x")] == [True, True, False]
+    assert not any(is_command(topic) for topic in (*FILTERS, "spBv1.0/STATE", "spBv1.0/"))
