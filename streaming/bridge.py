@@ -191,7 +191,8 @@ class Bridge:
         now_s = time.monotonic()
         if self.intake.overdue(_now_ms()) and not self.intake.gap_open:
             self.intake.open_gap(_now_ms(), "disk" if self.problem else "broker")
-            _LOG.warning("no canary came back: a gap is open")
+            if self.intake.gap_open:  # one that never listened has none to open
+                _LOG.warning("no canary came back: a gap is open")
         if not self.receiver.connected:
             return
         if now_s >= self._canary_at_s:
