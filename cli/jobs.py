@@ -2,19 +2,23 @@
 
 import sys
 import tomllib
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 import typer
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.mapping import TopicMapping, parse_mappings
-from fleetpulse.core.messages import BRIDGE, EVERYONE, Kind
+from fleetpulse.core.messages import BRIDGE, EVERYONE, KAFKA, Kind
 from fleetpulse.core.sparkplug import SUBSCRIPTIONS
 from fleetpulse.io.address import load_address
 from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.process import Stop, collect_seldom, do_without
+
+if TYPE_CHECKING:
+    from streaming.bridge import Line
 
 jobs = typer.Typer(hidden=True, help="The processes of a run.")
 HomeOption = Annotated[Path, typer.Option("--home")]
@@ -59,6 +63,13 @@ def _begin(parent: int | None) -> Stop:
     return Stop(parent).on_signals()
 
 
+def _kafka(home: Home, options: Mapping[str, str]) -> "Callable[[], Line]":
+    from fleetpulse.io.kafka import KafkaReceiver
+    from fleetpulse.io.kafka_options import parse_kafka
+
+    return partial(KafkaReceiver, parse_kafka(options), home.kafka_checkpoint, home.path / "spark" / KAFKA)
+
+
 @jobs.command("bridge")
 def bridge(
     home: HomeOption,
@@ -70,7 +81,8 @@ def bridge(
     """From the broker to segments."""
     from fleetpulse.settings import load_settings
 
-    do_without("pandas")
+    if name != KAFKA:  # Spark's own Python may ask for it
+        do_without("pandas")
     from streaming.bridge import BridgeSettings, run_bridge
 
     at = Home(home)
@@ -91,6 +103,7 @@ def bridge(
         subscriptions=(*(f"fleet/{site}/#" for site in sites), canary) if sites else ("fleet/#", *foreign),
         sparkplug_host="" if sites else settings.sparkplug_host,
         sites=sites,
+        line=_kafka(at, settings.kafka) if name == KAFKA else None,
         others={other: at.segments_of(other) for other in at.bridges() if other != name},
         canary_interval_s=settings.canary_interval / 1000,
         reconnect_grace_s=settings.reconnect_grace / 1000,

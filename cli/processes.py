@@ -14,10 +14,11 @@ from typing import Final, Self
 import typer
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages import KAFKA
 from fleetpulse.io.address import BrokerAddress, save_address
 from fleetpulse.io.broker import Broker
 from fleetpulse.io.home import Home, bridge_job
-from fleetpulse.io.jars import absent_jars, resolve_jars
+from fleetpulse.io.jars import JARS, KAFKA_JARS, absent_jars, resolve_jars
 from fleetpulse.io.java import find_java
 from fleetpulse.io.process import read_status
 
@@ -198,13 +199,14 @@ class Run:
         """Start a job; jobs are stopped in the reverse order.
 
         Raises:
-            FleetError: Java or the JARs that the lifecycle job needs cannot be had: it would die of it, and be started again.
+            FleetError: Java or the JARs that the jobs need cannot be had: it would die of it, and be started again.
         """
         if name == "lifecycle":
             find_java()
-            if absent := absent_jars():
-                typer.echo(f"fleet: fetching {len(absent)} JARs of Delta into the project's cache (once)", err=True)
-            resolve_jars()
+            jars = (*JARS, *KAFKA_JARS) if KAFKA in self.home.bridges() else JARS
+            if absent := absent_jars(jars=jars):
+                typer.echo(f"fleet: fetching {len(absent)} JARs of Spark into the project's cache (once)", err=True)
+            resolve_jars(jars=jars)
         job = Job(self.home, name, arguments, restarts)
         self.jobs.append(job)
         job.start()

@@ -50,7 +50,7 @@ def replay(home: Home, path: Path, policy: Policy, deployment: Deployment | None
     with console.status("reading the recording"):
         played = recording.inspect(path)
     home.prepare(deployment)
-    bridges = load_settings(home.path).bridges
+    bridges = load_settings(home.path).all_bridges()
     with home.locked("fleet replay"):
         home.divide(bridges)
         stands = position(home.segments)

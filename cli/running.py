@@ -22,6 +22,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.commands import spool
 from fleetpulse.io.home import Home
+from fleetpulse.io.kafka_options import parse_kafka
 from fleetpulse.io.process import Stop
 from fleetpulse.io.segments import position
 from fleetpulse.settings import load_settings
@@ -65,7 +66,9 @@ def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
         FleetError: a port or the home is in use, the disk is full, a process ended too often.
     """
     home.prepare(deployment)
-    bridges = load_settings(home.path).bridges
+    settings = load_settings(home.path)
+    if settings.kafka:
+        parse_kafka(settings.kafka)  # its faults are said here, and not in a log
     free = shutil.disk_usage(home.path).free
     if free < _LEAST_FREE_BYTES:
         raise FleetError(
@@ -73,7 +76,7 @@ def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
         )
     with home.locked("fleet up"):
         stop = Stop().on_signals()
-        home.divide(bridges)
+        home.divide(settings.all_bridges())
         with Run(home) as run:
             history = _prepare(home, wanted)
             address = run.use_broker(wanted.broker, wanted.port)

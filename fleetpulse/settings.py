@@ -5,15 +5,16 @@ Rule: all faults are reported at once, each with what was got.
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from fleetpulse.core.decoding import MAX_ID_BYTES, site_fault
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import BRIDGE
+from fleetpulse.core.messages import BRIDGE, KAFKA
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration, parse_duration_ms
 
@@ -69,8 +70,8 @@ def _is_bounded(jitter_ms: int) -> int:
 def _are_bridges(bridges: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     taken: dict[str, str] = {}
     for name, sites in bridges.items():
-        if not _BRIDGE_NAME.fullmatch(name) or name == BRIDGE:
-            raise ValueError(f'a bridge is named by 1 to 32 of a-z, 0-9 and -, and not "{BRIDGE}"; got {name!a}')
+        if not _BRIDGE_NAME.fullmatch(name) or name in (BRIDGE, KAFKA):
+            raise ValueError(f'a bridge is named by 1 to 32 of a-z, 0-9 and -, and not "{BRIDGE}" or "{KAFKA}"; got {name!a}')
         if not sites:
             raise ValueError(f'bridge "{name}" takes no site; name one, or leave the bridge out')
         for site in sites:
@@ -80,6 +81,21 @@ def _are_bridges(bridges: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ..
                 raise ValueError(f'site "{site}" is taken by bridge "{taken[site]}" and by "{name}"; a site has one bridge')
             taken[site] = name
     return bridges
+
+
+def _flat(value: Any) -> Any:
+    """Let ``bootstrap.servers = "..."`` be written without quotes, as TOML reads a table of tables, and topics as a list."""
+    if not isinstance(value, dict):
+        return value
+    flat: dict[str, Any] = {}
+    for name, inner in cast("dict[str, Any]", value).items():
+        if isinstance(inner, dict):
+            flat |= {f"{name}.{below}": said for below, said in _flat(inner).items()}
+        elif isinstance(inner, list):
+            flat[name] = ",".join(map(str, cast("list[Any]", inner)))
+        else:
+            flat[name] = str(inner).lower() if isinstance(inner, bool) else str(inner)
+    return flat
 
 
 Milliseconds = Annotated[int, BeforeValidator(_to_ms)]
@@ -103,6 +119,9 @@ class Settings(BaseSettings):
         bridges: for a large fleet, further bridges by name, each with the sites whose messages it takes; ``bridge-1`` takes
             the rest, history and commands. In the file a table: ``[bridges]``, ``north = ["oslo", "turku"]``; in the
             environment JSON. A site keeps its bridge, and a bridge stays.
+        kafka: topics of Kafka that are taken in as well: ``bootstrap.servers``, ``topics``, and options of Kafka's clients such
+            as ``security.protocol``. In the file a table, ``[kafka]``; in the environment JSON. A home that takes from Kafka
+            stays so.
         bridge_lease: how long one of several bridges may say nothing before the others go on without it: a gap is then open.
         state_store: where Spark keeps state: ``rocksdb``; asking for ``hdfs`` is refused with the reason.
     """
@@ -118,8 +137,13 @@ class Settings(BaseSettings):
     sparkplug_host: Annotated[str, AfterValidator(_is_host)] = ""
     broker_sync: Annotated[str, AfterValidator(_is_sync)] = DEFAULT_SYNC
     bridges: Annotated[dict[str, tuple[str, ...]], AfterValidator(_are_bridges)] = {}
+    kafka: Annotated[dict[str, str], BeforeValidator(_flat), Field(repr=False)] = {}
     bridge_lease: Annotated[Milliseconds, Field(ge=1_000)] = "15s"  # pyright: ignore[reportAssignmentType]
     state_store: Annotated[str, AfterValidator(_is_usable)] = "rocksdb"
+
+    def all_bridges(self) -> dict[str, tuple[str, ...]]:
+        """Return the sites of all further bridges; the one of Kafka has none."""
+        return self.bridges | ({KAFKA: ()} if self.kafka else {})
 
     @classmethod
     def settings_customise_sources(
@@ -145,6 +169,10 @@ class Settings(BaseSettings):
         return Deployment(allowed_lateness_ms or self.allowed_lateness, self.max_clock_lead, self.verdict_jitter)
 
 
+def _got(fault: Mapping[str, Any]) -> str:
+    return "" if fault["loc"][:1] == ("kafka",) else f"; got {fault['input']!r}"  # there are passwords among them
+
+
 def load_settings(home: Path) -> Settings:
     """Return the settings of a home.
 
@@ -159,7 +187,7 @@ def load_settings(home: Path) -> Settings:
     try:
         return Settings(**content)
     except SettingsError as error:
-        raise FleetError(f"the settings have faults: {error}; in the environment bridges are JSON") from None
+        raise FleetError(f"the settings have faults: {error}; in the environment bridges and kafka are JSON") from None
     except ValidationError as error:
-        faults = [f"  {'.'.join(map(str, one['loc']))}: {one['msg']}; got {one['input']!r}" for one in error.errors()]
+        faults = [f"  {'.'.join(map(str, one['loc']))}: {one['msg']}{_got(one)}" for one in error.errors()]
         raise FleetError(f"the settings have faults (environment FLEET_..., {file}):\n" + "\n".join(faults)) from None

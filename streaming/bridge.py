@@ -6,13 +6,14 @@ Rule 2: when memory or the disk is full it takes nothing in, and the broker keep
 
 import errno
 import os
+import secrets
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -21,7 +22,7 @@ from fleetpulse.core.sparkplug import STATE, host_state
 from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.leases import Lease, kept_sites, read_lease, write_lease
 from fleetpulse.io.process import Stop, write_status
-from fleetpulse.io.receiver import Presence, Receiver
+from fleetpulse.io.receiver import Arrived, Presence, Receiver, Token
 from fleetpulse.io.segments import SegmentTakenError, position, remove_leftovers, rows_table, write_segment
 from streaming.flood import Floods
 from streaming.intake import Intake
@@ -37,6 +38,43 @@ STATUS_S: Final = 0.5
 RATE_REPORTS: Final = 20  # the rate is that of ten seconds: a hundred devices send in some half seconds, and not in others
 DEAF_S: Final = 30.0  # connected, our canaries sent, and nothing at all heard: the connection is dead
 ROWS_IN_MEMORY: Final = 50_000
+
+
+class Line(Protocol):
+    """Where messages come from: `Receiver` says what each of these does."""
+
+    problem: str | None
+    cause: str
+    connections: int
+
+    @property
+    def connected(self) -> bool:
+        """Whether messages reach us."""
+        ...
+
+    def poll(self, timeout_s: float) -> list[Arrived]:
+        """Return what arrived."""
+        ...
+
+    def idle(self, timeout_s: float) -> None:
+        """Take nothing in."""
+        ...
+
+    def ack(self, tokens: Iterable[Token | None]) -> None:
+        """Acknowledge messages."""
+        ...
+
+    def publish(self, topic: str, payload: bytes) -> bool:
+        """Send a canary."""
+        ...
+
+    def reconnect(self, why: str, cause: str = "broker") -> None:
+        """Begin anew with what was not acknowledged."""
+        ...
+
+    def close(self, *, forget: bool = False) -> None:
+        """Take leave."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +95,7 @@ class BridgeSettings:
         sparkplug_host: the id under which we are a host application of Sparkplug; empty for none.
         sites: the sites whose messages it takes where it is a further bridge; none where it takes the rest.
         others: the segments' folders of the other bridges, by name; where there are any it says how far it is.
+        line: makes what it receives by where that is not the broker: sessions, subscriptions and sites are not used then.
         canary_interval_s: a canary each so many seconds.
         reconnect_grace_s: how long after a return devices may still be on their way back.
         holds_back: whether verdicts are held back by a jitter.
@@ -79,6 +118,7 @@ class BridgeSettings:
     sparkplug_host: str = ""
     sites: tuple[str, ...] = ()
     others: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    line: Callable[[], Line] | None = None
     canary_interval_s: float = 5.0
     reconnect_grace_s: float = 120.0
     holds_back: bool = False
@@ -116,12 +156,14 @@ class Bridge:
         self.number = stands.number if stands else 0
         ours = self.number - 1 if stands and stands.fence else self.number
         self.spool = Spool(settings.commands_dir, ours) if settings.commands_dir else None
+        # Canaries that do not go through a broker are ours while we live, and nobody can forge one.
+        secret = secrets.token_bytes() if settings.line else (settings.address.password or "").encode()
         self.intake = Intake(
             settings.bridge,
             stands,
             grace_ms=int(settings.reconnect_grace_s * 1000),
             interval_ms=int(settings.canary_interval_s * 1000),
-            secret=(settings.address.password or "").encode(),
+            secret=secret,
             holds_back=settings.holds_back,
             floods=Floods(settings.flood_limit),
             others=frozenset(settings.others),
@@ -129,16 +171,18 @@ class Bridge:
         lease = read_lease(settings.segments_dir) if settings.others else None
         self.intake.promised_ms = lease.through_ms if lease else None
 
-    def _receiver(self) -> Receiver:
+    def _receiver(self) -> Line:
         settings = self.settings
         if not settings.replay or (self.intake.history.done and settings.live_after_replay):
             return self._listen()
         return Receiver(settings.address, settings.replay_session, (HISTORY,))
 
-    def _listen(self) -> Receiver:
+    def _listen(self) -> Line:
         """Go live, in a session that remembers what came while no bridge ran."""
         self.intake.go_live(_now_ms())
         self._was_up, self._connections = False, 0
+        if self.settings.line:
+            return self.settings.line()
         presence = partial(_host_state, self.settings.sparkplug_host) if self.settings.sparkplug_host else None
         return Receiver(self.settings.address, self.settings.session, self.settings.subscriptions, presence=presence)
 
@@ -181,7 +225,7 @@ class Bridge:
                 _LOG.warning("connection to the broker lost", why=self.receiver.problem)
             self.intake.lost(_now_ms(), self.receiver.cause)
         if up and not self._was_up:
-            _LOG.info("connected", broker=str(self.settings.address), connection=connections)
+            _LOG.info("connected", broker=str(self.receiver), connection=connections)
             self._canary_at_s, self._heard_s = 0.0, time.monotonic()
         self._was_up, self._connections = up, connections
         if self.intake.history.missing and up:
@@ -260,7 +304,7 @@ class Bridge:
     def _beat(self, *, stopped: bool = False) -> None:
         """Say how far we are, and leave to other bridges what the broker keeps for them."""
         self._kept |= self.receiver.connected
-        if not self.settings.sites:
+        if not self.settings.sites and not self.settings.line:
             self.intake.share(kept_sites(self.settings.others.values()))
         self.intake.promise(_now_ms())
         through_ms = self.intake.promised_ms

@@ -15,6 +15,7 @@ from typing import Any, Final
 FORMAT_VERSION: Final = 1
 KNOWN_NAMES: Final = 65_536  # whose hashes and addresses are at hand: they come again and again
 BRIDGE: Final = "bridge-1"  # the bridge that every installation has
+KAFKA: Final = "kafka"  # the bridge that takes messages from Kafka
 EVERYONE: Final = "_"  # stands for site and device in rows that concern the whole fleet
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import BRIDGE
+from fleetpulse.core.messages import BRIDGE, KAFKA
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.address import write_secret
@@ -97,6 +97,11 @@ class Home:
     def checkpoint(self) -> Path:
         """The checkpoint of the lifecycle job."""
         return self.path / "checkpoints" / "lifecycle" / "gen-0001"
+
+    @property
+    def kafka_checkpoint(self) -> Path:
+        """How far Kafka's topics were taken in."""
+        return self.path / "checkpoints" / "kafka"
 
     @property
     def logs(self) -> Path:
@@ -218,6 +223,11 @@ class Home:
         """
         record = self.record()
         before: Mapping[str, Sequence[str]] = record.get("bridges", {})
+        if KAFKA in before and KAFKA not in bridges:
+            raise FleetError(
+                f'the home "{self.path}" takes messages from Kafka, and Kafka keeps what comes for it; got no setting kafka; '
+                f"leave that, or begin another home"
+            )
         for name, sites in before.items():
             if lost := set(sites) - set(bridges.get(name, ())):
                 raise FleetError(

@@ -1,4 +1,7 @@
-"""Delta's JARs: fetched once from Maven Central, pinned by version and checksum; after that no start asks anybody."""
+"""JARs of Delta and of Spark's way to Kafka: fetched once from Maven Central, pinned by version and checksum.
+
+After that no start asks anybody.
+"""
 
 import contextlib
 import hashlib
@@ -88,6 +91,25 @@ JARS: Final = (
         "1.3.2",
         "e04ba5195bcd555dc95650f7cc614d151e4bcd52d29a10b8aa2197f3ab89ab9b",
     ),
+)
+
+# The closure of spark-sql-kafka's POM, less what pyspark 4.2.0 ships itself. The token provider of 4.2.0 is not on Maven
+# Central: every class and method that the two name of each other, and of Spark 4.2.0, is there in that of 4.0.0.
+KAFKA_JARS: Final = (
+    Jar(
+        "org.apache.spark",
+        "spark-sql-kafka-0-10_2.13",
+        "4.2.0",
+        "64539c45e5d39f7ddb747312c239f38f5208d08c1a0ddf7d70beb2fbd9373705",
+    ),
+    Jar(
+        "org.apache.spark",
+        "spark-token-provider-kafka-0-10_2.13",
+        "4.0.0",
+        "f2be3b76f9e6cbe63379d4e4e0dc14f59dbf056ae2ad16ff15ac108004c86767",
+    ),
+    Jar("org.apache.kafka", "kafka-clients", "3.9.2", "014b4ef36884478a932641818b080c36a8f8e2e92dc771e800c9d2694f4f83d8"),
+    Jar("org.apache.commons", "commons-pool2", "2.13.1", "f77a5060d6936a9144023584232f9de3f2248f1abfe156e9d31795f18770674f"),
 )
 
 

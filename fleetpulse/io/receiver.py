@@ -108,6 +108,10 @@ class Receiver:
         self._unacknowledged: set[int] = set()
         self._refused = False
 
+    def __str__(self) -> str:
+        """Return where the broker is."""
+        return str(self._address)
+
     @property
     def connected(self) -> bool:
         """Whether the broker has let us in and taken our subscriptions."""

@@ -174,7 +174,7 @@ def test_bridges_are_named_with_their_sites(tmp_path: Path, monkeypatch: pytest.
     assert load_settings(tmp_path / "other").bridges == {"south": ("rome",)}
     assert load_settings(tmp_path).bridges == {"north": ("oslo", "turku"), "south": ("rome",)}
     monkeypatch.setenv("FLEET_BRIDGES", "south")
-    with pytest.raises(FleetError, match="in the environment bridges are JSON"):
+    with pytest.raises(FleetError, match="in the environment bridges and kafka are JSON"):
         load_settings(tmp_path)
 
 
