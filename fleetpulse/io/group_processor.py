@@ -16,12 +16,13 @@ from pyspark.sql import Row as SparkRow
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from fleetpulse.columnar.blocks import NO_SIGNALS, batch_to_rows, from_bytes, to_bytes
-from fleetpulse.columnar.group import KeyGroup, begin
+from fleetpulse.columnar.group import KeyGroup, Step, begin
 from fleetpulse.columnar.told import from_judgements
 from fleetpulse.columnar.wire import from_wire
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS
+from fleetpulse.io.group_state import GroupState
 from fleetpulse.io.workers import settle
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
@@ -29,6 +30,7 @@ OUTPUT: Final = "key_group int, judgements binary"
 _OutputRow = SparkRow("key_group", "judgements")
 TOLD: Final = ", ".join(f"{column.name} {column.type}" for column in JUDGEMENTS.columns)
 _INSTANT: Final = pa.timestamp("us", "UTC")
+_NO_STEP: Final = Step(from_judgements([]), [], [])  # of a group that was brought in, not folded
 
 
 class GroupProcessor(StatefulProcessor):
@@ -44,14 +46,14 @@ class GroupProcessor(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state: the group with its timer, and what waits in it."""
         self.handle = handle
-        self.group = handle.getValueState("group", "block binary, timer long")
-        self.waiting = handle.getMapState("waiting", "number long", "rows binary")
+        self.state = GroupState(handle)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         """Begin with devices that another generation, or the registry, has brought; see `columnar.seeds`."""
         group = KeyGroup.from_bytes(initialState.block)
         group.arm(self.deployment)
-        self._keep(group, None, timerValues.getCurrentWatermarkInMs())
+        self.state.read()
+        self._keep(group, _NO_STEP, None, timerValues.getCurrentWatermarkInMs())
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Fold the group's blocks of a micro-batch."""
@@ -79,34 +81,25 @@ class GroupProcessor(StatefulProcessor):
         self, key_group: int, signals: pa.RecordBatch, others: list[Any], timers: Any, *, started_ms: int = 0, fired: bool = False
     ) -> Iterator[Any]:
         watermark_ms = timers.getCurrentWatermarkInMs()
-        stored = self.group.get()
+        stored = self.state.read()
         group = KeyGroup.from_bytes(stored[0]) if stored else begin(started_ms)
         newest_ms = max([watermark_ms + WATERMARK_DELAY_MS, *(row.received_at_ms for row in others)])
-        step = group.fold(signals, others, newest_ms, self.deployment, self._chunk)
+        step = group.fold(signals, others, newest_ms, self.deployment, self.state.chunk)
         summary = group.summary(key_group)
-        for number, rows in step.chunks:
-            self.waiting.updateValue((number,), (rows,))
-        for number in step.gone:
-            self.waiting.removeKey((number,))
-        self._keep(group, stored[1] if stored and not fired else None, watermark_ms)  # a timer that fired is gone
+        self._keep(group, step, stored[1] if stored and not fired else None, watermark_ms)  # a timer that fired is gone
         told = [step.told, from_judgements([summary])] if summary else [step.told]
         if any(batch.num_rows for batch in told):
             yield _OutputRow(key_group, to_bytes(pa.concat_batches(told)))
 
-    def _chunk(self, number: int) -> bytes:
-        found = self.waiting.getValue((number,))
-        assert found is not None, f"chunk {number} is kept until it is judged"
-        return found[0]
-
-    def _keep(self, group: KeyGroup, standing_ms: int | None, watermark_ms: int) -> None:
-        """Keep the group, and arm its one timer unless the right one stands."""
+    def _keep(self, group: KeyGroup, step: Step, standing_ms: int | None, watermark_ms: int) -> None:
+        """Keep what came of a call, and arm the group's one timer unless the right one stands."""
         wanted_ms = None if group.due_ms is None else max(group.due_ms - WATERMARK_DELAY_MS, watermark_ms + 1)
         if standing_ms != wanted_ms:
             if standing_ms is not None:
                 self.handle.deleteTimer(standing_ms)
             if wanted_ms is not None:
                 self.handle.registerTimer(wanted_ms)
-        self.group.update((group.to_bytes(), wanted_ms))
+        self.state.write(group.to_bytes(), wanted_ms, step.chunks, step.gone)
 
 
 def unpacker(generation: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
