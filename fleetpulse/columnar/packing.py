@@ -51,6 +51,16 @@ class Packed:
         ends = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
         self.columns[name] = pa.ListArray.from_arrays(ends, pa.array(_narrow(flat, low, high)))
 
+    def text(self, name: str, values: pa.StringArray) -> None:
+        """Keep a column of text; where all of it is of one length, as ids mostly are, without saying where each begins."""
+        _, offsets, letters = values.buffers()
+        ends = np.frombuffer(offsets, np.int32)[values.offset :][: len(values) + 1] if len(values) else np.zeros(2, np.int32)
+        width = int(ends[1] - ends[0])
+        if values.null_count or width == 0 or (np.diff(ends) != width).any():
+            self.columns[name] = values
+        else:
+            self.columns[name] = pa.Array.from_buffers(pa.binary(width), len(values), [None, letters.slice(int(ends[0]))])
+
     def words(self, name: str, numbers: Int64s, words: Vocabulary) -> list[Any]:
         """Keep a column of numbers of words, counted anew over those in use; return these words."""
         used = np.flatnonzero(np.bincount(numbers + 1, minlength=1)[1:]) if len(numbers) else []
@@ -95,6 +105,14 @@ class Unpacked:
         values = column.fill_null(0).to_numpy().astype(np.int64) + low
         values[column.is_null().to_numpy(zero_copy_only=False)] = NONE
         return values
+
+    def text(self, name: str) -> pa.StringArray:
+        """Return a column of text."""
+        column = self.columns[name]
+        if not pa.types.is_fixed_size_binary(column.type):
+            return column
+        ends = np.arange(column.offset, column.offset + len(column) + 1, dtype=np.int32) * column.type.byte_width
+        return pa.StringArray.from_buffers(len(column), pa.py_buffer(ends), column.buffers()[1])
 
     def lists(self, name: str, into: Matrix) -> Int64s:
         """Set the first of each row's values; return how many that are."""

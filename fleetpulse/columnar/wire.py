@@ -32,6 +32,8 @@ def to_wire(signals: pa.RecordBatch) -> bytes:
         elif pa.types.is_dictionary(field.type):
             width = next(kind for size, kind in _NARROW if len(column.dictionary) <= size)
             packed.columns[field.name] = pa.DictionaryArray.from_arrays(column.indices.cast(width), column.dictionary)
+        elif pa.types.is_string(field.type):
+            packed.text(field.name, column)
         else:
             packed.columns[field.name] = column
     return packed.to_bytes({"count": signals.num_rows}, _PLAIN)
@@ -55,6 +57,8 @@ def _as_it_was(signals: pa.RecordBatch) -> pa.RecordBatch:
 def _column(packed: Unpacked, field: pa.Field, count: int) -> pa.Array:
     if pa.types.is_integer(field.type):
         return pa.array(packed.number(field.name, count)).cast(field.type)
+    if pa.types.is_string(field.type):
+        return packed.text(field.name)
     column: Any = packed.columns[field.name]
     if pa.types.is_dictionary(field.type):
         return pa.DictionaryArray.from_arrays(column.indices.cast(pa.int32()), column.dictionary)

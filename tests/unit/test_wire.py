@@ -53,3 +53,10 @@ def test_what_waited_in_the_form_before_is_read_and_its_digest_tells_apart_only_
     found = batch_to_signals(from_wire(to_bytes(before)))
     assert [row.digest for row in found] == [0, 8] == [told_apart(row) for row in rows]
     assert NO_SIGNALS.schema.equals(from_wire(to_bytes(before)).schema)
+
+
+def test_text_of_one_length_is_written_without_saying_where_each_begins() -> None:
+    rows = [Row(1, Kind.HEARTBEAT, f"device-{number:04}", "s", 1, boot="b1", seq=1) for number in range(1000)]
+    batch, uneven = signals_to_batch(rows), signals_to_batch([*rows[1:], Row(1, Kind.HEARTBEAT, "d", "s", 1, boot="b", seq=1)])
+    assert from_wire(to_wire(batch.slice(7, 900))).equals(batch.slice(7, 900))
+    assert len(to_wire(uneven)) - len(to_wire(batch)) > 7 * len(rows)  # of two columns, four bytes a row each
