@@ -199,7 +199,8 @@ def _own_row(address: Address, content: Mapping[str, Any], received_at_ms: int, 
         if isinstance(instant, int | float) and not 0 <= instant <= END_OF_TIME_MS:
             raise _Rejected("field", f"{name} is epoch milliseconds; got {_shown(instant)}")
     for name in _WORDS:
-        _text(content, name)
+        if content.get(name) != "":  # an empty word says as little as none: the class is then the default one
+            _text(content, name)
     body = json.dumps(content, separators=(",", ":"), sort_keys=True)
     return Row(
         received_at_ms=received_at_ms,
