@@ -1,5 +1,6 @@
 """``fleet access``: who may speak to the broker, and about what."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +11,8 @@ from rich.table import Table
 from cli.output import as_json, console
 from fleetpulse.io import access as rules
 from fleetpulse.io.access import Role
-from fleetpulse.io.address import BrokerAddress
-from fleetpulse.io.broker import renew_access
+from fleetpulse.io.address import BrokerAddress, load_address
+from fleetpulse.io.broker import await_admission, renew_access
 from fleetpulse.io.home import Home
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
@@ -35,8 +36,11 @@ def grant(
 ) -> None:
     """Let a device, a watcher or an operator in; the password is shown once. Again for a name: a new password."""
     password = rules.grant(Home(home).broker, name, role, speaks_for or [], nodes or [])
+    told = _renewed(home)
+    if told:  # so that who uses the password at once is let in
+        await_admission(replace(load_address(Home(home).run("broker")), username=name, password=password))
     typer.echo(password)
-    typer.echo(f'"{name}" may come in as {role}; the password is shown this once{_renewed(home)}', err=True)
+    typer.echo(f'"{name}" may come in as {role}; the password is shown this once{told}', err=True)
 
 
 @access.command("revoke")

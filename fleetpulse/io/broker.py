@@ -20,6 +20,7 @@ from typing import Final
 import psutil
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io import packets
 from fleetpulse.io.access import OURS, grants, nats_rules
 from fleetpulse.io.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, write_secret
 
@@ -136,6 +137,22 @@ def _server_of(folder: Path) -> psutil.Process | None:
         return None
 
 
+def await_admission(address: BrokerAddress, patience_s: float = STOP_S) -> bool:
+    """Wait until someone who was granted access is let in: a running broker takes a moment to read what changed.
+
+    Args:
+        address: with the user and the password.
+        patience_s: the longest wait.
+
+    Returns:
+        Whether it was let in by then.
+    """
+    deadline_s = time.monotonic() + patience_s
+    while not (admitted := _lets_in(address)) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    return admitted
+
+
 def renew_access(folder: Path) -> bool:
     """Let the server that runs on a store know who may come in now; return whether one runs. Who no longer may is thrown out.
 
@@ -225,12 +242,9 @@ include "{_ACCESS}"
 
 def _lets_in(address: BrokerAddress) -> bool:
     """Whether a CONNECT is answered: the door opens before JetStream has read its store."""
-    parts = (b"fleet-ready", (address.username or "").encode(), (address.password or "").encode())
-    body = b"\x00\x04MQTT\x04\xc2\x00\x05" + b"".join(len(part).to_bytes(2, "big") + part for part in parts)
-    assert len(body) < 128, "a length of one byte"
     try:
         with socket.create_connection((address.host, address.port), timeout=2.0) as door:
-            door.sendall(bytes([0x10, len(body)]) + body)
+            door.sendall(packets.connect("fleet-ready", address.username, address.password, keep_session=False))
             return door.recv(4) == b"\x20\x02\x00\x00"
     except OSError:
         return False

@@ -14,7 +14,7 @@ import pytest
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.access import Role, grant, grants, mosquitto_rules, revoke
 from fleetpulse.io.address import BrokerAddress
-from fleetpulse.io.broker import Broker, renew_access
+from fleetpulse.io.broker import Broker, await_admission, renew_access
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.receiver import Receiver
 
@@ -31,7 +31,9 @@ def let_in(
 ) -> BrokerAddress:
     password = grant(folder, name, role, devices)
     assert renew_access(folder)
-    return replace(address, username=name, password=password)
+    admitted = replace(address, username=name, password=password)
+    assert await_admission(admitted)  # while the broker reads its rules anew it may close who is just coming in
+    return admitted
 
 
 def until(done: object, receiver: Receiver, heard: list[str]) -> None:
