@@ -146,11 +146,13 @@ def test_each_takes_its_own_and_together_they_take_all_once(three: Installation)
 def test_one_that_is_not_heard_of_is_passed_and_what_it_left_comes_later(three: Installation, fate: str) -> None:
     publish(three.address, 0, 60)
     await_that(lambda: set(three.heard()) == set(range(60)))
+    await_that(lambda: three.gaps("north")[-1:] != ["open"])
+    before = three.gaps("north")  # a slow start may have had one
     three.jobs["north"].send_signal(signal.SIGKILL if fate == "killed" else signal.SIGSTOP)
     publish(three.address, 60, 60)
     others = {seq for seq in range(120) if SITES[seq % 3] != "oslo" or seq < 60}
     await_that(lambda: set(three.heard()) >= others)
-    assert three.gaps("north") == ["open"], "those who go on say first that it is deaf"
+    assert three.gaps("north") == [*before, "open"], "those who go on say first that it is deaf"
     if fate == "killed":
         three.jobs["north"].wait(10)
         three.start("north")
@@ -158,7 +160,7 @@ def test_one_that_is_not_heard_of_is_passed_and_what_it_left_comes_later(three: 
         three.jobs["north"].send_signal(signal.SIGCONT)
     publish(three.address, 120, 60)
     await_that(lambda: set(three.heard()) == set(range(180)))
-    await_that(lambda: three.gaps("north") == ["open", "close"])
+    await_that(lambda: three.gaps("north") == [*before, "open", "close"])
     in_order(three)
     if fate != "killed":
         assert "beginning anew" in (three.home.path / "bridges.log").read_text(), "it learned that it was passed"
