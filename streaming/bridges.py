@@ -21,6 +21,7 @@ from fleetpulse.io.segments import (
     list_segments,
     position,
     read_segment,
+    remove_leftovers,
     rows_table,
     write_segment,
 )
@@ -42,6 +43,8 @@ class Bridges:
         self.folders = folders
         self._lease_ms = lease_ms
         self._since_ms = now_ms
+        for folder in folders.values():
+            remove_leftovers(folder, fences=True)
         self._landed: dict[str, tuple[int, int]] = {}  # the segment that was read last, and the place behind it
 
     def backlogs(self, places: Mapping[str, int], now_ms: int, max_rows: int, max_bytes: int) -> list[Backlog]:

@@ -134,7 +134,7 @@ class Intake:
         stamp: int | None = None  # of the usual ones, which share it as long as no other comes between
         for message in messages:
             topic, payload, retained, token = message
-            if retained or not self.live or self._of_others or topic == self.canary_topic or not _is_usual(topic):
+            if retained or not self.live or topic == self.canary_topic or not _is_usual(topic) or self._is_elsewhere(topic):
                 self.arrived(message, now_ms)
                 stamp = None
                 continue
@@ -158,7 +158,7 @@ class Intake:
             self._reject(f"history on {message.topic} while live", message.token)
         elif message.topic == self.canary_topic and self._is_ours(message.payload):
             self._canary_returned(message, now_ms)
-        elif self._of_others and self._is_elsewhere(message.topic):
+        elif self._is_elsewhere(message.topic):
             self._pass_over("elsewhere", message.token)
         elif is_command(message.topic):
             self._pass_over("commands", message.token)
@@ -169,6 +169,8 @@ class Intake:
             self._row(*row, token=message.token, refused=FLOOD if beyond else None)
 
     def _is_elsewhere(self, topic: str) -> bool:
+        if not self._of_others:
+            return False
         return topic in self._of_others or (topic.startswith("fleet/") and topic.split("/", 2)[1] in self.shared)
 
     def share(self, sites: frozenset[str]) -> None:

@@ -148,7 +148,3 @@ class Listening:
     def due_at(self, instant_ms: int, allowed_lateness_ms: int) -> int | None:
         """Return the earliest ``received_at`` that moves the frontier to ``instant_ms``; None while a gap is open."""
         return self.coverage.earliest(self.coverage.covered(instant_ms) + allowed_lateness_ms)
-
-    def pruned(self) -> "Listening":
-        """Drop the coverage behind the frontier."""
-        return self if self.frontier_ms is None else replace(self, coverage=self.coverage.forget_before(self.frontier_ms))

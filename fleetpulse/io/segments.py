@@ -139,7 +139,9 @@ def write_segment(
         "fence": "1" if fence else "",
     }
     path = directory / f"{number:012d}.arrow"
-    aside = path.with_suffix(f".{os.getpid()}.tmp")  # one's own, also beside another process of the same bridge
+    aside = path.with_suffix(
+        f".{os.getpid()}.{'fence' if fence else 'tmp'}"
+    )  # one's own, also beside another process of the same bridge
     try:
         _write_synced(aside, table.cast(SEGMENT_SCHEMA).replace_schema_metadata(metadata))
         os.link(aside, path)  # unlike a rename it does not replace what is there
@@ -186,9 +188,14 @@ def list_segments(directory: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def remove_leftovers(directory: Path) -> int:
-    """Remove what a killed bridge was still writing; return how many files. Only the bridge itself may ask for it."""
-    leftovers = list(directory.glob("*.tmp"))
+def remove_leftovers(directory: Path, *, fences: bool = False) -> int:
+    """Remove what who was killed was still writing; return how many files.
+
+    Args:
+        directory: the bridge's folder.
+        fences: those of landing, which alone may ask for it; otherwise the bridge's, likewise.
+    """
+    leftovers = list(directory.glob("*.fence" if fences else "*.tmp"))
     for path in leftovers:
         path.unlink(missing_ok=True)
     return len(leftovers)

@@ -17,6 +17,7 @@ from fleetpulse.io.segments import (
     list_segments,
     position,
     read_segment,
+    remove_leftovers,
     rows_table,
     write_segment,
 )
@@ -205,3 +206,10 @@ def test_a_site_keeps_its_bridge(tmp_path: Path) -> None:
     for fewer in ({}, {"north": ("oslo",), "south": ("rome",)}, {"north": ("oslo", "turku"), "east": ("rome",)}):
         with pytest.raises(FleetError, match="the broker may keep messages for it"):
             home.divide(fewer)
+
+
+def test_a_bridge_that_starts_leaves_alone_what_landing_is_writing_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "000000000002.7.fence").touch()
+    assert remove_leftovers(tmp_path) == 0
+    Bridges({"a": tmp_path}, NOW)
+    assert not list(tmp_path.iterdir())

@@ -74,11 +74,16 @@ def test_messages_taken_in_together_are_taken_in_as_one_by_one(others: frozenset
     taken: list[Intake] = []
     for together in (True, False):
         broker, intake = Broker(), Intake("b", Position(3, NOW), secret=b"s", floods=Floods(1), others=others)
+        intake.shared = frozenset({"oslo"})
         intake.go_live(NOW - 1_000)
         canary = broker.deliver(intake.canary_topic, intake.canary(NOW))
         several = [broker.deliver(TOPIC) for _ in range(BURST_S + 2)]
         several[5:5] = [broker.deliver(TOPIC, retained=True), broker.deliver("replay/r"), canary, broker.deliver("foreign/t")]
-        several[30:30] = [broker.deliver("fleet/_/c/tick"), broker.deliver(intake.canary_topic, b"{}")]
+        several[30:30] = [
+            broker.deliver("fleet/oslo/d/heartbeat"),
+            broker.deliver("fleet/_/c/tick"),
+            broker.deliver(intake.canary_topic, b"{}"),
+        ]
         for now_ms in (NOW - 5, NOW + 7):
             if together:
                 intake.arrived_together(several, now_ms)
