@@ -31,7 +31,8 @@ from streaming.simulator import Simulated, remembered
 _LEAST_FREE_BYTES = 500_000_000
 _RESTARTS = 5
 WATCH_S = 0.5  # between two looks whether everything runs
-_PATIENCE_S = 20.0  # less than "fleet down" has
+_DOWN_S = 120.0
+_PATIENCE_S = 60.0  # less than "fleet down" has: the job may just be starting
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ def down(home: Home) -> None:
     try:
         process = psutil.Process(owner)
         os.kill(owner, signal.SIGTERM)
-        process.wait(60)
+        process.wait(_DOWN_S)
     except psutil.NoSuchProcess:
         pass
     except psutil.TimeoutExpired:
