@@ -3,6 +3,7 @@
 Rule: a device is what `core.device.Device` says it is, field by field.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -126,9 +127,11 @@ class Devices:
         values |= {"device_id": self.ids[place].as_py(), "boot": self.boots[place].as_py(), "mode": MODES[row[MODE]]}
         values |= {"site": self.sites.words[row[SITE]], "device_class": self.classes.words[row[CLASS]]}
         values["gateway"] = self.gateways.words[row[GATEWAY]] if row[GATEWAY] >= 0 else None
-        return Device(**values, **self._remembered(row[MEMORY]))
+        return Device(**values, **self.remembered(place))
 
-    def _remembered(self, slot: int) -> dict[str, Any]:
+    def remembered(self, place: int) -> dict[str, Any]:
+        """Return what is remembered of a device's errors, by the names of `core.device.Device`; empty where nothing is."""
+        slot = self.rows[place, MEMORY]
         if slot < 0:
             return {}
         known = self.memory[slot]
@@ -155,16 +158,25 @@ class Devices:
         if device.error_times_ms or device.codes or device.progress:
             self.remember(np.array([place]))
         if row[MEMORY] >= 0:
-            self._put_memory(self.memory[row[MEMORY]], device)
+            self.put_remembered(place, device.error_times_ms, device.codes, device.progress, device.progress_of)
 
-    def _put_memory(self, known: Int64s, device: Device) -> None:
+    def put_remembered(
+        self,
+        place: int,
+        error_times_ms: Sequence[int] = (),
+        codes: Sequence[str] = (),
+        progress: Sequence[int | None] = (),
+        progress_of: Sequence[str] = (),
+    ) -> None:
+        """Set what is remembered of the errors of a device that has room for it, see `remember`."""
+        known = self.memory[self.rows[place, MEMORY]]
         known[:] = memory_rows(1)[0]
-        known[TIMES : TIMES + len(device.error_times_ms)] = device.error_times_ms
-        known[CODES : CODES + len(device.codes)] = [self.codes.number(code) for code in device.codes]
-        known[N_TIMES], known[N_CODES] = len(device.error_times_ms), len(device.codes)
-        if device.progress_of:
-            known[PROGRESS_OF] = self.sequences.number(device.progress_of)
-            starts = [NONE if start is None else start for start in device.progress]
+        known[TIMES : TIMES + len(error_times_ms)] = error_times_ms
+        known[CODES : CODES + len(codes)] = [self.codes.number(code) for code in codes]
+        known[N_TIMES], known[N_CODES] = len(error_times_ms), len(codes)
+        if progress_of:
+            known[PROGRESS_OF] = self.sequences.number(tuple(progress_of))
+            starts = [NONE if start is None else start for start in progress]
             known[PROGRESS : PROGRESS + len(starts)] = starts
 
 

@@ -18,14 +18,15 @@ from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.due import frontiers, sift
 from fleetpulse.columnar.judging import Judging
 from fleetpulse.columnar.kernel import spread
-from fleetpulse.columnar.stored import from_stored, to_stored
+from fleetpulse.columnar.standing import world_from_plain, world_to_plain
+from fleetpulse.columnar.stored import STORED_FORM, from_stored, to_stored
 from fleetpulse.columnar.told import TOLD_SCHEMA, from_judgements
 from fleetpulse.columnar.waiting import Waiting, span_ms
 from fleetpulse.columnar.world import NONE, Vocabulary, world_arrays
-from fleetpulse.core.coverage import Coverage, Listening
+from fleetpulse.core.coverage import Listening
 from fleetpulse.core.judgements import Judgement, Verdict
-from fleetpulse.core.messages import BRIDGE, FLUSH, Kind, Row
-from fleetpulse.core.policy import Dated, Policies, from_normalised
+from fleetpulse.core.messages import FLUSH, Kind, Row
+from fleetpulse.core.policy import Policies
 from fleetpulse.core.replay import Deployment, Intake, arrival
 
 _BEFORE_ALL: Final = -(2**61)  # stands for a frontier before the first is known
@@ -211,23 +212,19 @@ class KeyGroup:
         at_ms = self.listening.frontier_ms
         return Judgement(Verdict.SUMMARY, "_", event_time_ms=at_ms, key_group=key_group, counts=counts)
 
-    def to_bytes(self) -> bytes:
-        """Return the stored form, but for the chunks."""
-        coverage = self.listening.coverage
+    def to_bytes(self, form: int = STORED_FORM) -> bytes:
+        """Return the stored form, but for the chunks.
+
+        Args:
+            form: its version, see `columnar.stored`.
+        """
         known: dict[str, Any] = {
-            "start_ms": coverage.start_ms,
-            "base_ms": coverage.base_ms,
-            "gaps": coverage.gaps,
-            "deaf": coverage.deaf,
-            "until_ms": coverage.until_ms,
-            "newest_ms": self.listening.newest_ms,
-            "frontier_ms": self.listening.frontier_ms,
-            "policies": [_dated_to_plain(dated) for dated in self.policies.dated],
+            **world_to_plain(self.listening, self.policies),
             "waiting": self.waiting.to_plain(),
             "counts": self.counts,
             "due_ms": self.due_ms,
         }
-        return to_stored(self.devices, known)
+        return to_stored(self.devices, known, form)
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> "KeyGroup":
@@ -237,19 +234,8 @@ class KeyGroup:
             FleetError: it was written by a version that this one does not know.
         """
         devices, known = from_stored(stored)
-        gaps = tuple((gap[0], gap[1]) for gap in known["gaps"])
-        alone = [BRIDGE] if gaps and gaps[-1][1] is None else []
-        # what was stored before there were several bridges does not say whose gap it was
-        deaf, until_ms = tuple(known.get("deaf", alone)), known.get("until_ms")
-        coverage = Coverage(known["start_ms"], known["base_ms"], gaps, deaf, until_ms)
-        return cls(
-            Listening(coverage, known["newest_ms"], known["frontier_ms"]),
-            Policies(tuple(_dated_from_plain(plain) for plain in known["policies"])),
-            devices,
-            Waiting.from_plain(known["waiting"]),
-            known["counts"],
-            known["due_ms"],
-        )
+        listening, policies = world_from_plain(known)
+        return cls(listening, policies, devices, Waiting.from_plain(known["waiting"]), known["counts"], known["due_ms"])
 
 
 def begin(received_at_ms: int) -> KeyGroup:
@@ -267,16 +253,3 @@ def _concat(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBa
     if not some:
         return pa.RecordBatch.from_pylist([], schema=schema)
     return some[0] if len(some) == 1 else pa.concat_batches(some)
-
-
-def _dated_to_plain(dated: Dated) -> dict[str, Any]:
-    return {
-        "effective_from_ms": dated.effective_from_ms,
-        "received_at_ms": dated.received_at_ms,
-        "version": dated.version,
-        "policy": dated.policy.normalised(),
-    }
-
-
-def _dated_from_plain(plain: dict[str, Any]) -> Dated:
-    return replace(Dated(**plain), policy=from_normalised(plain["policy"]))

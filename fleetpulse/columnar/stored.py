@@ -1,6 +1,7 @@
 """The stored form of a key group's devices: as little as tells them apart.
 
-Rule 1: it is versioned, and whoever reads state reads it through here.
+Rule 1: it has a version, its form; whoever reads state reads it through here. An older form is read by the steps that lead
+from it to the newest, one a form; it is written on in the form that its generation has, until the state is migrated.
 Rule 2: a column is kept as its distance from what it usually equals, in the fewest bytes that hold it, and left out where
 all devices share one value. A fleet that is well needs little more than names, last seen and counters.
 """
@@ -31,17 +32,25 @@ from fleetpulse.columnar.world import NONE, Vocabulary
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE
 
-STORED_VERSION: Final = 3
-_READ: Final = (2, STORED_VERSION)
-_SINCE: Final = {"gateway_died": 3}  # fields that younger forms have; they are 0 in those before
+STORED_FORM: Final = 4
+WRITTEN_FORMS: Final = (3, STORED_FORM)  # a release writes its own and the one before, so that it can be rolled out and back
+_IDS_WITHOUT_ENDS: Final = 4
 _WORDS: Final = {"site": SITE, "device_class": CLASS, "gateway": GATEWAY}
 assert {*NUMBERS, *_WORDS, "boot", "memory"} == set(DEVICE_FIELDS), "every field is stored"
 
 
-def to_stored(devices: Devices, metadata: Mapping[str, Any]) -> bytes:
-    """Return the stored form of devices, with ``metadata`` (JSON) beside them."""
-    packed, known = Packed(), {**metadata, "version": STORED_VERSION, "count": len(devices)}
-    if len(devices):
+def to_stored(devices: Devices, metadata: Mapping[str, Any], form: int = STORED_FORM) -> bytes:
+    """Return the stored form of devices, with ``metadata`` (JSON) beside them.
+
+    Args:
+        devices: the devices.
+        metadata: see `KeyGroup`.
+        form: one of `WRITTEN_FORMS`.
+    """
+    packed, known = Packed(), {**metadata, "version": form, "count": len(devices)}
+    if len(devices) and form >= _IDS_WITHOUT_ENDS:
+        packed.text("device_id", devices.ids)
+    elif len(devices):
         packed.columns["device_id"] = devices.ids
     if devices.boots.null_count < len(devices.boots):
         packed.columns["boot"] = devices.boots
@@ -80,6 +89,18 @@ def _memory_to_stored(devices: Devices) -> bytes:
     return packed.to_bytes(known)
 
 
+def _gateways_lived(packed: Unpacked) -> None:
+    """Form 3 says whether a device's death is its gateway's; before, no gateway's death was told to it."""
+    packed.known["base"]["gateway_died"] = 0
+
+
+def _ids_with_ends(packed: Unpacked) -> None:
+    """Form 4 leaves out where each id begins where all are of one length; with it they read the same."""
+
+
+UPGRADES: Final = {2: _gateways_lived, 3: _ids_with_ends}  # by the form that a step begins with
+
+
 def from_stored(stored: bytes) -> tuple[Devices, dict[str, Any]]:
     """Return devices and metadata of a stored form.
 
@@ -88,20 +109,22 @@ def from_stored(stored: bytes) -> tuple[Devices, dict[str, Any]]:
     """
     source = pa.BufferReader(stored)
     packed = Unpacked(source)
-    version, count = packed.known.get("version"), packed.known.get("count", 0)
-    if version not in _READ:
+    form, count = packed.known.get("version"), packed.known.get("count", 0)
+    if form != STORED_FORM and form not in UPGRADES:
         raise FleetError(
-            f"state of stored form {version} cannot be read by this version, which reads {' and '.join(map(str, _READ))}; "
+            f"state of stored form {form} cannot be read by this version, which reads {min(UPGRADES)} to {STORED_FORM}; "
             f"run the fleetpulse that wrote it, or begin with an empty home"
         )
+    for step in range(form, STORED_FORM):
+        UPGRADES[step](packed)
     devices = Devices()
     if count:
-        devices.ids = packed.columns["device_id"]
+        devices.ids = packed.text("device_id")
         devices.boots = packed.columns.get("boot", pa.nulls(count, pa.string()))
         devices.rows = rows = np.full((count, len(DEVICE_FIELDS)), -1, np.int64)
         found = np.empty((len(NUMBERS), count), np.int64)
         for number, name in enumerate(NUMBERS):
-            found[number] = packed.number(name, count) if version >= _SINCE.get(name, 0) else 0
+            found[number] = packed.number(name, count)
         restore(found, rows)
         for name, place in _WORDS.items():
             rows[:, place] = packed.number(name, count)

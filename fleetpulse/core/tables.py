@@ -243,7 +243,55 @@ STREAM_HEALTH: Final = Table(
     properties=(("delta.logRetentionDuration", "interval 1 days"),),
 )
 
-TABLES: Final = (MESSAGES, QUARANTINE, COVERAGE, DEVICES, JUDGEMENTS, STREAM_HEALTH)
+DEVICE_SNAPSHOTS: Final = Table(
+    "device_snapshots",
+    "The lifecycle job's state at one batch, all of it; a snapshot is a version of the table, older ones are its history.",
+    ("part", "key_group", "device_id"),
+    (
+        Column(
+            "part",
+            "string",
+            "device; signal and row (what waits for its time); pending (judged, and to be said next); group (how far it is)",
+            required=True,
+        ),
+        Column("key_group", "int", "the key group that it was in", required=True),
+        Column("device_id", "string", "the device; _ for everybody", required=True),
+        Column("device_hash", "long", "64 bits of BLAKE2b over the device id: its place among the key groups", required=True),
+        Column("site", "string", "its site"),
+        Column("device_class", "string", "its class"),
+        Column("gateway", "string", "through whom it came last"),
+        Column("mode", "string", "its mode"),
+        Column("mode_since", "timestamp", "since when"),
+        Column("life", "timestamp", "event time of the first row of its life"),
+        Column("transition_no", "long", "number of its last transition in that life"),
+        Column("class_since", "timestamp", "since when it is of its class"),
+        Column("last_seen", "timestamp", "event time of the last signal judged"),
+        Column("quiet_since", "timestamp", "since when silence counts"),
+        Column("quiet_covered_ms", "long", "covered time then, in milliseconds"),
+        Column("runtime_ms", "long", "cumulative runtime, in milliseconds of covered time"),
+        Column("boot", "string", "the boot last heard of; of a signal: its own"),
+        Column("seq", "long", "the counter last heard of; -1 without; of a signal: its own"),
+        Column("reboots", "long", "how often it has started again"),
+        Column("degraded_until", "timestamp", "until when errors keep it degraded"),
+        Column("flagged_until", "timestamp", "until when it is flagged, unless it is released"),
+        Column("held_until", "timestamp", "announced end of maintenance or update"),
+        Column("death", "timestamp", "when the newest will was delivered that no later signal has revoked"),
+        Column("death_covered_ms", "long", "covered time then, in milliseconds"),
+        Column("gateway_died", "long", "1 where that will is its gateway's"),
+        Column("errors", "string", "JSON object: what is remembered of its errors; null where nothing is"),
+        Column("received_at", "timestamp", "of a signal: when it was received"),
+        Column("event_time", "timestamp", "of a signal: when it happened"),
+        Column("message_kind", "int", "of a signal: the number of its kind, see columnar/blocks.py"),
+        Column("device_clock", "int", "of a signal: 1 where event_time is the device's"),
+        Column("code", "string", "of a signal: its error code"),
+        Column("digest", "long", "of a signal: 64 bits over its payload; 0 where there is a seq"),
+        Column("content", "string", "JSON object: a row, a judgement, or how far a group is"),
+    ),
+    ("part",),
+    (("delta.logRetentionDuration", "interval 91 days"), ("delta.deletedFileRetentionDuration", "interval 91 days")),
+)
+
+TABLES: Final = (MESSAGES, QUARANTINE, COVERAGE, DEVICES, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS)
 READINGS: Final = {
     "transitions": "transition",
     "late_events": "late",

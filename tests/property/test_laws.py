@@ -67,32 +67,62 @@ def in_batches(
         groups: how many key groups there are.
         initial: what they begin with.
     """
-    told: Counter[tuple[Any, ...]] = Counter()
-    stored = dict(initial)
-    chunks: dict[int, dict[int, bytes]] = {group: {} for group in range(groups)}
-    newest = 0
+    stream = Stream(deployment, groups, dict(initial))
     edges = sorted({0, len(rows), *(cut % (len(rows) + 1) for cut in cuts)})
-    batches = [rows[start:end] for start, end in pairwise(edges)]
-    for batch in [*batches, []]:
-        shared = [one for one in with_gateway_deaths(batch) if one.kind in FOR_EVERYONE or one.device_id == EVERYONE]
-        for group in range(groups):
-            own = (one for one in batch if one.kind not in FOR_EVERYONE and key_group(one.device_id, groups) == group)
+    for start, end in pairwise(edges):
+        stream.batch(rows[start:end])
+    stream.batch([])
+    return stream.told
+
+
+class Stream:
+    """Key groups as the job keeps them, from batch to batch.
+
+    Args:
+        deployment: lateness, clock lead and jitter.
+        groups: how many key groups there are.
+        stored: what they begin with, by number; what they hold later on.
+        chunks: likewise what waits in them.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        groups: int,
+        stored: dict[int, bytes],
+        chunks: Mapping[int, dict[int, bytes]] = MappingProxyType({}),
+    ) -> None:
+        self.deployment, self.groups, self.stored = deployment, groups, stored
+        self.chunks: dict[int, dict[int, bytes]] = {group: dict(chunks.get(group, {})) for group in range(groups)}
+        self.told: Counter[tuple[Any, ...]] = Counter()
+        self.newest = 0  # the watermark runs a batch behind
+        self._started_ms: int | None = None
+
+    def batch(self, rows: Sequence[Row]) -> None:
+        """Judge a batch of rows in the order of ``received_at``; without rows, what the watermark wakes."""
+        if self._started_ms is None and rows:
+            self._started_ms = rows[0].received_at_ms
+        shared = [one for one in with_gateway_deaths(rows) if one.kind in FOR_EVERYONE or one.device_id == EVERYONE]
+        for group in range(self.groups):
+            own = (one for one in rows if one.kind not in FOR_EVERYONE and key_group(one.device_id, self.groups) == group)
             mine = [*own, *shared]
-            if not mine and group not in stored:
-                continue
-            state = KeyGroup.from_bytes(stored[group]) if group in stored else begin(rows[0].received_at_ms)
-            signals = signals_to_batch(one for one in mine if is_signal(one))
-            others = [one for one in mine if not is_signal(one)]
-            reached = max([newest, *(one.received_at_ms for one in mine)])
-            step = state.fold(signals, others, reached, deployment, chunks[group].__getitem__)
-            told += compared_columns(step.told)
-            for number in step.gone:
-                del chunks[group][number]
-            chunks[group] |= dict(step.chunks)
-            assert chunks[group].keys() == {chunk.number for chunk in state.waiting.chunks}
-            stored[group] = state.to_bytes()
-        newest = max([newest, *(one.received_at_ms for one in batch)])
-    return told
+            if mine or group in self.stored:
+                self._fold(group, mine)
+        self.newest = max([self.newest, *(one.received_at_ms for one in rows)])
+
+    def _fold(self, group: int, mine: Sequence[Row]) -> None:
+        chunks = self.chunks[group]
+        state = KeyGroup.from_bytes(self.stored[group]) if group in self.stored else begin(self._started_ms or 0)
+        signals = signals_to_batch(one for one in mine if is_signal(one))
+        others = [one for one in mine if not is_signal(one)]
+        reached = max([self.newest, *(one.received_at_ms for one in mine)])
+        step = state.fold(signals, others, reached, self.deployment, chunks.__getitem__)
+        self.told += compared_columns(step.told)
+        for number in step.gone:
+            del chunks[number]
+        chunks |= dict(step.chunks)
+        assert chunks.keys() == {chunk.number for chunk in state.waiting.chunks}
+        self.stored[group] = state.to_bytes()
 
 
 def said_once(told: Counter[tuple[Any, ...]], want: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:

@@ -15,7 +15,7 @@ import pytest
 
 from fleetpulse.columnar.blocks import is_signal, signals_to_batch
 from fleetpulse.columnar.group import KeyGroup, begin
-from fleetpulse.columnar.stored import STORED_VERSION
+from fleetpulse.columnar.stored import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment
@@ -81,7 +81,8 @@ def test_a_recorded_form_reads_back_as_it_was(form: Path) -> None:
     recorded = json.loads(form.with_suffix(".json").read_text())
     recorded["devices"] = [SINCE | device for device in recorded["devices"]]
     assert plain(group) == recorded
-    assert plain(KeyGroup.from_bytes(group.to_bytes())) == recorded
+    for written in WRITTEN_FORMS:
+        assert plain(KeyGroup.from_bytes(group.to_bytes(written))) == recorded
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
@@ -98,22 +99,22 @@ def test_a_recorded_form_shows_all_that_a_key_group_may_hold(form: Path) -> None
 
 
 def test_the_form_that_is_written_has_been_recorded() -> None:
-    assert GOLDEN / f"stored-{STORED_VERSION}.bin" in FORMS
+    assert GOLDEN / f"stored-{STORED_FORM}.bin" in FORMS
 
 
-@pytest.mark.parametrize("version", [1, STORED_VERSION + 1])
+@pytest.mark.parametrize("version", [1, STORED_FORM + 1])
 def test_a_form_of_another_version_is_refused(version: int) -> None:
-    known = f'"version":{STORED_VERSION},'.encode()
-    stored = (GOLDEN / f"stored-{STORED_VERSION}.bin").read_bytes()
+    known = f'"version":{STORED_FORM},'.encode()
+    stored = (GOLDEN / f"stored-{STORED_FORM}.bin").read_bytes()
     assert stored.count(known) == 1
     with pytest.raises(
-        FleetError, match=f"stored form {version} cannot be read .* which reads 2 and {STORED_VERSION}; run the fleetpulse"
+        FleetError, match=f"stored form {version} cannot be read .* which reads 2 to {STORED_FORM}; run the fleetpulse"
     ):
         KeyGroup.from_bytes(stored.replace(known, f'"version":{version},'.encode()))
 
 
 def test_what_was_cut_off_is_not_read_as_less() -> None:
-    stored = (GOLDEN / f"stored-{STORED_VERSION}.bin").read_bytes()
+    stored = (GOLDEN / f"stored-{STORED_FORM}.bin").read_bytes()
     for end in (len(stored) // 3, len(stored) - 200):
         with pytest.raises((pa.ArrowInvalid, OSError)):
             KeyGroup.from_bytes(stored[:end])
@@ -141,7 +142,7 @@ def test_a_fleet_that_is_well_needs_few_bytes_a_device() -> None:
 
 
 if __name__ == "__main__":
-    at = GOLDEN / f"stored-{STORED_VERSION}.bin"
+    at = GOLDEN / f"stored-{STORED_FORM}.bin"
     sample = _sample()
     at.write_bytes(sample.to_bytes())
     at.with_suffix(".json").write_text(json.dumps(plain(sample), sort_keys=True) + "\n")

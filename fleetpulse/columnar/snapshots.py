@@ -1,0 +1,261 @@
+"""A key group as rows that anybody can read, and key groups of any number from such rows.
+
+Rule 1: what is taken has been judged up to the same row, whatever was still due then: all groups share one coverage, one
+frontier and the same policies. What that makes known is pending: it is said once, by whoever goes on from here.
+Rule 2: rows are by device, and not by group: whoever goes on may have another number of groups.
+Rule 3: from the rows come the devices that were taken, field by field (``tests/property/test_snapshots.py``).
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from fleetpulse.columnar.blocks import NO_SIGNALS, ROW_SCHEMA, SIGNAL_SCHEMA, batch_to_rows, from_bytes, rows_to_batch
+from fleetpulse.columnar.devices import Devices
+from fleetpulse.columnar.group import KeyGroup
+from fleetpulse.columnar.layout import BOOT, CLASS, DEVICE_FIELDS, GATEWAY, MEMORY, MODE, SITE
+from fleetpulse.columnar.standing import world_from_plain, world_to_plain
+from fleetpulse.columnar.stored import STORED_FORM
+from fleetpulse.columnar.wire import from_wire
+from fleetpulse.columnar.world import MODES, NONE, Vocabulary
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages import EVERYONE, Row, hash64
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, Column
+
+pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
+DEVICE, SIGNAL, OWN_ROW, PENDING, GROUP = "device", "signal", "row", "pending", "group"
+_WORDS: Final = {"site": SITE, "device_class": CLASS, "gateway": GATEWAY}
+_ARROW: Final = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "timestamp": pa.timestamp("us", tz="UTC")}
+SNAPSHOT_SCHEMA: Final = pa.schema([(column.name, _ARROW[column.type]) for column in DEVICE_SNAPSHOTS.columns])
+
+
+def _declared(name: str) -> Column:
+    return next(column for column in DEVICE_SNAPSHOTS.columns if column.name == name)
+
+
+_INSTANTS: Final = {
+    name: name.removesuffix("_ms")
+    for name in DEVICE_FIELDS
+    if name.endswith("_ms") and name.removesuffix("_ms") in SNAPSHOT_SCHEMA.names
+}
+_NUMBERS: Final = tuple(
+    (place, _INSTANTS.get(name, name))
+    for place, name in enumerate(DEVICE_FIELDS)
+    if name not in (*_WORDS, "mode", "boot", "memory")
+)
+_OF_SIGNALS: Final = {"received_at_ms": "received_at", "event_time_ms": "event_time", "kind": "message_kind"}
+assert all(_declared(name) for _, name in _NUMBERS), "every field of a device is a column of its own"
+SEED_SCHEMA: Final = pa.schema(
+    [
+        ("key_group", pa.int32()),
+        ("block", pa.binary()),
+        ("chunks", pa.list_(pa.struct([("number", pa.int64()), ("rows", pa.binary())]))),
+    ]
+)
+
+
+def taken(
+    key_group: int, block: bytes, chunks: Mapping[int, bytes], newest_ms: int, deployment: Deployment
+) -> list[pa.RecordBatch]:
+    """Return a key group as rows, judged up to the newest row that any group has read.
+
+    Args:
+        key_group: its number.
+        block: its stored form.
+        chunks: what waits in it, by number.
+        newest_ms: ``received_at`` of the newest row read.
+        deployment: lateness, clock lead and jitter.
+
+    Returns:
+        Batches of `SNAPSHOT_SCHEMA`.
+    """
+    group, written = KeyGroup.from_bytes(block), dict(chunks)
+    step = group.fold(NO_SIGNALS, [], max(newest_ms, group.listening.newest_ms), deployment, written.__getitem__)
+    written |= dict(step.chunks)
+    signals, others = _left(group, written, group.listening.frontier_ms)
+    world = {**world_to_plain(group.listening, group.policies), "bytes": len(block), "form": form_of(block)}
+    return [
+        _devices(key_group, group.devices),
+        *[_signals(key_group, one) for one in signals if one.num_rows],
+        _plain(key_group, OWN_ROW, [_row_to_plain(row) for row in others], [row.device_id for row in others]),
+        _plain(key_group, PENDING, step.told.to_pylist(), step.told["device_id"].to_pylist()),
+        _plain(key_group, GROUP, [world], [EVERYONE]),
+    ]
+
+
+def form_of(block: bytes) -> int:
+    """Return the version of a stored form."""
+    with pa.ipc.open_stream(block) as reader:
+        return int(json.loads((reader.schema.metadata or {})[b"fleetpulse"])["version"])
+
+
+def _left(group: KeyGroup, written: Mapping[int, bytes], after_ms: int | None) -> tuple[list[pa.RecordBatch], list[Row]]:
+    signals: list[pa.RecordBatch] = []
+    others: list[Row] = []
+    for chunk in group.waiting.chunks:
+        batch = from_wire(written[chunk.number]) if chunk.signals else from_bytes(written[chunk.number])
+        if after_ms is not None:
+            batch = batch.filter(pa.array(batch["event_time_ms"].to_numpy() > after_ms))
+        if chunk.signals:
+            signals.append(batch)
+        else:
+            others += batch_to_rows(batch)
+    return signals, others
+
+
+def _whole(key_group: int, part: str, count: int, columns: dict[str, pa.Array]) -> pa.RecordBatch:
+    columns |= {"part": pa.repeat(part, count), "key_group": pa.repeat(pa.scalar(key_group, pa.int32()), count)}
+    arrays = [columns[field.name].cast(field.type) if field.name in columns else pa.nulls(count, field.type)
+              for field in SNAPSHOT_SCHEMA]  # fmt: skip
+    return pa.RecordBatch.from_arrays(arrays, schema=SNAPSHOT_SCHEMA)
+
+
+def _devices(key_group: int, devices: Devices) -> pa.RecordBatch:
+    rows = devices.rows
+    columns: dict[str, pa.Array] = {"device_id": devices.ids, "boot": devices.boots}
+    columns["device_hash"] = pa.array([hash64(one) for one in devices.ids.to_pylist()], pa.int64())
+    columns["mode"] = pa.array([mode.value for mode in MODES], pa.string()).take(pa.array(rows[:, MODE]))
+    for (name, place), words in zip(_WORDS.items(), (devices.sites, devices.classes, devices.gateways), strict=True):
+        numbers = rows[:, place]
+        columns[name] = pa.array(words.words, pa.string()).take(pa.array(numbers, mask=numbers < 0))
+    for place, name in _NUMBERS:
+        values = pa.array(rows[:, place], mask=rows[:, place] == NONE)
+        columns[name] = pc.multiply(values, 1000).cast(_ARROW["timestamp"]) if name in _INSTANTS.values() else values
+    columns["errors"] = _errors(devices)
+    return _whole(key_group, DEVICE, len(devices), columns)
+
+
+def _errors(devices: Devices) -> pa.Array:
+    told = np.full(len(devices), None, object)
+    for place in np.flatnonzero(devices.rows[:, MEMORY] >= 0).tolist():
+        known = {name: value for name, value in devices.remembered(place).items() if value}
+        told[place] = json.dumps(known) if known else None
+    return pa.array(told, pa.string())
+
+
+def _signals(key_group: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    columns: dict[str, pa.Array] = {}
+    for field in SIGNAL_SCHEMA:
+        column = batch[field.name]
+        if pa.types.is_dictionary(field.type):
+            column = column.dictionary_decode()
+        if field.name in ("received_at_ms", "event_time_ms"):
+            column = pc.multiply(column, 1000).cast(_ARROW["timestamp"])
+        columns[_OF_SIGNALS.get(field.name, field.name)] = column
+    columns["device_hash"] = pa.array([hash64(one) for one in batch["device_id"].to_pylist()], pa.int64())
+    columns["message_kind"] = pc.cast(columns["message_kind"], pa.int32())
+    columns["device_clock"] = columns["device_clock"].cast(pa.int32())
+    return _whole(key_group, SIGNAL, batch.num_rows, columns)
+
+
+def _plain(key_group: int, part: str, contents: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> pa.RecordBatch:
+    columns = {
+        "content": pa.array([json.dumps(one) for one in contents], pa.string()),
+        "device_id": pa.array(ids, pa.string()),
+        "device_hash": pa.array([hash64(one) for one in ids], pa.int64()),
+    }
+    return _whole(key_group, part, len(contents), columns)
+
+
+def _row_to_plain(row: Row) -> dict[str, Any]:
+    return {**asdict(row), "kind": row.kind.value, "clock": row.clock.value}
+
+
+def the_world(groups: Iterable[str]) -> str:
+    """Return the coverage, frontier and policies that all groups of a snapshot share, as JSON.
+
+    Args:
+        groups: contents of its rows of part ``group``.
+
+    Raises:
+        FleetError: there is none, or they are not the same.
+    """
+    own = ("bytes", "form")
+    worlds = {json.dumps({k: v for k, v in json.loads(one).items() if k not in own}, sort_keys=True) for one in groups}
+    if len(worlds) != 1:
+        raise FleetError(
+            f"the key groups of a snapshot have come equally far; got {len(worlds)} different stands; it is damaged, or was put "
+            f"together of several: take another"
+        )
+    return worlds.pop()
+
+
+def seed(key_group: int, rows: pa.Table, shared: Sequence[Row], world: str, deployment: Deployment, form: int) -> pa.Table:
+    """Return a key group of the rows that belong to it: one row of `SEED_SCHEMA`.
+
+    Args:
+        key_group: its number.
+        rows: its devices, signals and own rows, columns of `SNAPSHOT_SCHEMA`; others are passed over.
+        shared: rows that wait in every group.
+        world: see `the_world`.
+        deployment: lateness, clock lead and jitter.
+        form: of the stored form.
+    """
+    listening, policies = world_from_plain(json.loads(world))
+    group = KeyGroup(listening, policies, _to_devices(rows.filter(pc.equal(rows["part"], DEVICE))))
+    signals = _to_signals(rows.filter(pc.equal(rows["part"], SIGNAL)))
+    own = rows.filter(pc.and_(pc.equal(rows["part"], OWN_ROW), pc.not_equal(rows["device_id"], EVERYONE)))
+    others = [*_to_rows(own), *shared]
+    width_ms = max(deployment.allowed_lateness_ms, 1)
+    chunks = [*group.waiting.write(signals, width_ms), *group.waiting.write(rows_to_batch(others), width_ms)]
+    group.arm(deployment)
+    written = [{"number": number, "rows": content} for number, content in chunks]
+    return pa.table([[key_group], [group.to_bytes(form)], [written]], schema=SEED_SCHEMA)
+
+
+def shared_rows(contents: Iterable[str]) -> list[Row]:
+    """Return rows that wait in every key group, from the contents of those that stand under one of them."""
+    return [_row_from_plain(json.loads(one)) for one in contents]
+
+
+def _to_rows(rows: pa.Table) -> list[Row]:
+    return shared_rows(rows["content"].to_pylist())
+
+
+def _row_from_plain(plain: Mapping[str, Any]) -> Row:
+    batch = pa.RecordBatch.from_pylist([dict(plain)], schema=ROW_SCHEMA)
+    return batch_to_rows(batch)[0]
+
+
+def _to_devices(rows: pa.Table) -> Devices:
+    devices = Devices()
+    rows = rows.combine_chunks()
+    devices.admit(_one(rows["device_id"]))
+    matrix = devices.rows
+    for place, name in _NUMBERS:
+        values = rows[name].cast(pa.int64()) if name not in _INSTANTS.values() else pc.divide(rows[name].cast(pa.int64()), 1000)
+        matrix[:, place] = pc.fill_null(values, NONE).to_numpy()
+    for (name, place), words in zip(_WORDS.items(), (devices.sites, devices.classes, devices.gateways), strict=True):
+        matrix[:, place] = words.numbers(_one(rows[name]).dictionary_encode())
+    modes = Vocabulary([mode.value for mode in MODES])
+    matrix[:, MODE] = modes.numbers(_one(rows["mode"]).dictionary_encode())
+    matrix[:, [BOOT, MEMORY]] = -1
+    devices.boots = _one(rows["boot"])
+    told = rows["errors"].is_valid().to_numpy()
+    places = np.flatnonzero(told)
+    devices.remember(places)
+    for place, known in zip(places.tolist(), rows["errors"].drop_null().to_pylist(), strict=True):
+        devices.put_remembered(place, **json.loads(known))
+    return devices
+
+
+def _to_signals(rows: pa.Table) -> pa.RecordBatch:
+    arrays: list[pa.Array] = []
+    for field in SIGNAL_SCHEMA:
+        column = rows[_OF_SIGNALS.get(field.name, field.name)]
+        if field.name in ("received_at_ms", "event_time_ms"):
+            column = pc.divide(column.cast(pa.int64()), 1000)
+        array = _one(column)
+        arrays.append(array.dictionary_encode().cast(field.type) if pa.types.is_dictionary(field.type) else array.cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=SIGNAL_SCHEMA)
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+

@@ -1,0 +1,120 @@
+"""A snapshot, and key groups of any number begun from it, and the rest: that is one run over everything."""
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+import pytest
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+from fleetpulse.columnar.group import KeyGroup
+from fleetpulse.columnar.snapshots import GROUP, OWN_ROW, PENDING, SNAPSHOT_SCHEMA, form_of, seed, shared_rows, taken, the_world
+from fleetpulse.columnar.stored import STORED_FORM, WRITTEN_FORMS
+from fleetpulse.columnar.told import TOLD_SCHEMA
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.judgements import compared
+from fleetpulse.core.messages import EVERYONE, Row, hash64
+from fleetpulse.core.replay import Deployment, replay
+from tests.histories import compared_columns, row, signal
+from tests.property.test_laws import Stream, histories, said_once
+
+pc: Any = pyarrow.compute
+DEPLOYMENTS = st.builds(
+    Deployment, st.sampled_from([1, 5, 20, 60]).map(lambda s: s * 1000), st.just(30_000), st.sampled_from([0, 0, 7_000, 40_000])
+)
+
+
+def snapshot_of(stream: Stream) -> pa.Table:
+    """Take all key groups as rows."""
+    batches = [
+        batch
+        for group, block in stream.stored.items()
+        for batch in taken(group, block, stream.chunks[group], stream.newest, stream.deployment)
+    ]
+    return pa.Table.from_batches(batches, SNAPSHOT_SCHEMA)
+
+
+def of_part(rows: pa.Table, part: str) -> pa.Table:
+    return rows.filter(pc.equal(rows["part"], part))
+
+
+def begun_from(snapshot: pa.Table, groups: int, deployment: Deployment, form: int = STORED_FORM) -> Stream:
+    """Begin with a snapshot's rows, in any number of key groups."""
+    world = the_world(of_part(snapshot, GROUP)["content"].to_pylist())
+    own = of_part(snapshot, OWN_ROW)
+    first = min(snapshot["key_group"].to_pylist())
+    to_all = own.filter(pc.and_(pc.equal(own["device_id"], EVERYONE), pc.equal(own["key_group"], first)))
+    shared = shared_rows(to_all["content"].to_pylist())
+    places = pa.array([hash64(one) % groups for one in snapshot["device_id"].to_pylist()], pa.int64())
+    stored: dict[int, bytes] = {}
+    chunks: dict[int, dict[int, bytes]] = {}
+    for group in range(groups):
+        mine = snapshot.filter(pc.equal(places, group))
+        [one] = seed(group, mine, shared, world, deployment, form).to_pylist()
+        stored[group] = one["block"]
+        chunks[group] = {chunk["number"]: chunk["rows"] for chunk in one["chunks"]}
+        assert form_of(one["block"]) == form
+    stream = Stream(deployment, groups, stored, chunks)
+    pending = [json.loads(one) for one in of_part(snapshot, PENDING)["content"].to_pylist()]
+    stream.told += compared_columns(pa.RecordBatch.from_pylist(pending, schema=TOLD_SCHEMA))
+    return stream
+
+
+@given(
+    histories(), st.lists(st.integers(0, 60), max_size=4), st.integers(0, 60), DEPLOYMENTS, st.integers(1, 4), st.integers(1, 4)
+)
+def test_a_snapshot_and_the_rest_say_what_one_run_says(
+    rows: list[Row], cuts: list[int], cut: int, deployment: Deployment, groups: int, then: int
+) -> None:
+    rows = [*rows, row(1_000_000, "fleet/_/b/tick", op="flush")]
+    want = compared(replay(rows, deployment))
+    place = 1 + cut % (len(rows) - 1)
+    before = Stream(deployment, groups, {})
+    edges = sorted({0, place, *(one % (place + 1) for one in cuts)})
+    for number in range(len(edges) - 1):
+        before.batch(rows[edges[number] : edges[number + 1]])
+    snapshot = snapshot_of(before)
+    note(str(snapshot.to_pylist()))
+    after = begun_from(snapshot, then, deployment, WRITTEN_FORMS[cut % len(WRITTEN_FORMS)])
+    after.batch(rows[place:])
+    after.batch([])
+    assert said_once(before.told + after.told, want) == want
+
+
+@given(histories(), DEPLOYMENTS, st.integers(1, 3))
+def test_what_is_begun_from_a_snapshot_gives_the_same_snapshot(rows: list[Row], deployment: Deployment, groups: int) -> None:
+    stream = Stream(deployment, groups, {})
+    stream.batch(rows)
+    first = snapshot_of(stream)
+    begun = begun_from(first, groups, deployment)
+    begun.newest = stream.newest
+    again = snapshot_of(begun)
+
+    def plain(table: pa.Table) -> list[dict[str, Any]]:
+        kept = [one for one in table.to_pylist() if one["part"] not in (PENDING, GROUP)]
+        return sorted(kept, key=lambda one: json.dumps(one, default=str))
+
+    there = {group for group in first["key_group"].to_pylist()}
+    shared = [one for one in plain(again) if one["device_id"] != EVERYONE or one["key_group"] in there]
+    assert shared == plain(first)
+
+
+def test_groups_that_stand_at_different_instants_are_refused() -> None:
+    groups = [json.dumps({"frontier_ms": at, "bytes": 7, "form": 4}) for at in (1, 1, 2)]
+    assert json.loads(the_world(groups[:2])) == {"frontier_ms": 1}
+    with pytest.raises(FleetError, match="2 different stands"):
+        the_world(groups)
+
+
+def test_a_device_is_taken_with_names_units_and_what_is_remembered_of_it() -> None:
+    rows = [signal(10, "d", boot="b", seq=3, gateway="g"), signal(20, "d", "error", code="x", boot="b", seq=4)]
+    stream = Stream(Deployment(1000, 1000), 1, {})
+    stream.batch([*rows, signal(40, "e"), signal(50, "d", "error", code="y")])
+    [device, _] = sorted(of_part(snapshot_of(stream), "device").to_pylist(), key=lambda one: one["device_id"])
+    assert (device["device_id"], device["mode"], device["boot"], device["seq"], device["gateway"]) == ("d", "online", "b", 4, "g")
+    assert device["runtime_ms"] == 10_000
+    assert (device["last_seen"] - device["life"]).total_seconds() == 10
+    assert json.loads(device["errors"])["codes"] == ["x"]
+    assert isinstance(KeyGroup.from_bytes(stream.stored[0]), KeyGroup)
