@@ -19,7 +19,8 @@ from bench.python_fold import Rules
 from fleetpulse.core import policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
-from streaming.lifecycle import judged
+from fleetpulse.io.generations import Generation
+from fleetpulse.io.lifecycle_query import judged
 
 REFERENCE: Final = "scala-flat-map-groups"
 OURS: Final = "ours"
@@ -84,7 +85,7 @@ def messages(spark: SparkSession, source: Input) -> DataFrame:
 
 def _ours(spark: SparkSession, source: Input) -> DataFrame:
     deployment = Deployment(LATENESS_MS, _MAX_CLOCK_LEAD_MS)
-    return judged(spark, source.path, deployment, key_groups(source.fleet.devices), max_rows=1)
+    return judged(spark, source.path, deployment, Generation.first(key_groups(source.fleet.devices)), max_rows=1)
 
 
 def _scala(entry: str) -> Callable[[SparkSession, Input], DataFrame]:

@@ -38,10 +38,11 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.delta import arrow_schema, to_table
+from fleetpulse.io.generations import Generation
 from fleetpulse.io.java import cache_dir
+from fleetpulse.io.lifecycle_query import Begin, judged
 from fleetpulse.io.registry import initial_state
 from fleetpulse.io.spark import spark_session
-from streaming.lifecycle import judged
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 ROOT: Final = Path(__file__).parents[1]
@@ -158,7 +159,7 @@ def _run(spark: SparkSession, messages: Path, place: Path, devices: int, jitter_
     groups = key_groups(devices)
     initial = initial_state(spark, _fleet(devices), listening, policies, groups)
     deployment = Deployment(LATENESS_MS, verdict_jitter_ms=jitter_ms)
-    rows = judged(spark, messages, deployment, groups, initial=initial, max_rows=1)
+    rows = judged(spark, messages, deployment, Generation.first(groups), begin=Begin(initial), max_rows=1)
     query = written(rows, place, JUDGEMENTS.partitioned_by)
     try:
         query.processAllAvailable()

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli import access, develop, devices, looking, policies
+from cli import access, develop, devices, looking, policies, state, stream
 from cli.chaos.command import chaos
 from cli.jobs import jobs
 from fleetpulse import __version__
@@ -32,6 +32,8 @@ looking.register(app)
 devices.register(app)
 policies.register(app)
 access.register(app)
+state.register(app)
+stream.register(app)
 develop.register(app)
 app.command("chaos")(chaos)
 

@@ -17,6 +17,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import KAFKA
 from fleetpulse.io.address import BrokerAddress, save_address
 from fleetpulse.io.broker import Broker
+from fleetpulse.io.desired import RUNNING, desired
 from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.jars import JARS, KAFKA_JARS, absent_jars, resolve_jars
 from fleetpulse.io.java import find_java
@@ -49,6 +50,7 @@ class Job:
         self._died_at_s: list[float] = []
         self.verb = verb or name
         self.comes_back = restarts > 0
+        self.held = False  # stopped, since it is to be
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -87,7 +89,7 @@ class Job:
         Raises:
             FleetError: it has died too often, or is not to be started again.
         """
-        if self._process is None or self.alive():
+        if self._process is None or self.held or self.alive():
             return
         self._kill_group()
         if full := disk_full(self.home.path):
@@ -121,6 +123,15 @@ class Job:
         self._kill_group()
         self._process.wait()
         self.home.run(self.name).unlink(missing_ok=True)
+
+    def obey(self, *, runs: bool) -> None:
+        """Stop it, or start it again, as is wanted; no effect where it is so."""
+        if runs == self.held:
+            self.held = not runs
+            if runs:
+                self.start()
+            else:
+                self.stop()
 
     def _kill_group(self) -> None:
         """The JVM and its Python workers are in the job's own group: none outlives it."""
@@ -244,6 +255,8 @@ class Run:
                 f"give the same command again: it goes on where it stopped"
             )
         for job in self.jobs:
+            if job.name == "lifecycle":
+                job.obey(runs=desired(self.home).what == RUNNING)
             job.watch()
 
     def await_that(self, what: str, reached: Callable[[], bool], patience_s: float) -> None:

@@ -3,78 +3,23 @@
 import os
 import threading
 import time
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
-from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from fleetpulse.columnar.warm import warm
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.replay import Deployment
-from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.block_source import FORMAT, MAX_ROWS, BlockSource
-from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, judged_up_to
-from fleetpulse.io.group_processor import OUTPUT, TOLD, GroupProcessor, unpacker
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
+from fleetpulse.io.lifecycle_query import start
 from fleetpulse.io.process import Stop, write_status
 from fleetpulse.io.spark import spark_session
 from fleetpulse.io.stream_health import StreamHealth
 
 _LOG: Final = structlog.get_logger("lifecycle")
-GENERATION: Final = 1
 _WARM_LIMIT_S: Final = 60.0
-
-
-def judged(
-    spark: SparkSession,
-    messages: Path,
-    deployment: Deployment,
-    key_groups: int,
-    *,
-    initial: DataFrame | None = None,
-    max_rows: int = MAX_ROWS,
-) -> DataFrame:
-    """Return the streaming table of judgements over a table of messages.
-
-    Args:
-        spark: the session.
-        messages: path of the table.
-        deployment: lateness, clock lead and jitter.
-        key_groups: how many there are; fixed for a checkpoint.
-        initial: what a new checkpoint begins with, see `io.registry.initial_state`; to be given until its first batch is
-            committed, passed over from then on.
-        max_rows: what a batch aims at; 1 makes each version a batch.
-    """
-    spark.dataSource.register(BlockSource)
-    blocks = (
-        spark.readStream.format(FORMAT)
-        .options(path=str(messages), key_groups=key_groups, max_rows=max_rows)
-        .load()
-        .withWatermark("received_at", f"{WATERMARK_DELAY_MS} milliseconds")
-    )
-    begun = None if initial is None else initial.groupBy("key_group")
-    folded = blocks.groupBy("key_group").transformWithState(GroupProcessor(deployment), OUTPUT, "append", "eventtime", begun)
-    return folded.mapInArrow(unpacker(GENERATION), TOLD)
-
-
-def start(
-    spark: SparkSession, home: Home, pause: str = "200 milliseconds", *, initial: DataFrame | None = None
-) -> StreamingQuery:
-    """Start the query of a home; it goes on where its checkpoint stands, and begins with ``initial`` where there is none."""
-    delta.create(home, JUDGEMENTS)
-    rows = judged(spark, home.table(MESSAGES.name), home.deployment(), home.key_groups(), initial=initial)
-    return (
-        rows.writeStream.format("delta")
-        .queryName("lifecycle")
-        .option("checkpointLocation", str(home.checkpoint))
-        .partitionBy(*JUDGEMENTS.partitioned_by)
-        .outputMode("append")
-        .trigger(processingTime=pause)
-        .start(str(home.table(JUDGEMENTS.name)))
-    )
 
 
 def run_lifecycle(home: Home, stop: Stop) -> None:
@@ -87,11 +32,20 @@ def run_lifecycle(home: Home, stop: Stop) -> None:
     while not (home.table(MESSAGES.name) / "_delta_log").exists():
         if stop.wait(0.1):
             return
+    while holder := home.state_holder():
+        write_status(home.run("lifecycle"), {"pid": os.getpid(), "state": f"waiting for {holder}"})
+        if stop.wait(0.5):
+            return
+    with home.state_held("the lifecycle job"):
+        _run(home, stop)
+
+
+def _run(home: Home, stop: Stop) -> None:
     warming = threading.Thread(target=warm, name="warm", daemon=True)
     warming.start()  # while the JVM starts; the first batch's workers find it done instead of each doing it
     spark = spark_session("fleetpulse-lifecycle", local_dir=home.path / "spark")
     warming.join(_WARM_LIMIT_S)
-    health = StreamHealth(home, GENERATION)
+    health = StreamHealth(home, home.generation().number)
     query = start(spark, home)
     health.follow(spark, query)
     try:

@@ -16,10 +16,11 @@ import pyarrow as pa
 from fleetpulse.columnar.blocks import SIGNAL_SCHEMA, batch_to_rows, rows_to_batch
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.due import frontiers, sift
+from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.columnar.judging import Judging
 from fleetpulse.columnar.kernel import spread
 from fleetpulse.columnar.standing import world_from_plain, world_to_plain
-from fleetpulse.columnar.stored import STORED_FORM, from_stored, to_stored
+from fleetpulse.columnar.stored import from_stored, to_stored
 from fleetpulse.columnar.told import TOLD_SCHEMA, from_judgements
 from fleetpulse.columnar.waiting import Waiting, span_ms
 from fleetpulse.columnar.world import NONE, Vocabulary, world_arrays

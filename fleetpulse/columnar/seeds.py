@@ -49,7 +49,8 @@ REGISTERED_SCHEMA: Final = pa.schema(
         ("registered_at", pa.timestamp("us", tz="UTC")),
     ]
 )
-SEED_SCHEMA: Final = pa.schema([("key_group", pa.int32()), ("block", pa.binary())])
+CHUNKS: Final = pa.list_(pa.struct([("number", pa.int64()), ("rows", pa.binary())]))  # what waits, see `columnar.waiting`
+SEED_SCHEMA: Final = pa.schema([("key_group", pa.int32()), ("block", pa.binary()), ("chunks", CHUNKS)])
 
 
 def seeds(registered: pa.Table, listening: Listening, policies: Policies, key_groups: int) -> pa.Table:
@@ -77,7 +78,8 @@ def seeds(registered: pa.Table, listening: Listening, policies: Policies, key_gr
         _group(devices.slice(edges[group], edges[group + 1] - edges[group]), listening, policies).to_bytes()
         for group in range(key_groups)
     ]
-    return pa.table([pa.array(range(key_groups), pa.int32()), pa.array(blocks, pa.binary())], schema=SEED_SCHEMA)
+    nothing = pa.array([[]] * key_groups, CHUNKS)
+    return pa.table([pa.array(range(key_groups), pa.int32()), pa.array(blocks, pa.binary()), nothing], schema=SEED_SCHEMA)
 
 
 def _checked(registered: pa.Table, frontier_ms: int | None) -> pa.Table:

@@ -18,9 +18,9 @@ import pyarrow.compute
 from fleetpulse.columnar.blocks import NO_SIGNALS, ROW_SCHEMA, SIGNAL_SCHEMA, batch_to_rows, from_bytes, rows_to_batch
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.columnar.layout import BOOT, CLASS, DEVICE_FIELDS, GATEWAY, MEMORY, MODE, SITE
+from fleetpulse.columnar.layout import BOOT, CLASS, DEVICE_FIELDS, GATEWAY, MEMORY, MODE, SEQ, SITE
+from fleetpulse.columnar.seeds import SEED_SCHEMA
 from fleetpulse.columnar.standing import world_from_plain, world_to_plain
-from fleetpulse.columnar.stored import STORED_FORM
 from fleetpulse.columnar.wire import from_wire
 from fleetpulse.columnar.world import MODES, NONE, Vocabulary
 from fleetpulse.core.errors import FleetError
@@ -51,13 +51,6 @@ _NUMBERS: Final = tuple(
 )
 _OF_SIGNALS: Final = {"received_at_ms": "received_at", "event_time_ms": "event_time", "kind": "message_kind"}
 assert all(_declared(name) for _, name in _NUMBERS), "every field of a device is a column of its own"
-SEED_SCHEMA: Final = pa.schema(
-    [
-        ("key_group", pa.int32()),
-        ("block", pa.binary()),
-        ("chunks", pa.list_(pa.struct([("number", pa.int64()), ("rows", pa.binary())]))),
-    ]
-)
 
 
 def taken(
@@ -79,7 +72,7 @@ def taken(
     step = group.fold(NO_SIGNALS, [], max(newest_ms, group.listening.newest_ms), deployment, written.__getitem__)
     written |= dict(step.chunks)
     signals, others = _left(group, written, group.listening.frontier_ms)
-    world = {**world_to_plain(group.listening, group.policies), "bytes": len(block), "form": form_of(block)}
+    world = {**world_to_plain(group.listening, group.policies), "bytes": len(block), "form": head_of(block)["version"]}
     return [
         _devices(key_group, group.devices),
         *[_signals(key_group, one) for one in signals if one.num_rows],
@@ -89,10 +82,10 @@ def taken(
     ]
 
 
-def form_of(block: bytes) -> int:
-    """Return the version of a stored form."""
+def head_of(block: bytes) -> dict[str, Any]:
+    """Return what is written at the head of a stored form: its version, how many devices, coverage, what waits."""
     with pa.ipc.open_stream(block) as reader:
-        return int(json.loads((reader.schema.metadata or {})[b"fleetpulse"])["version"])
+        return json.loads((reader.schema.metadata or {})[b"fleetpulse"])
 
 
 def _left(group: KeyGroup, written: Mapping[int, bytes], after_ms: int | None) -> tuple[list[pa.RecordBatch], list[Row]]:
@@ -125,7 +118,7 @@ def _devices(key_group: int, devices: Devices) -> pa.RecordBatch:
         numbers = rows[:, place]
         columns[name] = pa.array(words.words, pa.string()).take(pa.array(numbers, mask=numbers < 0))
     for place, name in _NUMBERS:
-        values = pa.array(rows[:, place], mask=rows[:, place] == NONE)
+        values = pa.array(rows[:, place], mask=(rows[:, place] == NONE) | ((rows[:, place] < 0) & (place == SEQ)))
         columns[name] = pc.multiply(values, 1000).cast(_ARROW["timestamp"]) if name in _INSTANTS.values() else values
     columns["errors"] = _errors(devices)
     return _whole(key_group, DEVICE, len(devices), columns)
@@ -151,6 +144,7 @@ def _signals(key_group: int, batch: pa.RecordBatch) -> pa.RecordBatch:
     columns["device_hash"] = pa.array([hash64(one) for one in batch["device_id"].to_pylist()], pa.int64())
     columns["message_kind"] = pc.cast(columns["message_kind"], pa.int32())
     columns["device_clock"] = columns["device_clock"].cast(pa.int32())
+    columns["seq"] = pc.if_else(pc.less(columns["seq"], 0), None, columns["seq"])
     return _whole(key_group, SIGNAL, batch.num_rows, columns)
 
 
@@ -204,7 +198,6 @@ def seed(key_group: int, rows: pa.Table, shared: Sequence[Row], world: str, depl
     others = [*_to_rows(own), *shared]
     width_ms = max(deployment.allowed_lateness_ms, 1)
     chunks = [*group.waiting.write(signals, width_ms), *group.waiting.write(rows_to_batch(others), width_ms)]
-    group.arm(deployment)
     written = [{"number": number, "rows": content} for number, content in chunks]
     return pa.table([[key_group], [group.to_bytes(form)], [written]], schema=SEED_SCHEMA)
 
@@ -230,7 +223,7 @@ def _to_devices(rows: pa.Table) -> Devices:
     matrix = devices.rows
     for place, name in _NUMBERS:
         values = rows[name].cast(pa.int64()) if name not in _INSTANTS.values() else pc.divide(rows[name].cast(pa.int64()), 1000)
-        matrix[:, place] = pc.fill_null(values, NONE).to_numpy()
+        matrix[:, place] = pc.fill_null(values, -1 if place == SEQ else NONE).to_numpy()
     for (name, place), words in zip(_WORDS.items(), (devices.sites, devices.classes, devices.gateways), strict=True):
         matrix[:, place] = words.numbers(_one(rows[name]).dictionary_encode())
     modes = Vocabulary([mode.value for mode in MODES])
@@ -251,11 +244,12 @@ def _to_signals(rows: pa.Table) -> pa.RecordBatch:
         column = rows[_OF_SIGNALS.get(field.name, field.name)]
         if field.name in ("received_at_ms", "event_time_ms"):
             column = pc.divide(column.cast(pa.int64()), 1000)
-        array = _one(column)
-        arrays.append(array.dictionary_encode().cast(field.type) if pa.types.is_dictionary(field.type) else array.cast(field.type))
+        array = _one(pc.fill_null(column, -1) if field.name == "seq" else column)
+        arrays.append(
+            array.dictionary_encode().cast(field.type) if pa.types.is_dictionary(field.type) else array.cast(field.type)
+        )
     return pa.RecordBatch.from_arrays(arrays, schema=SIGNAL_SCHEMA)
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-

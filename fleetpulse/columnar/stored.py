@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from fleetpulse.columnar.devices import Devices, memory_rows
+from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.columnar.layout import (
     CLASS,
     CODES,
@@ -32,8 +33,6 @@ from fleetpulse.columnar.world import NONE, Vocabulary
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE
 
-STORED_FORM: Final = 4
-WRITTEN_FORMS: Final = (3, STORED_FORM)  # a release writes its own and the one before, so that it can be rolled out and back
 _IDS_WITHOUT_ENDS: Final = 4
 _WORDS: Final = {"site": SITE, "device_class": CLASS, "gateway": GATEWAY}
 assert {*NUMBERS, *_WORDS, "boot", "memory"} == set(DEVICE_FIELDS), "every field is stored"
@@ -45,7 +44,7 @@ def to_stored(devices: Devices, metadata: Mapping[str, Any], form: int = STORED_
     Args:
         devices: the devices.
         metadata: see `KeyGroup`.
-        form: one of `WRITTEN_FORMS`.
+        form: one of `forms.WRITTEN_FORMS`.
     """
     packed, known = Packed(), {**metadata, "version": form, "count": len(devices)}
     if len(devices) and form >= _IDS_WITHOUT_ENDS:

@@ -270,7 +270,7 @@ DEVICE_SNAPSHOTS: Final = Table(
         Column("quiet_covered_ms", "long", "covered time then, in milliseconds"),
         Column("runtime_ms", "long", "cumulative runtime, in milliseconds of covered time"),
         Column("boot", "string", "the boot last heard of; of a signal: its own"),
-        Column("seq", "long", "the counter last heard of; -1 without; of a signal: its own"),
+        Column("seq", "long", "the counter last heard of; of a signal: its own"),
         Column("reboots", "long", "how often it has started again"),
         Column("degraded_until", "timestamp", "until when errors keep it degraded"),
         Column("flagged_until", "timestamp", "until when it is flagged, unless it is released"),

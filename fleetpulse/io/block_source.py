@@ -20,6 +20,7 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from fleetpulse.columnar.blocks import KINDS, NO_ROWS, ROW_SCHEMA, SIGNAL_SCHEMA, WORDS, to_bytes
 from fleetpulse.columnar.wire import to_wire
@@ -95,10 +96,11 @@ class DeltaLog:
         return files
 
 
-class BlockReader(DataSourceStreamReader):
+class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans batches by version and packs their files into blocks.
 
-    Options: ``path`` of the table, ``key_groups``, ``max_rows`` a batch aims at, ``parallelism``.
+    Options: ``path`` of the table, ``key_groups``, ``max_rows`` a batch aims at, ``parallelism``; of a new checkpoint
+    ``begin``, the first version to read, and ``begin_alone``: its first batch reads nothing; ``through``: the version to stop at.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -106,17 +108,27 @@ class BlockReader(DataSourceStreamReader):
         self.key_groups = int(options["key_groups"])
         self.max_rows = int(options.get("max_rows", MAX_ROWS))
         self.parallelism = int(options.get("parallelism", "2"))
+        self.begin = int(options.get("begin", "0"))
+        self.alone = options.get("begin_alone") == "1"
+        self.through = int(options["through"]) if "through" in options else None
         self._started_ms: int | None = None
-        self._known_end = 0
 
     def initialOffset(self) -> dict[str, int]:
-        """Begin with the table's first version."""
-        return {"version": 0}
+        """Begin with the first version that is to be read; where nothing is to be read yet, just before it."""
+        return {"version": self.begin, "begun": 0} if self.alone else {"version": self.begin}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Read what is there now, and no further."""
+        newest = self.log.latest() + 1
+        self.through = newest if self.through is None else min(self.through, newest)
 
     def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:
         """Return the end of the next batch: as many versions as ``max_rows`` allows, at least one."""
-        begin = (start or self.initialOffset())["version"]
-        end, rows, latest = begin, 0, self.log.latest()
+        start = start or self.initialOffset()
+        if "begun" in start:
+            return {"version": start["version"]}
+        begin = start["version"]
+        end, rows, latest = begin, 0, self.log.latest() if self.through is None else self.through - 1
         while end <= latest and (rows < self.max_rows or end == begin):
             rows += sum(count for _, count in self.log.appended(end))
             end += 1

@@ -1,10 +1,31 @@
-"""What a checkpoint says of how far is judged, read from its files: without the job, and without Spark."""
+"""What a checkpoint says of how far it has come, read from its files: without the job, and without Spark."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from fleetpulse.core.errors import FleetError
+
+_BEGIN: Final = "begun-with.json"
 WATERMARK_DELAY_MS: Final = 1  # the watermark runs so far behind the newest ``received_at``
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Where a checkpoint stands after a batch.
+
+    Attributes:
+        batch: its number.
+        version: of bronze, the next one to be read.
+        newest_ms: ``received_at`` of the newest row read, epoch milliseconds; None where none was.
+        partitions: of the state.
+    """
+
+    batch: int
+    version: int
+    newest_ms: int | None
+    partitions: int
 
 
 def judged_up_to(checkpoint: Path) -> tuple[int, int] | None:
@@ -13,11 +34,103 @@ def judged_up_to(checkpoint: Path) -> tuple[int, int] | None:
     Read from the checkpoint itself, so that it is true whether the job runs, stopped or was killed. None before
     the first batch.
     """
-    committed = [int(path.name) for path in (checkpoint / "commits").glob("*") if path.name.isdecimal()]
-    for batch in sorted(committed, reverse=True):
+    for batch in reversed(committed(checkpoint)):
         try:
             metadata = json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[1])
         except (OSError, ValueError, IndexError):
             continue
-        return batch, int(metadata["batchWatermarkMs"]) + WATERMARK_DELAY_MS
+        watermark_ms = int(metadata["batchWatermarkMs"])
+        return batch, watermark_ms + WATERMARK_DELAY_MS if watermark_ms else begun_with(checkpoint) or WATERMARK_DELAY_MS
     return None
+
+
+def note_begin(checkpoint: Path, newest_ms: int | None) -> None:
+    """Write down up to which ``received_at`` all was judged that a new checkpoint begins with: it has no watermark yet."""
+    (checkpoint / _BEGIN).write_text(json.dumps({"newest_ms": newest_ms}))
+
+
+def begun_with(checkpoint: Path) -> int | None:
+    """Return what `note_begin` has written; None where it was begun with nothing."""
+    try:
+        return json.loads((checkpoint / _BEGIN).read_text())["newest_ms"]
+    except FileNotFoundError:
+        return None
+
+
+def is_settled(checkpoint: Path) -> bool:
+    """Whether all that was read is judged and said: no batch is under way, and none is left for what became due in the last."""
+    if unfinished(checkpoint) is not None or not committed(checkpoint):
+        return False
+    reached = judged_up_to(checkpoint)
+    return reached is not None and reached[1] == stand(checkpoint).newest_ms
+
+
+def committed(checkpoint: Path) -> list[int]:
+    """Return the batches that were committed and are kept, in order."""
+    return _numbers(checkpoint / "commits")
+
+
+def unfinished(checkpoint: Path) -> int | None:
+    """Return the batch that was begun and not committed: the next start does it again; None where there is none."""
+    begun, done = _numbers(checkpoint / "offsets"), committed(checkpoint)
+    return begun[-1] if begun and (not done or begun[-1] > done[-1]) else None
+
+
+def newest_begun(checkpoint: Path) -> int:
+    """Return the version of bronze at which the newest batch that was begun ends."""
+    batch = _numbers(checkpoint / "offsets")[-1]
+    try:
+        return int(json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])["version"])
+    except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
+        raise _damaged(checkpoint, batch, error) from None
+
+
+def _damaged(checkpoint: Path, batch: int, error: Exception) -> FleetError:
+    return FleetError(
+        f'batch {batch} of the checkpoint "{checkpoint}" is not the lifecycle job\'s, or is damaged ({error!r}); '
+        f"restore the checkpoint, or begin anew from a snapshot: ./fleet state bootstrap"
+    )
+
+
+def query_id(checkpoint: Path) -> str | None:
+    """Return the id of the checkpoint's query; None where there is none."""
+    try:
+        return str(json.loads((checkpoint / "metadata").read_text())["id"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise FleetError(f'"{checkpoint / "metadata"}" is no query\'s; restore the checkpoint, or name another home') from None
+
+
+def stand(checkpoint: Path, batch: int | None = None) -> Stand:
+    """Return where a checkpoint stood after a batch.
+
+    Args:
+        checkpoint: its folder.
+        batch: a committed one; None takes the newest.
+
+    Raises:
+        FleetError: it has none, the batch is no longer kept, or it is not one of ours.
+    """
+    kept = committed(checkpoint)
+    if not kept:
+        raise FleetError(f'the checkpoint "{checkpoint}" has no batch yet; let the job judge something first: ./fleet up')
+    if batch is not None and batch not in kept:
+        raise FleetError(
+            f"batch {batch} is not in the checkpoint, which keeps {kept[0]} to {kept[-1]}; name one of these, "
+            f"or take an older snapshot by --version or --at"
+        )
+    chosen = kept[-1] if batch is None else batch
+    try:
+        _, metadata, offset = (checkpoint / "offsets" / str(chosen)).read_text().splitlines()[:3]
+        version = int(json.loads(offset)["version"])
+        partitions = int(json.loads(metadata)["conf"]["spark.sql.shuffle.partitions"])
+        watermark_ms = int(json.loads((checkpoint / "commits" / str(chosen)).read_text().splitlines()[1])["nextBatchWatermarkMs"])
+    except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
+        raise _damaged(checkpoint, chosen, error) from None
+    newest_ms = watermark_ms + WATERMARK_DELAY_MS if watermark_ms else begun_with(checkpoint)
+    return Stand(chosen, version, newest_ms, partitions)
+
+
+def _numbers(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())

@@ -8,6 +8,7 @@ Rule 3: a group that has rows is folded once in a batch: its timer is taken away
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -38,10 +39,12 @@ class GroupProcessor(StatefulProcessor):
 
     Args:
         deployment: lateness, clock lead and jitter.
+        form: the stored form to write.
     """
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, form: int) -> None:
         self.deployment = deployment
+        self.form = form
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state: the group with its timer, and what waits in it."""
@@ -53,7 +56,8 @@ class GroupProcessor(StatefulProcessor):
         group = KeyGroup.from_bytes(initialState.block)
         group.arm(self.deployment)
         self.state.read()
-        self._keep(group, _NO_STEP, None, timerValues.getCurrentWatermarkInMs())
+        chunks = [(one["number"], bytes(one["rows"])) for one in initialState.chunks]
+        self._keep(group, replace(_NO_STEP, chunks=chunks), None, timerValues.getCurrentWatermarkInMs())
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Fold the group's blocks of a micro-batch."""
@@ -99,7 +103,7 @@ class GroupProcessor(StatefulProcessor):
                 self.handle.deleteTimer(standing_ms)
             if wanted_ms is not None:
                 self.handle.registerTimer(wanted_ms)
-        self.state.write(group.to_bytes(), wanted_ms, step.chunks, step.gone)
+        self.state.write(group.to_bytes(self.form), wanted_ms, step.chunks, step.gone)
 
 
 def unpacker(generation: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

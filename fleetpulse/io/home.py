@@ -1,22 +1,22 @@
 """A home: the folder in which one installation keeps everything, and the lock that lets one run use it."""
 
 import errno
-import fcntl
 import json
-import os
 import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
+from fleetpulse.columnar.forms import STORED_FORM, UNRECORDED_FORM
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import BRIDGE, KAFKA
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.address import write_secret
+from fleetpulse.io.generations import Generation, checkpoint_of, load_generations
+from fleetpulse.io.locks import held, holder
 from fleetpulse.io.segments import list_segments
 
 HOME_VERSION: Final = 1
@@ -24,7 +24,6 @@ KEY_GROUPS: Final = 8  # fixed for a generation: 8 groups carry about 100,000 de
 _NOT_IN_PATHS: Final = "%[]{}*?\\^|"  # Delta's readers take some of them for an encoding or a pattern, and some end on them
 
 _BEFORE_A_HOME: Final = frozenset({"settings.toml", "mapping.toml", "home.json.new", "lost+found", ".DS_Store"})
-_TRIES: Final = 5
 _ANOTHER: Final = "name another with --home"
 
 
@@ -42,17 +41,6 @@ def _in_words(deployment: Deployment) -> str:
         f"a lateness of {format_duration(deployment.allowed_lateness_ms)}, a clock lead of "
         f"{format_duration(deployment.max_clock_lead_ms)} and a jitter of {format_duration(deployment.verdict_jitter_ms)}"
     )
-
-
-def _flocked(held: TextIO) -> bool:
-    """Take the lock; tried for a moment, since a command that asks who holds it holds it meanwhile."""
-    for attempt in range(_TRIES):
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(0.05 * (attempt < _TRIES - 1))
-    return False
 
 
 def bridge_job(bridge: str) -> str:
@@ -94,9 +82,14 @@ class Home:
         return self.path / "commands"
 
     @property
+    def lifecycle(self) -> Path:
+        """The checkpoints of the lifecycle job, one a generation, and the record of these."""
+        return self.path / "checkpoints" / "lifecycle"
+
+    @property
     def checkpoint(self) -> Path:
-        """The checkpoint of the lifecycle job."""
-        return self.path / "checkpoints" / "lifecycle" / "gen-0001"
+        """The checkpoint of the lifecycle job's current generation."""
+        return checkpoint_of(self.lifecycle, load_generations(self.lifecycle).current)
 
     @property
     def kafka_checkpoint(self) -> Path:
@@ -168,9 +161,17 @@ class Home:
         """Return lateness, clock lead and jitter, as they were fixed when the home was made."""
         return Deployment(**self.record()["deployment"])
 
+    def generation(self) -> Generation:
+        """Return the lifecycle job's current generation."""
+        generations = load_generations(self.lifecycle)
+        if found := generations.of(generations.current):
+            return found
+        record = self.record()
+        return Generation.first(int(record["key_groups"]), int(record.get("form", UNRECORDED_FORM)))
+
     def key_groups(self) -> int:
-        """Return the number of key groups, as it was fixed when the home was made."""
-        return int(self.record()["key_groups"])
+        """Return the number of key groups of the current generation."""
+        return self.generation().key_groups
 
     def prepare(self, deployment: Deployment | None) -> None:
         """Make the home, or check that it was made for the same deployment.
@@ -202,6 +203,7 @@ class Home:
                 "version": HOME_VERSION,
                 "deployment": asdict(deployment or Deployment()),
                 "key_groups": KEY_GROUPS,
+                "form": STORED_FORM,
                 "recordings": {},
             }
             self._write_record(record)
@@ -269,33 +271,42 @@ class Home:
         Raises:
             FleetError: another run holds it.
         """
-        with (self.path / "lock").open("a+") as held:
-            if not _flocked(held):
-                held.seek(0)
-                other = held.read().strip() or "another run"
-                raise FleetError(
-                    f'the home "{self.path}" is in use by {other}; stop it with: ./fleet down --home {self.path}, '
-                    f"or name another with --home"
-                )
-            held.truncate(0)
-            held.write(f"{by} (process {os.getpid()})")
-            held.flush()
-            try:
-                yield
-            finally:
-                held.truncate(0)
+
+        def refused(other: str) -> FleetError:
+            return FleetError(
+                f'the home "{self.path}" is in use by {other}; stop it with: ./fleet down --home {self.path}, '
+                f"or name another with --home"
+            )
+
+        with held(self.path / "lock", by, refused):
+            yield
+
+    @contextmanager
+    def state_held(self, by: str) -> Iterator[None]:
+        """Hold the lifecycle job's checkpoints: one at a time runs on them, or changes them.
+
+        Raises:
+            FleetError: another does.
+        """
+
+        def refused(other: str) -> FleetError:
+            return FleetError(
+                f'the state of the home "{self.path}" is in use by {other}; where that is the job, stop it alone with: '
+                f"./fleet stream stop --home {self.path}, and start it afterwards with: ./fleet stream start --home {self.path}"
+            )
+
+        self.lifecycle.mkdir(parents=True, exist_ok=True)
+        with held(self.lifecycle / "lock", by, refused):
+            yield
+
+    def state_holder(self) -> str | None:
+        """Say who holds the lifecycle job's checkpoints; None where nobody does."""
+        return holder(self.lifecycle / "lock")
 
     def owner(self) -> int | None:
         """Return the process that holds the home; None where nobody does."""
         try:
-            with (self.path / "lock").open() as held:  # one who may only read may ask as well
-                try:
-                    fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    text = held.read()
-                    return int(text.rsplit(" ", 1)[-1].rstrip(")\n")) if "process" in text else None
-        except FileNotFoundError:
-            pass
+            text = holder(self.path / "lock")
         except OSError as error:
             raise FleetError(f'the home "{self.path}" cannot be read ({error.strerror}); {_cure(error)}') from None
-        return None
+        return int(text.rsplit(" ", 1)[-1].rstrip(")\n")) if text and "process" in text else None

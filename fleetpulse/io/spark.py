@@ -94,4 +94,6 @@ def spark_session(
     builder = SparkSession.builder.appName(app_name)
     for name, value in {**settings(local_dir, cores, memory), **(extra or {})}.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    _ = session.streams.active  # state is read with the help of an endpoint that is there from the first look at queries on
+    return session

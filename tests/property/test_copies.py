@@ -12,6 +12,7 @@ from pyspark.sql import Row as SparkRow
 from pyspark.sql.streaming.tws_tester import TwsTester
 
 from fleetpulse.columnar.blocks import is_signal, rows_to_batch, signals_to_batch, to_bytes
+from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.columnar.wire import to_wire
 from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment
@@ -47,7 +48,7 @@ class Task:
     """A processor with its state in memory, and with the copies of a folder."""
 
     def __init__(self, deployment: Deployment, folder: Path | None) -> None:
-        processor = GroupProcessor(deployment)
+        processor = GroupProcessor(deployment, STORED_FORM)
         self.tester = TwsTester(processor, timeMode="EventTime", eventTimeExtractor=lambda _: 2**62)
         self.copies = processor.state._copies = Copies(folder)
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
 
+from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.columnar.snapshots import GROUP, OWN_ROW, PENDING, SNAPSHOT_SCHEMA, form_of, seed, shared_rows, taken, the_world
-from fleetpulse.columnar.stored import STORED_FORM, WRITTEN_FORMS
+from fleetpulse.columnar.snapshots import GROUP, OWN_ROW, PENDING, SNAPSHOT_SCHEMA, head_of, seed, shared_rows, taken, the_world
 from fleetpulse.columnar.told import TOLD_SCHEMA
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import compared
@@ -55,7 +55,7 @@ def begun_from(snapshot: pa.Table, groups: int, deployment: Deployment, form: in
         [one] = seed(group, mine, shared, world, deployment, form).to_pylist()
         stored[group] = one["block"]
         chunks[group] = {chunk["number"]: chunk["rows"] for chunk in one["chunks"]}
-        assert form_of(one["block"]) == form
+        assert head_of(one["block"])["version"] == form
     stream = Stream(deployment, groups, stored, chunks)
     pending = [json.loads(one) for one in of_part(snapshot, PENDING)["content"].to_pylist()]
     stream.told += compared_columns(pa.RecordBatch.from_pylist(pending, schema=TOLD_SCHEMA))
@@ -96,7 +96,7 @@ def test_what_is_begun_from_a_snapshot_gives_the_same_snapshot(rows: list[Row], 
         kept = [one for one in table.to_pylist() if one["part"] not in (PENDING, GROUP)]
         return sorted(kept, key=lambda one: json.dumps(one, default=str))
 
-    there = {group for group in first["key_group"].to_pylist()}
+    there = set(first["key_group"].to_pylist())
     shared = [one for one in plain(again) if one["device_id"] != EVERYONE or one["key_group"] in there]
     assert shared == plain(first)
 

@@ -16,8 +16,8 @@ from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
+from fleetpulse.io.lifecycle_query import Begin, start
 from fleetpulse.io.registry import initial_state
-from streaming.lifecycle import start
 from tests.histories import START, row, signal, tick
 
 pytestmark = pytest.mark.spark
@@ -60,7 +60,7 @@ def _registered(spark: SparkSession, home: Home) -> DataFrame:
 
 
 def _run(spark: SparkSession, home: Home, initial: DataFrame | None = None) -> None:
-    query = start(spark, home, initial=initial)
+    query = start(spark, home, begin=Begin(initial) if initial else None)
     try:
         query.processAllAvailable()
         for batch in query.recentProgress:

@@ -24,8 +24,8 @@ from fleetpulse.io import delta
 from fleetpulse.io.block_source import BlockReader
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
+from fleetpulse.io.lifecycle_query import start
 from fleetpulse.ops.agreement import defined, told
-from streaming.lifecycle import start
 from tests.histories import START, row, tick
 
 pytestmark = pytest.mark.spark
@@ -33,7 +33,7 @@ DEPLOYMENT = Deployment(30_000, 300_000)
 PATIENCE_S = 120
 
 
-def _history(seed: int) -> list[Row]:
+def history(seed: int) -> list[Row]:
     scenario = Scenario(seed, 24, START, history_ms=150 * 60_000)
     sent = takewhile(lambda one: one.received_at_ms < START + scenario.history_ms, simulate(scenario))
     decoded = [decode(one.topic, one.payload, one.received_at_ms, Origin.REPLAY) for one in sent]
@@ -55,7 +55,7 @@ def _history(seed: int) -> list[Row]:
     return sorted([*kept, *ours], key=lambda one: one.received_at_ms)
 
 
-def _land(home: Home, rows: list[Row], number: int) -> None:
+def land(home: Home, rows: list[Row], number: int) -> None:
     arrival = {"origin": "replay", "bridge": "b", "segment": number}
     table = [{**asdict(one), "device_hash": hash64(one.device_id), **arrival} for one in rows]
     delta.append(home, MESSAGES, delta.to_table(MESSAGES, table), "test", number)
@@ -76,11 +76,11 @@ def test_the_stream_equals_the_definition_over_cuts_and_restarts(spark: SparkSes
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
     delta.create(home, MESSAGES)
-    rows, random = _history(7), Random(7)
+    rows, random = history(7), Random(7)
     edges = [0, *sorted(random.sample(range(1, len(rows)), 7)), len(rows)]
     dropped = 0
     for number, (begin, end) in enumerate(pairwise(edges), 1):
-        _land(home, rows[begin:end], number)
+        land(home, rows[begin:end], number)
         if number % 3 == 0 or end == len(rows):  # so that the stream is stopped and started between batches
             query = start(spark, home)
             try:
@@ -112,7 +112,7 @@ def test_a_version_that_is_gone_is_an_error_and_rewrites_are_passed_over(tmp_pat
     home.prepare(DEPLOYMENT)
     delta.create(home, MESSAGES)
     for number in (1, 2, 3):
-        _land(home, [row(number, "d/heartbeat", ts_s=number)], number)
+        land(home, [row(number, "d/heartbeat", ts_s=number)], number)
     path = home.table(MESSAGES.name)
     from deltalake import DeltaTable
 
@@ -133,7 +133,7 @@ def test_files_of_signals_alone_and_files_with_other_rows_are_read_together(tmp_
     home.prepare(DEPLOYMENT)
     delta.create(home, MESSAGES)
     for number, one in enumerate((tick(1), row(2, "d/heartbeat", ts_s=2), tick(3)), 1):
-        _land(home, [one], number)
+        land(home, [one], number)
     reader = BlockReader({"path": str(home.table(MESSAGES.name)), "key_groups": "1", "parallelism": "1"})
     [files] = reader.partitions({"version": 0}, reader.latestOffset({"version": 0}))
     [block] = [batch.to_pylist() for batch in reader.read(files)]
@@ -147,7 +147,7 @@ def test_a_gateways_death_reaches_every_key_group_and_is_itself_a_row_of_one(tmp
     delta.create(home, MESSAGES)
     death = row(1, "gate/death", gateway="gate", boot="p")
     rows = [death, row(2, "d/death", gateway="gate"), row(3, "d/death"), row(4, "e/heartbeat", gateway="e", ts_s=4)]
-    _land(home, rows, 1)
+    land(home, rows, 1)
     reader = BlockReader({"path": str(home.table(MESSAGES.name)), "key_groups": "16", "parallelism": "1"})
     [files] = reader.partitions({"version": 0}, reader.latestOffset({"version": 0}))
     [blocks] = [batch.to_pylist() for batch in reader.read(files)]

@@ -13,9 +13,9 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
+from fleetpulse.io.lifecycle_query import start
 from fleetpulse.io.stream_health import StreamHealth
 from fleetpulse.ops import reports
-from streaming.lifecycle import GENERATION, start
 from tests.histories import signal
 
 pytestmark = pytest.mark.spark
@@ -29,7 +29,7 @@ def _land(home: Home, rows: list[Row], number: int) -> None:
 
 
 def _run(spark: SparkSession, home: Home) -> None:
-    health = StreamHealth(home, GENERATION)
+    health = StreamHealth(home, 1)
     query = start(spark, home)
     health.follow(spark, query)
     try:

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from fleetpulse.columnar.blocks import is_signal, signals_to_batch
+from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.group import KeyGroup, begin
-from fleetpulse.columnar.stored import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment

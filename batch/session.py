@@ -1,0 +1,55 @@
+"""The Spark session of a job that ends, in a folder of its own that goes with it."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from pyspark.sql import SparkSession
+
+from fleetpulse.io.home import Home
+from fleetpulse.io.spark import spark_session
+
+_PREFIX = "batch-"
+
+
+@contextmanager
+def batch_session(home: Home, memory: str = "1g") -> Iterator[SparkSession]:
+    """Give a session beside the lifecycle job's; what one that was killed has left behind is removed.
+
+    Args:
+        home: in whose folder it writes what it can lose.
+        memory: heap of the JVM.
+    """
+    place = home.path / "spark"
+    for left in place.glob(f"{_PREFIX}*"):
+        if not psutil.pid_exists(int(left.name.removeprefix(_PREFIX))):
+            shutil.rmtree(left, ignore_errors=True)
+    own = place / f"{_PREFIX}{os.getpid()}"
+    with _into(home.logs / "batch.log"):
+        session = spark_session("fleetpulse-batch", local_dir=own, memory=memory)
+    try:
+        yield session
+    finally:
+        session.stop()
+        shutil.rmtree(own, ignore_errors=True)
+
+
+@contextmanager
+def _into(log: Path) -> Iterator[None]:
+    """Let what is started meanwhile write to a log: the JVM and its workers keep it; the command's words stay its own."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    kept = os.dup(1), os.dup(2)
+    with log.open("ab") as file:
+        try:
+            for number in (1, 2):
+                os.dup2(file.fileno(), number)
+            yield
+        finally:
+            for number, own in enumerate(kept, 1):
+                os.dup2(own, number)
+                os.close(own)

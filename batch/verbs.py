@@ -1,0 +1,275 @@
+"""What can be done to the lifecycle job's state as a whole: each makes a generation, checks it, and gives it the work.
+
+Rule 1: each holds the state while it works, and refuses where another holds it.
+Rule 2: what is planned is known before anything is changed; ``dry`` ends there.
+"""
+
+import shutil
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from batch.generation import Plan, Say, make, settle, take_over
+from batch.registered import rows_of_devices
+from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
+from fleetpulse.columnar.snapshots import DEVICE, GROUP
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.checkpoint import Stand, stand, unfinished
+from fleetpulse.io.generations import (
+    RETIRED,
+    Generation,
+    begin_generation,
+    checkpoint_of,
+    discard_generation,
+    load_generations,
+)
+from fleetpulse.io.home import Home
+from fleetpulse.io.snapshot_table import Taken, read_snapshot
+from fleetpulse.io.stored_state import VARIABLES, overview, snapshot_rows, state_rows, timers
+
+_MOST_GROUPS: Final = 100_000
+_MOST_PARTITIONS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a verb works with.
+
+    Attributes:
+        spark: the session.
+        home: the home.
+        say: told each step.
+        dry: whether to end where everything is known and nothing is changed.
+    """
+
+    spark: SparkSession
+    home: Home
+    say: Say
+    dry: bool = False
+
+
+def rescale(work: Work, key_groups: int) -> Generation | None:
+    """Go on with another number of key groups.
+
+    Raises:
+        FleetError: the number is none, or it has that already.
+    """
+    if not 1 <= key_groups <= _MOST_GROUPS:
+        raise FleetError(
+            f"a generation has 1 to {_MOST_GROUPS:,} key groups; got {key_groups}; aim at 4,000 to 16,000 devices each"
+        )
+    current = work.home.generation()
+    if key_groups == current.key_groups:
+        raise FleetError(f"generation {current.number} has {key_groups} key groups already; nothing is to be done")
+    return _anew(work, "rescale", key_groups=key_groups)
+
+
+def migrate(work: Work, form: int = STORED_FORM) -> Generation | None:
+    """Go on in another stored form.
+
+    Raises:
+        FleetError: it cannot be written, or it is the present one.
+    """
+    if form not in WRITTEN_FORMS:
+        raise FleetError(f"this version writes the stored forms {' and '.join(map(str, WRITTEN_FORMS))}; got {form}")
+    current = work.home.generation()
+    if form == current.form:
+        raise FleetError(f"generation {current.number} writes stored form {form} already; nothing is to be done")
+    return _anew(work, "migrate", form=form)
+
+
+def repartition_anew(work: Work, partitions: int) -> Generation | None:
+    """Go on with another number of partitions, by a new generation."""
+    _check_partitions(work.home, partitions)
+    return _anew(work, "repartition", partitions=partitions)
+
+
+def _check_partitions(home: Home, partitions: int) -> None:
+    if not 1 <= partitions <= _MOST_PARTITIONS:
+        raise FleetError(f"the state has 1 to {_MOST_PARTITIONS:,} partitions; got {partitions}; one or two a core are usual")
+    if partitions == stand(home.checkpoint).partitions:
+        raise FleetError(f"the state has {partitions} partitions already; nothing is to be done")
+
+
+def _anew(
+    work: Work, verb: str, *, key_groups: int | None = None, partitions: int | None = None, form: int | None = None
+) -> Generation | None:
+    """Make a generation from the state of the current one, with something changed."""
+    current, before = work.home.generation(), stand(work.home.checkpoint)
+    wanted = (key_groups or current.key_groups, partitions or before.partitions, form or current.form)
+    work.say(
+        f"generation {current.number}: {current.key_groups} key groups, {before.partitions} partitions, stored form "
+        f"{current.form}; the next: {wanted[0]} key groups, {wanted[1]} partitions, stored form {wanted[2]}"
+    )
+    if work.dry:
+        return None
+    at = settle(work.spark, work.home, work.say)
+    rows = snapshot_rows(work.spark, work.home.checkpoint, at, work.home.deployment())
+    source = {"generation": current.number, "batch": at.batch}
+    plan = Plan(verb, source, rows, at.version, key_groups=wanted[0], partitions=wanted[1], form=wanted[2])
+    made = make(work.spark, work.home, plan, at, work.say)
+    take_over(work.home, made, at, work.say)
+    return made
+
+
+def repartition(work: Work, partitions: int) -> Generation | None:
+    """Go on with another number of partitions, by Spark's own offline repartitioning of a copy of the checkpoint.
+
+    Raises:
+        FleetError: the number is none, it has that already, or the copy differs afterwards.
+    """
+    home = work.home
+    _check_partitions(home, partitions)
+    before = stand(home.checkpoint)
+    work.say(f"the state has {before.partitions} partitions, and is to have {partitions}")
+    if work.dry:
+        return None
+    at, current = settle(work.spark, home, work.say), home.generation()
+    made = begin_generation(
+        home.lifecycle, current, key_groups=current.key_groups, form=current.form, made_by="repartition",
+        made_from={"generation": current.number, "batch": at.batch},
+    )  # fmt: skip
+    copy = checkpoint_of(home.lifecycle, made.number)
+    try:
+        work.say(f"copying generation {current.number} to generation {made.number}")
+        shutil.copytree(home.checkpoint, copy)
+        work.say("repartitioning the copy")
+        work.spark._streamingCheckpointManager.repartition(str(copy), partitions)  # noqa: SLF001 - Spark has no other door yet
+        after = stand(copy)
+        work.say("comparing all state and all timers with the generation that runs")
+        for name in (*VARIABLES, "timers"):
+            was, now = (_all_of(work.spark, folder, one, name) for folder, one in ((home.checkpoint, at), (copy, after)))
+            if was != now:
+                raise FleetError(f'the state "{name}" differs after repartitioning: {was[0]} rows before, {now[0]} after; '
+                                 f"generation {made.number} is discarded, and nothing has changed")  # fmt: skip
+    except BaseException:
+        discard_generation(home.lifecycle, made)
+        raise
+    take_over(home, made, at, work.say)
+    return made
+
+
+def _all_of(spark: SparkSession, checkpoint: Any, at: Stand, name: str) -> tuple[int, int]:
+    rows = timers(spark, checkpoint, at.batch) if name == "timers" else state_rows(spark, checkpoint, at.batch, name)
+    told = [F.to_json(F.struct(column)) for column in rows.columns if column != "partition_id"]
+    [found] = rows.agg(F.count("*").alias("n"), F.sum(F.xxhash64(*told).cast("decimal(38,0)")).alias("hashes")).collect()
+    return found.n, int(found.hashes or 0)
+
+
+def rollback(work: Work, to: int | None = None) -> Generation | None:
+    """Go back to what an earlier generation was, by a new one that begins where that one stopped.
+
+    Raises:
+        FleetError: there is none, or it has been pruned.
+    """
+    home = work.home
+    record = load_generations(home.lifecycle)
+    chosen = record.predecessor() if to is None else record.of(to)
+    if chosen is None or chosen.status != RETIRED or not checkpoint_of(home.lifecycle, chosen.number).exists():
+        kept = [str(one.number) for one in record.known.values() if one.status == RETIRED]
+        raise FleetError(
+            f"there is no generation {to or 'before this one'} to go back to; kept are: {', '.join(kept) or 'none'}"
+            + (f"; name one: ./fleet state rollback --to {kept[-1]}" if kept else "")
+        )
+    folder = checkpoint_of(home.lifecycle, chosen.number)
+    then = stand(folder)
+    work.say(
+        f"generation {chosen.number} stopped after batch {then.batch}: {chosen.key_groups} key groups, {then.partitions} "
+        f"partitions, stored form {chosen.form}; a new generation goes on from there"
+    )
+    if work.dry:
+        return None
+    at = settle(work.spark, home, work.say)
+    rows = snapshot_rows(work.spark, folder, then, home.deployment())
+    source = {"generation": chosen.number, "batch": then.batch}
+    plan = Plan("rollback", source, rows, then.version, chosen.key_groups, then.partitions, chosen.form)
+    made = make(work.spark, home, plan, at, work.say)
+    take_over(home, made, at, work.say)
+    return made
+
+
+def bootstrap(work: Work, snapshot: Taken, only: str | None = None) -> Generation | None:
+    """Go on from a snapshot.
+
+    Args:
+        work: what to work with.
+        snapshot: which.
+        only: an SQL condition on the columns of `DEVICE_SNAPSHOTS`: the devices to begin with; None takes all.
+
+    Raises:
+        FleetError: it cannot be read, the condition is none, no device is left, or bronze is no longer kept from there.
+    """
+    home = work.home
+    assert snapshot.version is not None, "it was read from the table"
+    rows = read_snapshot(work.spark, home, snapshot.version)
+    if only is not None:
+        rows = _only(rows, only)
+    devices = rows.filter(F.col("part") == DEVICE).count()
+    if not devices and snapshot.devices:
+        raise FleetError(f'no device of snapshot version {snapshot.version} fits "{only}"; got 0 of {snapshot.devices:,}')
+    current, before = home.generation(), stand(home.checkpoint)
+    work.say(
+        f"snapshot version {snapshot.version} of generation {snapshot.generation} after batch {snapshot.batch}: "
+        f"{devices:,} of {snapshot.devices:,} devices; bronze is read from version {snapshot.bronze}"
+    )
+    if work.dry:
+        return None
+    at = settle(work.spark, home, work.say)
+    source = {"snapshot": snapshot.version, "generation": snapshot.generation, "batch": snapshot.batch, "only": only}
+    plan = Plan("bootstrap", source, rows, snapshot.bronze, current.key_groups, before.partitions, current.form, only is not None)
+    made = make(work.spark, home, plan, at, work.say)
+    take_over(home, made, at, work.say)
+    return made
+
+
+def _only(rows: DataFrame, only: str) -> DataFrame:
+    try:
+        chosen = rows.filter((F.col("part") == DEVICE) & F.expr(f"({only})")).select("device_id").distinct()
+        chosen.limit(1).collect()
+    except PySparkException as error:
+        raise FleetError(f'"{only}" is no condition on a device ({str(error).splitlines()[0][:200]}); write one in SQL over the '
+                         f"columns of device_snapshots, such as: site = 'north'") from None  # fmt: skip
+    for_all = (F.col("part") == GROUP) | (F.col("device_id") == "_")
+    return rows.filter(for_all).unionByName(rows.filter(~for_all).join(chosen, "device_id", "left_semi"))
+
+
+def bootstrap_devices(work: Work, listed: pa.Table, named: str) -> Generation | None:
+    """Go on with the devices of a list, none of which has been heard: they are silent from their registration on.
+
+    What waits for its time stays, and is judged when that comes.
+
+    Args:
+        work: what to work with.
+        listed: columns of `columnar.seeds.REGISTERED_SCHEMA`.
+        named: where the list is from.
+    """
+    home = work.home
+    current, before = home.generation(), stand(home.checkpoint)
+    work.say(f"{len(listed):,} devices of {named}; bronze is read from version {before.version}")
+    if work.dry:
+        return None
+    at = settle(work.spark, home, work.say)
+    rows = rows_of_devices(
+        work.spark, snapshot_rows(work.spark, home.checkpoint, at, home.deployment()), listed, home.deployment()
+    )
+    source = {"devices": named, "generation": current.number, "batch": at.batch}
+    plan = Plan("bootstrap", source, rows, at.version, current.key_groups, at.partitions, current.form, chosen=True)
+    made = make(work.spark, home, plan, at, work.say)
+    take_over(home, made, at, work.say)
+    return made
+
+
+def inspect(spark: SparkSession, home: Home, batch: int | None) -> dict[str, Any]:
+    """Return what the current checkpoint holds after a batch, as JSON has it."""
+    generation, at = home.generation(), stand(home.checkpoint, batch)
+    groups = overview(spark, home.checkpoint, at.batch)
+    return {
+        "generation": asdict(generation),
+        "stand": asdict(at),
+        "unfinished": unfinished(home.checkpoint),
+        "groups": [asdict(group) for group in groups],
+    }

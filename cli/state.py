@@ -1,0 +1,269 @@
+"""``fleet state``: look into the lifecycle job's state, copy it, change its shape, and go back."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from cli.output import console
+from fleetpulse.columnar.forms import STORED_FORM
+from fleetpulse.core.errors import Misuse
+from fleetpulse.core.times import format_instant, parse_instant_ms
+from fleetpulse.io.generations import load_generations
+from fleetpulse.io.home import Home
+from fleetpulse.io.snapshot_table import find_snapshot, snapshots
+
+if TYPE_CHECKING:
+    from batch.verbs import Work
+
+HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]
+BatchOption = Annotated[int | None, typer.Option("--at-batch", help="After this batch; the newest by default.")]
+VersionOption = Annotated[int | None, typer.Option("--version", help="The snapshot of this version.")]
+AtOption = Annotated[str | None, typer.Option("--at", help="The newest snapshot of this instant.")]
+DEFAULT_HOME = Path(".fleet")
+state = typer.Typer(no_args_is_help=True, help="The state: look into it, copy it, change its shape, go back.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.add_typer(state, name="state")
+
+
+def _say(words: str) -> None:
+    typer.echo(words, err=True)
+
+
+@contextmanager
+def _work(path: Path, verb: str, *, dry: bool, changes: bool) -> "Iterator[Work]":
+    """Give a session over a home; the state is held where it is to be changed."""
+    home = Home(path)
+    home.record()
+    if not changes or dry:
+        with _session(home, dry=dry) as work:
+            yield work
+        return
+    with home.state_held(f"fleet state {verb}"), _session(home, dry=dry) as work:
+        yield work
+
+
+@contextmanager
+def _session(home: Home, *, dry: bool) -> "Iterator[Work]":
+    from batch.session import batch_session
+    from batch.verbs import Work
+
+    _say("starting Spark")
+    with batch_session(home) as spark:
+        yield Work(spark, home, _say, dry)
+
+
+@state.command("inspect")
+def inspect(home: HomeOption = DEFAULT_HOME, at_batch: BatchOption = None, as_json: JsonOption = False) -> None:
+    """Show what the checkpoint holds, and what the next start would do."""
+    from cli.state_shown import show_inspected
+
+    with _work(home, "inspect", dry=False, changes=False) as work:
+        from batch.verbs import inspect as look
+
+        found = look(work.spark, work.home, at_batch)
+    found["snapshots"] = [asdict(one) for one in snapshots(Home(home))[:1]]
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        show_inspected(Home(home), found)
+
+
+@state.command("snapshot")
+def snapshot(
+    home: HomeOption = DEFAULT_HOME, at_batch: BatchOption = None, dry_run: DryOption = False, as_json: JsonOption = False
+) -> None:
+    """Copy the state at one batch to the table device_snapshots; beside a running job as well."""
+    from batch.snapshot import take
+
+    with _work(home, "snapshot", dry=dry_run, changes=False) as work:
+        if dry_run:
+            from batch.snapshot import about
+            from fleetpulse.io.checkpoint import stand
+
+            found = asdict(about(work.spark, work.home, work.home.generation(), stand(work.home.checkpoint, at_batch)))
+        else:
+            found = asdict(take(work.spark, work.home, at_batch, _say))
+    _shown(found, as_json=as_json)
+
+
+@state.command("snapshots")
+def list_snapshots(home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> None:
+    """List the snapshots that are kept, the newest first."""
+    Home(home).record()
+    found = [asdict(one) for one in snapshots(Home(home))]
+    if as_json:
+        for one in found:
+            typer.echo(json.dumps(one))
+        return
+    table = Table(box=SIMPLE_HEAD)
+    for name in ("version", "written", "generation", "batch", "bronze", "judged up to", "devices", "key groups"):
+        table.add_column(name)
+    for one in found:
+        instants = (one["at_ms"], one["frontier_ms"])
+        written, frontier = ("-" if instant is None else format_instant(instant) for instant in instants)
+        table.add_row(*map(str, (one["version"], written, one["generation"], one["batch"], one["bronze"], frontier,
+                                 f"{one['devices']:,}", one["key_groups"])))  # fmt: skip
+    console().print(table)
+
+
+@state.command("bootstrap")
+def bootstrap(
+    home: HomeOption = DEFAULT_HOME,
+    version: VersionOption = None,
+    at: AtOption = None,
+    only: Annotated[str | None, typer.Option("--only", help="An SQL condition on a device, such as: site = 'north'")] = None,
+    devices: Annotated[Path | None, typer.Option("--devices", help="A CSV or Parquet file of devices instead.")] = None,
+    registry: Annotated[bool, typer.Option("--registry", help="The registered devices instead.")] = False,
+    dry_run: DryOption = False,
+) -> None:
+    """Go on from a snapshot, from the registry, or from a list of devices, in a new generation."""
+    if sum((version is not None or at is not None or only is not None, devices is not None, registry)) > 1:
+        raise Misuse("a bootstrap is from a snapshot (--version, --at, --only), from --devices, or from --registry: name one")
+    if devices is not None or registry:
+        from cli.device_lists import read_devices, registered_devices
+
+        listed, named = (registered_devices(Home(home)), "the registry") if registry else (read_devices(devices), str(devices))
+        with _work(home, "bootstrap", dry=dry_run, changes=True) as work:
+            from batch.verbs import bootstrap_devices
+
+            bootstrap_devices(work, listed, named)
+        return
+    moment = None if at is None else parse_instant_ms(at)
+    chosen = find_snapshot(Home(home), version, moment)
+    with _work(home, "bootstrap", dry=dry_run, changes=True) as work:
+        from batch.verbs import bootstrap as begin
+
+        begin(work, chosen, only)
+
+
+def _changing(name: str, home: Path, dry_run: bool, act: "Callable[[Work], object]") -> None:
+    with _work(home, name, dry=dry_run, changes=True) as work:
+        act(work)
+
+
+@state.command("migrate")
+def migrate(
+    home: HomeOption = DEFAULT_HOME,
+    form: Annotated[int, typer.Option("--form", help="The stored form to go on in.")] = STORED_FORM,
+    dry_run: DryOption = False,
+) -> None:
+    """Go on in another stored form, in a new generation."""
+
+    def act(work: "Work") -> None:
+        from batch.verbs import migrate as verb
+
+        verb(work, form)
+
+    _changing("migrate", home, dry_run, act)
+
+
+@state.command("repartition")
+def repartition(
+    partitions: Annotated[int, typer.Argument(help="How many partitions the state is to have.")],
+    home: HomeOption = DEFAULT_HOME,
+    anew: Annotated[bool, typer.Option("--anew", help="From the state's rows, and not by Spark's own repartitioning.")] = False,
+    dry_run: DryOption = False,
+) -> None:
+    """Go on with another number of partitions."""
+
+    def act(work: "Work") -> None:
+        from batch.verbs import repartition as verb
+        from batch.verbs import repartition_anew
+
+        (repartition_anew if anew else verb)(work, partitions)
+
+    _changing("repartition", home, dry_run, act)
+
+
+@state.command("rescale")
+def rescale(
+    key_groups: Annotated[int, typer.Option("--key-groups", help="How many key groups there are to be.")],
+    home: HomeOption = DEFAULT_HOME,
+    dry_run: DryOption = False,
+) -> None:
+    """Go on with another number of key groups, in a new generation."""
+
+    def act(work: "Work") -> None:
+        from batch.verbs import rescale as verb
+
+        verb(work, key_groups)
+
+    _changing("rescale", home, dry_run, act)
+
+
+@state.command("rollback")
+def rollback(
+    home: HomeOption = DEFAULT_HOME,
+    to: Annotated[int | None, typer.Option("--to", help="The generation to go back to; the one before by default.")] = None,
+    dry_run: DryOption = False,
+) -> None:
+    """Go back to what an earlier generation was; what was judged since is judged again, and not said again."""
+
+    def act(work: "Work") -> None:
+        from batch.verbs import rollback as verb
+
+        verb(work, to)
+
+    _changing("rollback", home, dry_run, act)
+
+
+@state.command("generations")
+def generations(home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> None:
+    """List the generations: who made which from what."""
+    opened = Home(home)
+    opened.record()
+    record = load_generations(opened.lifecycle)
+    found = [record.known[number] for number in sorted(record.known)] or [opened.generation()]
+    if as_json:
+        for one in found:
+            typer.echo(json.dumps(asdict(one)))
+        return
+    table = Table(box=SIMPLE_HEAD)
+    for name in ("generation", "status", "made", "by", "from", "key groups", "form", "stopped after batch"):
+        table.add_column(name)
+    for one in found:
+        made = format_instant(one.made_at_ms) if one.made_at_ms else "-"
+        source = ", ".join(f"{name} {value}" for name, value in one.made_from.items() if value is not None) or "-"
+        table.add_row(str(one.number), one.status, made, one.made_by, source, str(one.key_groups), str(one.form),
+                      str(one.stands.get("batch", "-")))  # fmt: skip
+    console().print(table)
+
+
+@state.command("prune")
+def prune(
+    home: HomeOption = DEFAULT_HOME,
+    keep: Annotated[int, typer.Option("--keep", min=0, help="How many of those that no longer run are kept.")] = 1,
+    dry_run: DryOption = False,
+) -> None:
+    """Remove the checkpoints of generations that no longer run."""
+    from batch.pruning import prune as remove
+
+    opened = Home(home)
+    opened.record()
+    if dry_run:
+        remove(opened, keep, _say, dry=True)
+        return
+    with opened.state_held("fleet state prune"):
+        remove(opened, keep, _say, dry=False)
+
+
+def _shown(found: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for name, value in found.items():
+        shown = format_instant(value) if name.endswith("_ms") and value is not None else value
+        Console().print(f"{name.removesuffix('_ms'):12} {shown}", highlight=False)

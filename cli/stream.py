@@ -1,0 +1,55 @@
+"""``fleet stream``: stop the lifecycle job alone, and start it again, while everything else of a run goes on."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired
+from fleetpulse.io.home import Home
+
+HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
+ByOption = Annotated[str, typer.Option("--by", help="Who asks: it is shown to others.")]
+DEFAULT_HOME = Path(".fleet")
+_PATIENCE_S = 120.0
+stream = typer.Typer(no_args_is_help=True, help="The lifecycle job alone: stop it, start it, while all else goes on.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.add_typer(stream, name="stream")
+
+
+@stream.command("stop")
+def stop(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator") -> None:
+    """Stop the lifecycle job, and wait until it has let go of its state; it stays stopped until it is started."""
+    opened = Home(home)
+    opened.record()
+    desire(opened, STOPPED, by)
+    limit = time.monotonic() + _PATIENCE_S
+    while holder := opened.state_holder():
+        if time.monotonic() > limit:
+            raise FleetError(f"{holder} still has the state after {_PATIENCE_S:.0f} s; see the logs in {opened.logs}")
+        time.sleep(0.2)
+    typer.echo(f'the lifecycle job of "{home}" is stopped; what comes in waits for it')
+
+
+@stream.command("start")
+def start(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator") -> None:
+    """Let the lifecycle job run again."""
+    opened = Home(home)
+    opened.record()
+    desire(opened, RUNNING, by)
+    runs = opened.owner() is not None
+    typer.echo(f'the lifecycle job of "{home}" {"starts" if runs else f"will start with: ./fleet up --home {home}"}')
+
+
+@stream.command("wanted")
+def wanted(home: HomeOption = DEFAULT_HOME) -> None:
+    """Say whether the lifecycle job is to run, and who said so."""
+    opened = Home(home)
+    opened.record()
+    found = desired(opened)
+    typer.echo(f"{found.what}, by {found.by}")

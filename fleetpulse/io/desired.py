@@ -1,0 +1,56 @@
+"""Whether the lifecycle job is to run: written down, so that whoever supervises it obeys the same word.
+
+Rule: a job that is to be stopped is started by nobody, however often it is looked after; only the word is changed.
+"""
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.home import Home
+
+RUNNING: Final = "running"
+STOPPED: Final = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """The word.
+
+    Attributes:
+        what: running or stopped.
+        by: who said so.
+        at_ms: when, epoch milliseconds.
+    """
+
+    what: str = RUNNING
+    by: str = "nobody yet"
+    at_ms: int = 0
+
+
+def desired(home: Home) -> Desired:
+    """Return what is written down; running where nothing is."""
+    try:
+        return Desired(**json.loads((home.path / "desired.json").read_text()))
+    except FileNotFoundError:
+        return Desired()
+    except (OSError, ValueError, TypeError) as error:
+        raise FleetError(f'"{home.path}/desired.json" is damaged ({error}); say it again: ./fleet stream start --home {home.path}'
+                         ) from None  # fmt: skip
+
+
+def desire(home: Home, what: str, by: str) -> None:
+    """Write down what is wanted.
+
+    Raises:
+        FleetError: the system refuses.
+    """
+    fresh = home.path / f".desired.{os.getpid()}"
+    try:
+        fresh.write_text(json.dumps(asdict(Desired(what, by, int(time.time() * 1000)))))
+        fresh.replace(home.path / "desired.json")
+    except OSError as error:
+        raise FleetError(f'"{home.path}/desired.json" cannot be written ({error.strerror}); see to it and try again') from None

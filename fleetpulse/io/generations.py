@@ -1,0 +1,169 @@
+"""The generations of the lifecycle job: a checkpoint each, and a record of who made which from what.
+
+Rule 1: one is current. Another becomes so in one step, the renaming of the record; until then, and after a crash before it,
+nothing has changed. A generation that was being made when its maker died is made anew.
+Rule 2: a generation that was current stays, with what it stood at, until it is pruned: it is the way back.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from fleetpulse.columnar.forms import STORED_FORM
+from fleetpulse.core.errors import FleetError
+
+_RECORD: Final = "generations.json"
+NEW, CURRENT, RETIRED, DISCARDED, PRUNED = "new", "current", "retired", "discarded", "pruned"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation.
+
+    Attributes:
+        number: from 1.
+        key_groups: how many it has.
+        form: the stored form that it writes, see `columnar.stored`.
+        made_by: the verb, such as ``rescale``.
+        made_from: what from: a generation and its batch, a snapshot's version, a file.
+        made_at_ms: when, epoch milliseconds.
+        status: new, current, retired, discarded or pruned.
+        stands: where it was stopped when another took over: batch, version of bronze, frontier; empty before.
+    """
+
+    number: int
+    key_groups: int
+    form: int
+    made_by: str
+    made_from: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    made_at_ms: int = 0
+    status: str = CURRENT
+    stands: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def first(cls, key_groups: int, form: int = STORED_FORM) -> "Generation":
+        """Return the one that a home begins with."""
+        return cls(1, key_groups, form, "up")
+
+
+@dataclass(frozen=True, slots=True)
+class Generations:
+    """The record.
+
+    Attributes:
+        current: the number of the one that runs.
+        known: all of them, by number; the first is not in it before there is a second.
+    """
+
+    current: int
+    known: Mapping[int, Generation]
+
+    def of(self, number: int) -> Generation | None:
+        """Return a generation."""
+        return self.known.get(number)
+
+    def newest(self) -> int:
+        """Return the greatest number."""
+        return max([self.current, *self.known])
+
+    def predecessor(self) -> Generation | None:
+        """Return the one that the current one took over from, where it has not been pruned."""
+        before = [one for one in self.known.values() if one.status == RETIRED and one.number < self.current]
+        return max(before, key=lambda one: one.number, default=None)
+
+    def with_one(self, one: Generation) -> "Generations":
+        """Return the record with a generation added or changed."""
+        return replace(self, known={**self.known, one.number: one})
+
+    def switched(self, number: int, stands: Mapping[str, Any]) -> "Generations":
+        """Return the record with another current one; the former is retired.
+
+        Args:
+            number: of the one that becomes current.
+            stands: where the former one stopped.
+        """
+        former = replace(self.known[self.current], status=RETIRED, stands=stands)
+        chosen = replace(self.known[number], status=CURRENT, stands={})
+        return Generations(number, {**self.known, former.number: former, number: chosen})
+
+
+def checkpoint_of(lifecycle: Path, number: int) -> Path:
+    """Return the folder of a generation's checkpoint."""
+    return lifecycle / f"gen-{number:04d}"
+
+
+def load_generations(lifecycle: Path) -> Generations:
+    """Read the record of a folder of checkpoints.
+
+    Raises:
+        FleetError: it is damaged.
+    """
+    path = lifecycle / _RECORD
+    try:
+        record = json.loads(path.read_text())
+        return Generations(int(record["current"]), {one["number"]: Generation(**one) for one in record["generations"]})
+    except FileNotFoundError:
+        return Generations(1, {})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FleetError(f'the record of generations "{path}" is damaged ({error}); restore it from a backup') from None
+
+
+def save_generations(lifecycle: Path, record: Generations) -> None:
+    """Write the record in one step, and on the disk.
+
+    Raises:
+        FleetError: the system refuses.
+    """
+    content = {"current": record.current, "generations": [asdict(one) for _, one in sorted(record.known.items())]}
+    fresh = lifecycle / f"{_RECORD}.new"
+    try:
+        with fresh.open("w") as file:
+            json.dump(content, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(lifecycle / _RECORD)
+        folder = os.open(lifecycle, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise FleetError(f'"{lifecycle / _RECORD}" cannot be written ({error.strerror}); nothing has changed; see to it, then '
+                         f"give the same command again") from None  # fmt: skip
+
+
+def begin_generation(
+    lifecycle: Path, current: Generation, *, key_groups: int, form: int, made_by: str, made_from: Mapping[str, Any]
+) -> Generation:
+    """Write down that a generation is being made, and make room for it; one left half made is removed.
+
+    Args:
+        lifecycle: the folder of checkpoints.
+        current: the generation that runs.
+        key_groups: of the new one.
+        form: likewise.
+        made_by: the verb.
+        made_from: what from.
+    """
+    record = load_generations(lifecycle)
+    record = record if record.known else record.with_one(current)
+    for one in record.known.values():
+        if one.status == NEW:
+            shutil.rmtree(checkpoint_of(lifecycle, one.number), ignore_errors=True)
+            record = record.with_one(replace(one, status=DISCARDED))
+    made = Generation(record.newest() + 1, key_groups, form, made_by, made_from, int(time.time() * 1000), NEW)
+    shutil.rmtree(checkpoint_of(lifecycle, made.number), ignore_errors=True)
+    save_generations(lifecycle, record.with_one(made))
+    return made
+
+
+def discard_generation(lifecycle: Path, made: Generation) -> None:
+    """Remove a generation that was not to be."""
+    record = load_generations(lifecycle)
+    save_generations(lifecycle, record.with_one(replace(made, status=DISCARDED)))
+    shutil.rmtree(checkpoint_of(lifecycle, made.number), ignore_errors=True)

@@ -1,0 +1,107 @@
+"""The lifecycle job's query: bronze in blocks, key groups with their state, judgements to Delta."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
+from fleetpulse.io import delta
+from fleetpulse.io.block_source import FORMAT, MAX_ROWS, BlockSource
+from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS
+from fleetpulse.io.generations import Generation, checkpoint_of
+from fleetpulse.io.group_processor import OUTPUT, TOLD, GroupProcessor, unpacker
+from fleetpulse.io.home import Home
+
+PAUSE: Final = "200 milliseconds"  # between two looks for new rows
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What a new checkpoint begins with.
+
+    Attributes:
+        groups: columns of `columnar.seeds.SEED_SCHEMA`, a row a key group.
+        version: of bronze, the first that is to be read after it.
+        alone: whether the first batch brings it in and reads nothing; otherwise it waits for the first row of bronze.
+    """
+
+    groups: DataFrame
+    version: int = 0
+    alone: bool = False
+
+
+def judged(
+    spark: SparkSession,
+    messages: Path,
+    deployment: Deployment,
+    generation: Generation,
+    *,
+    begin: Begin | None = None,
+    through: int | None = None,
+    max_rows: int = MAX_ROWS,
+) -> DataFrame:
+    """Return the streaming table of judgements over a table of messages.
+
+    Args:
+        spark: the session.
+        messages: path of the table.
+        deployment: lateness, clock lead and jitter.
+        generation: whose key groups and stored form; these are fixed for a checkpoint.
+        begin: to be given until a new checkpoint's first batch is committed; passed over from then on.
+        through: the version of bronze at which to stop; None goes on.
+        max_rows: what a batch aims at; 1 makes each version a batch.
+    """
+    spark.dataSource.register(BlockSource)
+    options: dict[str, str | int] = {"path": str(messages), "key_groups": generation.key_groups, "max_rows": max_rows}
+    if begin is not None:
+        options |= {"begin": begin.version, "begin_alone": int(begin.alone)}
+    if through is not None:
+        options["through"] = through
+    blocks = (
+        spark.readStream.format(FORMAT)
+        .options(**options)
+        .load()
+        .withWatermark("received_at", f"{WATERMARK_DELAY_MS} milliseconds")
+    )
+    begun = None if begin is None else begin.groups.groupBy("key_group")
+    processor = GroupProcessor(deployment, generation.form)
+    folded = blocks.groupBy("key_group").transformWithState(processor, OUTPUT, "append", "eventtime", begun)
+    return folded.mapInArrow(unpacker(generation.number), TOLD)
+
+
+def start(
+    spark: SparkSession,
+    home: Home,
+    pause: str | None = PAUSE,
+    *,
+    begin: Begin | None = None,
+    generation: Generation | None = None,
+    through: int | None = None,
+    told: Path | None = None,
+    silent: bool = False,
+) -> StreamingQuery:
+    """Start the query of a home; it goes on where its checkpoint stands, and begins with ``begin`` where there is none.
+
+    Args:
+        spark: the session.
+        home: the home.
+        pause: between two looks for new rows; None takes what is there now, and comes to an end.
+        begin: what a new checkpoint begins with.
+        generation: None takes the current one.
+        through: see `judged`.
+        told: the table that judgements go to; None takes the home's.
+        silent: judge, and say nothing: what is read has been said by another generation.
+    """
+    generation = generation or home.generation()
+    rows = judged(spark, home.table(MESSAGES.name), home.deployment(), generation, begin=begin, through=through)
+    writer = rows.writeStream.queryName("lifecycle").outputMode("append")
+    writer = writer.option("checkpointLocation", str(checkpoint_of(home.lifecycle, generation.number)))
+    writer = writer.trigger(availableNow=True) if pause is None else writer.trigger(processingTime=pause)
+    if silent:
+        return writer.format("noop").start()
+    delta.create(home, JUDGEMENTS)
+    return writer.format("delta").partitionBy(*JUDGEMENTS.partitioned_by).start(str(told or home.table(JUDGEMENTS.name)))

@@ -1,0 +1,61 @@
+"""Locks of files: one holder each; the operating system lets go of one whatever way its process dies."""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TextIO
+
+_TRIES: Final = 5
+
+
+def _flocked(held: TextIO) -> bool:
+    """Take the lock; tried for a moment, since a command that asks who holds it holds it meanwhile."""
+    for attempt in range(_TRIES):
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.05 * (attempt < _TRIES - 1))
+    return False
+
+
+@contextmanager
+def held(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[None]:
+    """Hold a file's lock, and say in it who does.
+
+    Args:
+        path: the file; it is made where it is absent.
+        by: who takes it, in words.
+        refused: makes the error of who holds it.
+    """
+    with path.open("a+") as file:
+        if not _flocked(file):
+            file.seek(0)
+            raise refused(file.read().strip() or "another run")
+        file.truncate(0)
+        file.write(f"{by} (process {os.getpid()})")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def holder(path: Path) -> str | None:
+    """Say who holds a file's lock, as `held` wrote it; None where nobody does.
+
+    Raises:
+        OSError: the file cannot be read; one that is absent is held by nobody.
+    """
+    try:
+        with path.open() as file:  # one who may only read may ask as well
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read()
+    except FileNotFoundError:
+        pass
+    return None

@@ -1,0 +1,115 @@
+"""Snapshots of the lifecycle job's state in Delta: each a version of one table, with what it was taken at beside it.
+
+Rule: a snapshot replaces the one before in one commit; older ones are the table's history, as long as that is kept.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from deltalake import DeltaTable
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS
+from fleetpulse.core.times import format_instant
+from fleetpulse.io import delta
+from fleetpulse.io.home import Home
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a snapshot was taken at.
+
+    Attributes:
+        generation: of the job.
+        batch: after which.
+        bronze: its version, the next to be read.
+        newest_ms: ``received_at`` of the newest row read, epoch milliseconds.
+        frontier_ms: up to which is judged, epoch milliseconds; None before there is one.
+        devices: how many.
+        key_groups: of the generation.
+        version: of the table; None before it is written.
+        at_ms: when it was written, epoch milliseconds.
+    """
+
+    generation: int
+    batch: int
+    bronze: int
+    newest_ms: int | None
+    frontier_ms: int | None
+    devices: int
+    key_groups: int
+    version: int | None = None
+    at_ms: int | None = None
+
+
+def write_snapshot(home: Home, rows: "DataFrame", about: Taken) -> None:
+    """Replace the snapshot before; rows have the columns of `DEVICE_SNAPSHOTS`."""
+    delta.create(home, DEVICE_SNAPSHOTS)
+    note = json.dumps({name: value for name, value in asdict(about).items() if name not in ("version", "at_ms")})
+    writer = rows.write.format("delta").mode("overwrite").partitionBy(*DEVICE_SNAPSHOTS.partitioned_by)
+    writer.option("userMetadata", note).save(str(home.table(DEVICE_SNAPSHOTS.name)))
+
+
+def snapshots(home: Home) -> list[Taken]:
+    """Return the snapshots that the table's history knows, the newest first."""
+    path = home.table(DEVICE_SNAPSHOTS.name)
+    if not (path / "_delta_log").exists():
+        return []
+    found: list[Taken] = []
+    for commit in DeltaTable(str(path)).history():
+        try:
+            told = json.loads(commit.get("userMetadata") or "null")
+        except ValueError:
+            continue
+        if isinstance(told, dict) and "generation" in told:
+            found.append(Taken(**told, version=commit["version"], at_ms=commit["timestamp"]))
+    return found
+
+
+def find_snapshot(home: Home, version: int | None = None, at_ms: int | None = None) -> Taken:
+    """Return a snapshot: the newest, that of a version, or the newest that was there at an instant (epoch milliseconds).
+
+    Raises:
+        FleetError: there is none such.
+    """
+    known = snapshots(home)
+    if not known:
+        raise FleetError(f'the home "{home.path}" has no snapshot; take one: ./fleet state snapshot --home {home.path}')
+    if version is not None:
+        known = [one for one in known if one.version == version]
+    elif at_ms is not None:
+        known = [one for one in known if one.at_ms is not None and one.at_ms <= at_ms]
+    if not known:
+        kept = snapshots(home)
+        asked = f"of version {version}" if version is not None else f"from before {format_instant(at_ms or 0)}"
+        raise FleetError(
+            f"there is no snapshot {asked}; kept are {', '.join(str(one.version) for one in reversed(kept))}, the oldest of "
+            f"{format_instant(kept[-1].at_ms or 0)}; name one of these"
+        )
+    return known[0]
+
+
+def read_snapshot(spark: "SparkSession", home: Home, version: int) -> "DataFrame":
+    """Return a snapshot's rows.
+
+    Raises:
+        FleetError: its files are gone.
+    """
+    path = home.table(DEVICE_SNAPSHOTS.name)
+    from pyspark.errors import PySparkException
+
+    try:
+        rows = spark.read.format("delta").option("versionAsOf", version).load(str(path))
+        rows.limit(1).collect()
+    except PySparkException as error:
+        raise FleetError(f"snapshot version {version} cannot be read ({_first_line(error)}); name another: "
+                         f"./fleet state snapshots --home {home.path}") from None  # fmt: skip
+    return rows.select(*(column.name for column in DEVICE_SNAPSHOTS.columns))
+
+
+def _first_line(error: Any) -> str:
+    return str(error).splitlines()[0][:300]

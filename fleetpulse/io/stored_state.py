@@ -1,0 +1,160 @@
+"""The lifecycle job's state as a table, read through Spark's own reader: of a stopped job, or beside a running one.
+
+Rule: one batch is named, and all is read as it was after it.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from fleetpulse.columnar.snapshots import SNAPSHOT_SCHEMA, head_of, taken
+from fleetpulse.columnar.standing import world_from_plain
+from fleetpulse.core.replay import Deployment
+from fleetpulse.io.checkpoint import Stand
+
+VARIABLES: Final = ("group", "waiting", "digests")
+_SQL: Final = {pa.string(): "string", pa.int64(): "long", pa.int32(): "int", pa.timestamp("us", tz="UTC"): "timestamp"}
+SNAPSHOT_COLUMNS: Final = ", ".join(f"{field.name} {_SQL[field.type]}" for field in SNAPSHOT_SCHEMA)
+
+
+_HEADS_SCHEMA: Final = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("key_group", pa.int32()),
+        ("block_bytes", pa.int64()),
+        ("waiting_bytes", pa.int64()),
+        ("timer", pa.int64()),
+        ("head", pa.string()),
+    ]
+)
+
+
+def _reader(spark: SparkSession, checkpoint: Path, batch: int) -> Any:
+    return spark.read.format("statestore").option("path", str(checkpoint)).option("batchId", batch)
+
+
+def state_rows(spark: SparkSession, checkpoint: Path, batch: int, variable: str) -> DataFrame:
+    """Return one state variable after a batch, as Spark's reader has it."""
+    return _reader(spark, checkpoint, batch).option("stateVarName", variable).load()
+
+
+def timers(spark: SparkSession, checkpoint: Path, batch: int) -> DataFrame:
+    """Return the timers that stood after a batch, as Spark's reader has them."""
+    return _reader(spark, checkpoint, batch).option("readRegisteredTimers", True).load()
+
+
+def key_groups(spark: SparkSession, checkpoint: Path, batch: int) -> DataFrame:
+    """Return the key groups after a batch: partition, key_group, block, and chunks of what waits (number, rows)."""
+    groups = state_rows(spark, checkpoint, batch, "group")
+    groups = groups.select(F.col("partition_id").alias("partition"), "key.key_group", "value.block", "value.timer")
+    waiting = state_rows(spark, checkpoint, batch, "waiting")
+    chunk = F.struct(F.col("user_map_key.number").alias("number"), F.col("user_map_value.rows").alias("rows"))
+    waiting = waiting.groupBy("key.key_group").agg(F.collect_list(chunk).alias("chunks"))
+    return groups.join(waiting, "key_group", "left").select("partition", "key_group", "block", "timer", "chunks")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStand:
+    """A key group without its devices: what is written at the head of its stored form.
+
+    Attributes:
+        partition: of the state.
+        key_group: its number.
+        form: version of its stored form.
+        block_bytes: size of its devices.
+        waiting_bytes: size of what waits.
+        devices: how many.
+        modes: devices by mode, as last said.
+        waiting: messages whose time has not come.
+        timer_ms: when its timer stands, epoch milliseconds.
+        world: coverage, frontier and policies, see `columnar.standing`.
+    """
+
+    partition: int
+    key_group: int
+    form: int
+    block_bytes: int
+    waiting_bytes: int
+    devices: int
+    modes: Mapping[str, int]
+    waiting: int
+    timer_ms: int | None
+    world: Mapping[str, Any]
+
+
+_HEADS: Final = "partition int, key_group int, block_bytes long, waiting_bytes long, timer long, head string"
+
+
+def overview(spark: SparkSession, checkpoint: Path, batch: int) -> list[GroupStand]:
+    """Return what the key groups are like after a batch, by number, without reading their devices."""
+    found = key_groups(spark, checkpoint, batch).mapInArrow(_heads, _HEADS).collect()
+    groups: list[GroupStand] = []
+    for one in sorted(found, key=lambda row: row.key_group):
+        known = json.loads(one.head)
+        waiting = sum(chunk[3] for chunk in known["waiting"]["chunks"])
+        modes = json.loads(known["counts"] or "{}")
+        groups.append(
+            GroupStand(
+                one.partition,
+                one.key_group,
+                known["version"],
+                one.block_bytes,
+                one.waiting_bytes,
+                known["count"],
+                modes,
+                waiting,
+                one.timer,
+                known,
+            )
+        )
+    return groups
+
+
+def frontier_of(groups: Sequence[GroupStand], newest_ms: int | None, deployment: Deployment) -> int | None:
+    """Return the frontier up to which is judged once all groups have come to the newest row, epoch milliseconds."""
+    if newest_ms is None or not groups:
+        return None
+    return world_from_plain(groups[0].world)[0].read(newest_ms, deployment.allowed_lateness_ms).frontier_ms
+
+
+def _heads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = batch.to_pylist()
+        columns = {
+            "partition": [one["partition"] for one in rows],
+            "key_group": [one["key_group"] for one in rows],
+            "block_bytes": [len(one["block"]) for one in rows],
+            "waiting_bytes": [sum(len(chunk["rows"]) for chunk in one["chunks"] or ()) for one in rows],
+            "timer": [one["timer"] for one in rows],
+            "head": [json.dumps(head_of(one["block"])) for one in rows],
+        }
+        yield pa.RecordBatch.from_pydict(columns, schema=_HEADS_SCHEMA)
+
+
+def snapshot_rows(spark: SparkSession, checkpoint: Path, stand: Stand, deployment: Deployment) -> DataFrame:
+    """Return the state as the rows of a snapshot, see `columnar.snapshots`.
+
+    Args:
+        spark: the session.
+        checkpoint: of the job.
+        stand: the batch, see `checkpoint.stand`.
+        deployment: lateness, clock lead and jitter.
+    """
+    groups = key_groups(spark, checkpoint, stand.batch).select("key_group", "block", "chunks")
+    return groups.mapInArrow(_taker(stand.newest_ms or 0, deployment), SNAPSHOT_COLUMNS)
+
+
+def _taker(newest_ms: int, deployment: Deployment) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for one in range(batch.num_rows):
+                chunks = {chunk["number"]: chunk["rows"] for chunk in batch["chunks"][one].as_py() or ()}
+                yield from taken(batch["key_group"][one].as_py(), batch["block"][one].as_py(), chunks, newest_ms, deployment)
+
+    return take
