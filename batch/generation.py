@@ -76,11 +76,16 @@ def settle(spark: SparkSession, home: Home, say: Say) -> Stand:
         return stand(checkpoint)  # says that there is none
     if not is_settled(checkpoint):
         say(f"finishing what generation {home.generation().number} has begun")
-        _to_the_end(start(spark, home, None, through=newest_begun(checkpoint)))
+        await_end(start(spark, home, None, through=newest_begun(checkpoint)))
     return stand(checkpoint)
 
 
-def _to_the_end(query: StreamingQuery) -> None:
+def await_end(query: StreamingQuery) -> None:
+    """Wait until a query that comes to an end has.
+
+    Raises:
+        FleetError: it failed, or took too long.
+    """
     limit = time.monotonic() + _PATIENCE_S
     try:
         while not query.awaitTermination(5):
@@ -117,7 +122,7 @@ def make(spark: SparkSession, home: Home, plan: Plan, at: Stand, say: Say) -> Ge
         if at.version > plan.bronze:
             say(f"judging again what was read since, {at.version - plan.bronze} versions of bronze, and saying nothing")
         with _partitions(spark, plan.partitions):  # a new checkpoint takes them from the session
-            _to_the_end(start(spark, home, None, generation=made, begin=begin, through=at.version, silent=True))
+            await_end(start(spark, home, None, generation=made, begin=begin, through=at.version, silent=True))
         note_begin(checkpoint_of(home.lifecycle, made.number), at.newest_ms)
         if not plan.chosen:
             say("comparing all devices, and all that waits, with the generation that runs")

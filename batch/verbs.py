@@ -18,7 +18,7 @@ from batch.registered import rows_of_devices
 from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.snapshots import DEVICE, GROUP
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.checkpoint import Stand, stand, unfinished
+from fleetpulse.io.checkpoint import Stand, relocate, stand, unfinished
 from fleetpulse.io.generations import (
     RETIRED,
     Generation,
@@ -137,6 +137,7 @@ def repartition(work: Work, partitions: int) -> Generation | None:
     try:
         work.say(f"copying generation {current.number} to generation {made.number}")
         shutil.copytree(home.checkpoint, copy)
+        relocate(copy)
         work.say("repartitioning the copy")
         work.spark._streamingCheckpointManager.repartition(str(copy), partitions)  # noqa: SLF001 - Spark has no other door yet
         after = stand(copy)
@@ -168,6 +169,12 @@ def rollback(work: Work, to: int | None = None) -> Generation | None:
     """
     home = work.home
     record = load_generations(home.lifecycle)
+    present = home.generation()
+    if to is None and present.made_by == "rollback":
+        raise FleetError(
+            f"generation {present.number} is a way back already, to generation {present.made_from.get('generation')}; nothing is "
+            f"to be done; to go elsewhere, name it: ./fleet state rollback --to NUMBER"
+        )
     chosen = record.predecessor() if to is None else record.of(to)
     if chosen is None or chosen.status != RETIRED or not checkpoint_of(home.lifecycle, chosen.number).exists():
         kept = [str(one.number) for one in record.known.values() if one.status == RETIRED]

@@ -12,6 +12,7 @@ import typer
 
 from cli import access, develop, devices, looking, policies, state, stream
 from cli.chaos.command import chaos
+from cli.drill import drill
 from cli.jobs import jobs
 from fleetpulse import __version__
 from fleetpulse.core.errors import FleetError, Misuse
@@ -36,6 +37,7 @@ state.register(app)
 stream.register(app)
 develop.register(app)
 app.command("chaos")(chaos)
+app.command("drill")(drill)
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 BrokerOption = Annotated[

@@ -16,6 +16,7 @@ from cli.output import console
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.times import format_instant, parse_instant_ms
+from fleetpulse.io.checkpoint import relocate
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import find_snapshot, snapshots
@@ -60,6 +61,8 @@ def _session(home: Home, *, dry: bool) -> "Iterator[Work]":
     from batch.session import batch_session
     from batch.verbs import Work
 
+    for one in home.lifecycle.glob("gen-*"):
+        relocate(one)  # the home may have been moved
     _say("starting Spark")
     with batch_session(home) as spark:
         yield Work(spark, home, _say, dry)

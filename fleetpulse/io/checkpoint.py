@@ -7,6 +7,7 @@ from typing import Final
 
 from fleetpulse.core.errors import FleetError
 
+_SCHEMAS: Final = "/_stateSchema/"
 _BEGIN: Final = "begun-with.json"
 WATERMARK_DELAY_MS: Final = 1  # the watermark runs so far behind the newest ``received_at``
 
@@ -90,6 +91,29 @@ def _damaged(checkpoint: Path, batch: int, error: Exception) -> FleetError:
         f'batch {batch} of the checkpoint "{checkpoint}" is not the lifecycle job\'s, or is damaged ({error!r}); '
         f"restore the checkpoint, or begin anew from a snapshot: ./fleet state bootstrap"
     )
+
+
+def relocate(checkpoint: Path) -> None:
+    """Let a checkpoint that was copied or moved name the schemas in its own folder: Spark writes their whole path down.
+
+    No effect where it does already.
+    """
+    for path in (checkpoint.resolve() / "state").glob("*/_metadata/v2/*"):
+        if not path.name.isdecimal():
+            continue
+        version, content = path.read_text().split("\n", 1)
+        known = json.loads(content)
+        moved = False
+        for store in known["stateStoreInfo"]:
+            there = store.get("stateSchemaFilePaths", [])
+            here = [f"file:{path.parents[2]}{_SCHEMAS}{name.rpartition(_SCHEMAS)[2]}" for name in there]
+            moved |= here != there
+            store["stateSchemaFilePaths"] = here
+        if moved:
+            fresh = path.with_name(f".{path.name}.new")
+            fresh.write_text(f"{version}\n{json.dumps(known, separators=(',', ':'))}")
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum of what it was
+            fresh.replace(path)
 
 
 def query_id(checkpoint: Path) -> str | None:

@@ -11,7 +11,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.block_source import FORMAT, MAX_ROWS, BlockSource
-from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS
+from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, relocate
 from fleetpulse.io.generations import Generation, checkpoint_of
 from fleetpulse.io.group_processor import OUTPUT, TOLD, GroupProcessor, unpacker
 from fleetpulse.io.home import Home
@@ -97,9 +97,11 @@ def start(
         silent: judge, and say nothing: what is read has been said by another generation.
     """
     generation = generation or home.generation()
+    checkpoint = checkpoint_of(home.lifecycle, generation.number)
+    relocate(checkpoint)
     rows = judged(spark, home.table(MESSAGES.name), home.deployment(), generation, begin=begin, through=through)
     writer = rows.writeStream.queryName("lifecycle").outputMode("append")
-    writer = writer.option("checkpointLocation", str(checkpoint_of(home.lifecycle, generation.number)))
+    writer = writer.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if pause is None else writer.trigger(processingTime=pause)
     if silent:
         return writer.format("noop").start()

@@ -37,7 +37,7 @@ def _verbs() -> Iterator[Callable[[Work], object]]:
     yield lambda work: rollback(work, 1)
 
 
-def _judge(spark: SparkSession, home: Home) -> None:
+def judge(spark: SparkSession, home: Home) -> None:
     query = start(spark, home, None)
     try:
         assert query.awaitTermination(300)
@@ -56,7 +56,7 @@ def test_the_state_is_moved_about_between_batches_and_the_verdicts_are_those_of_
     edges = [0, *sorted(random.sample(range(1, len(rows)), len(verbs))), len(rows)]
     for number, (begin, end) in enumerate(pairwise(edges), 1):
         land(home, rows[begin:end], number)
-        _judge(spark, home)
+        judge(spark, home)
         if number <= len(verbs):
             verbs[number - 1](Work(spark, home, SAY))
     assert told(home) == defined(rows, DEPLOYMENT)

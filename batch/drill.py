@@ -1,0 +1,89 @@
+"""The state operations, one after another, over a history that has been judged undisturbed: the verdicts must be the same."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from batch import snapshot
+from batch.generation import Say, await_end
+from batch.verbs import Work, bootstrap, migrate, repartition, rescale, rollback
+from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io import delta
+from fleetpulse.io.block_source import DeltaLog
+from fleetpulse.io.generations import Generation, Generations, save_generations
+from fleetpulse.io.home import KEY_GROUPS, Home
+from fleetpulse.io.lifecycle_query import start
+from fleetpulse.io.snapshot_table import find_snapshot
+
+_PARTITIONS: Final = 4
+_MORE_PARTITIONS: Final = 7
+_OTHER_GROUPS: Final = 13
+_FORM: Final = min(WRITTEN_FORMS)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One of what is done between two parts of the history."""
+
+    name: str
+    act: Callable[[Work], object]
+
+
+STEPS: Final = (
+    Step("snapshot", lambda work: snapshot.take(work.spark, work.home, None, work.say)),
+    Step(f"migrate from stored form {_FORM} to {STORED_FORM}", migrate),
+    Step(f"repartition {_PARTITIONS} to {_MORE_PARTITIONS}", lambda work: repartition(work, _MORE_PARTITIONS)),
+    Step(f"rescale {KEY_GROUPS} to {_OTHER_GROUPS} key groups", lambda work: rescale(work, _OTHER_GROUPS)),
+    Step("roll back", rollback),
+    Step("bootstrap from the snapshot", lambda work: bootstrap(work, find_snapshot(work.home))),
+)
+
+
+def disturbed(spark: SparkSession, home: Home, undisturbed: Home, say: Say) -> None:
+    """Judge another home's history in parts, and move the state about between them.
+
+    Args:
+        spark: the session.
+        home: one that has just been made.
+        undisturbed: whose bronze is judged.
+        say: told each step.
+
+    Raises:
+        FleetError: the history is too short, or a step is refused.
+    """
+    files = _files(undisturbed)
+    parts = len(STEPS) + 1
+    if len(files) < parts:
+        raise FleetError(f"a drill needs a recording of {parts} or more batches of landing; got {len(files)}; take a longer one")
+    home.lifecycle.mkdir(parents=True, exist_ok=True)
+    save_generations(home.lifecycle, Generations(1, {1: Generation.first(KEY_GROUPS, _FORM)}))
+    delta.create(home, MESSAGES)
+    spark.conf.set("spark.sql.shuffle.partitions", _PARTITIONS)
+    edges = [len(files) * part // parts for part in range(parts + 1)]
+    work = Work(spark, home, say)
+    for number, (begin, end) in enumerate(pairwise(edges), 1):
+        say(f"part {number} of {parts}: {end - begin} batches of landing")
+        _land(home, files[begin:end], begin)
+        await_end(start(spark, home, None))
+        if number <= len(STEPS):
+            step = STEPS[number - 1]
+            say(f"step {number} of {len(STEPS)}: {step.name}")
+            with home.state_held("fleet drill"):
+                step.act(work)
+
+
+def _files(home: Home) -> list[Path]:
+    log = DeltaLog(home.table(MESSAGES.name))
+    return [Path(path) for version in range(log.latest() + 1) for path, _ in log.appended(version)]
+
+
+def _land(home: Home, files: Sequence[Path], before: int) -> None:
+    for number, path in enumerate(files, before + 1):
+        delta.append(home, MESSAGES, pq.ParquetFile(path).read(), "drill", number)

@@ -1,0 +1,153 @@
+"""A verb that dies at any of its steps, given again, finishes; and what it is given in error, it refuses and changes nothing.
+
+What a kill leaves behind is the disk as it is then: at each step the home is copied, and the copy is gone on with.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from batch import snapshot
+from batch.verbs import Work, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io import delta
+from fleetpulse.io.checkpoint import committed, relocate, stand
+from fleetpulse.io.generations import load_generations
+from fleetpulse.io.home import Home
+from fleetpulse.io.snapshot_table import find_snapshot, snapshots
+from fleetpulse.ops.agreement import defined, told
+from tests.spark.test_state_verbs import judge
+from tests.spark.test_stream import DEPLOYMENT, history, land
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+ROWS = history(23)
+CUT = len(ROWS) * 2 // 3
+Verb = Callable[[Work], object]
+VERBS: dict[str, Verb] = {
+    "snapshot": lambda work: snapshot.take(work.spark, work.home, None, work.say),
+    "bootstrap": lambda work: bootstrap(work, find_snapshot(work.home)),
+    "migrate": lambda work: migrate(work, 3),
+    "repartition": lambda work: repartition(work, 3),
+    "rescale": lambda work: rescale(work, 3),
+    "rollback": rollback,
+}
+
+
+@pytest.fixture(scope="module")
+def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """Return a home whose second generation has judged two thirds of a history, with a snapshot from between."""
+    home = Home(tmp_path_factory.mktemp("judged") / "home")
+    home.prepare(DEPLOYMENT)
+    delta.create(home, MESSAGES)
+    work = Work(spark, home, lambda words: None)
+    land(home, ROWS[: CUT // 2], 1)
+    judge(spark, home)
+    snapshot.take(spark, home, None, work.say)
+    rescale(work, 4)
+    land(home, ROWS[CUT // 2 : CUT], 2)
+    judge(spark, home)
+    return home
+
+
+def _copy(home: Home, to: Path) -> Home:
+    shutil.copytree(home.path, to)
+    copied = Home(to)
+    for folder in copied.lifecycle.glob("gen-*"):
+        relocate(folder)
+    return copied
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_that_was_killed_at_any_step_finishes_when_it_is_given_again(
+    spark: SparkSession, judged: Home, tmp_path: Path, verb: str
+) -> None:
+    home = _copy(judged, tmp_path / "home")
+    images: list[Home] = []
+
+    def say(words: str) -> None:
+        images.append(_copy(home, tmp_path / f"image-{len(images)}"))
+
+    VERBS[verb](Work(spark, home, say))
+    assert len(images) >= 3, "a step has been told"
+    for image in images:
+        before = image.generation().number
+        if before == 3 and verb != "bootstrap":  # it was killed behind its last step
+            with pytest.raises(FleetError, match="nothing is to be done"):
+                VERBS[verb](Work(spark, image, lambda words: None))
+        else:
+            VERBS[verb](Work(spark, image, lambda words: None))
+        statuses = [one.status for one in load_generations(image.lifecycle).known.values()]
+        assert "new" not in statuses and statuses.count("current") == 1
+        assert image.generation().number >= before
+    assert verb == "snapshot" or home.generation().number == 3
+    last = images[-2]
+    land(last, ROWS[CUT:], 3)
+    judge(spark, last)
+    assert told(last) == defined(ROWS, DEPLOYMENT)
+
+
+def test_some_of_the_devices_go_on_as_they_would_among_all(spark: SparkSession, judged: Home, tmp_path: Path) -> None:
+    home = _copy(judged, tmp_path / "home")
+    bootstrap(Work(spark, home, lambda words: None), find_snapshot(home), "site = 'north'")
+    land(home, ROWS[CUT:], 3)
+    judge(spark, home)
+    theirs = {row.device_id for row in ROWS if row.site == "north"} - {row.device_id for row in ROWS if row.site != "north"}
+    assert len(theirs) > 3
+    want = {one: count for one, count in defined(ROWS, DEPLOYMENT).items() if one[1] in theirs}
+    assert {one: count for one, count in told(home).items() if one[1] in theirs} == want
+
+
+def test_what_cannot_be_done_is_refused_with_the_reason_and_changes_nothing(
+    spark: SparkSession, judged: Home, tmp_path: Path
+) -> None:
+    home = _copy(judged, tmp_path / "home")
+    work, before = Work(spark, home, lambda words: None), load_generations(home.lifecycle)
+    refused: list[tuple[Verb, str]] = [
+        (lambda work: rescale(work, 4), "has 4 key groups already"),
+        (lambda work: rescale(work, 0), "1 to 100,000 key groups; got 0"),
+        (lambda work: repartition(work, 2), "has 2 partitions already"),
+        (lambda work: repartition_anew(work, 0), "1 to 10,000 partitions; got 0"),
+        (lambda work: migrate(work, 9), "writes the stored forms 3 and 4; got 9"),
+        (lambda work: migrate(work, 4), "writes stored form 4 already"),
+        (lambda work: rollback(work, 7), "no generation 7 to go back to; kept are: 1"),
+        (lambda work: bootstrap(work, find_snapshot(work.home, 77)), "no snapshot of version 77; kept are 1"),
+        (lambda work: bootstrap(work, find_snapshot(work.home, None, 5)), "no snapshot from before 1970"),
+        (lambda work: bootstrap(work, find_snapshot(work.home), "site = 'nowhere'"), "got 0 of"),
+        (lambda work: bootstrap(work, find_snapshot(work.home), "no such thing"), "is no condition on a device"),
+        (lambda work: snapshot.take(work.spark, work.home, 4711, work.say), "batch 4711 is not in the checkpoint, which keeps"),
+    ]
+    for verb, why in refused:
+        with pytest.raises(FleetError, match=why):
+            verb(work)
+    for verb in VERBS.values():
+        if verb is not VERBS["snapshot"]:
+            assert verb(Work(spark, home, lambda words: None, dry=True)) is None
+    assert load_generations(home.lifecycle) == before
+    assert len(snapshots(home)) == 1
+    with home.state_held("another"), pytest.raises(FleetError, match=r"in use by another \(process"), home.state_held("me"):
+        pass
+
+
+def test_state_that_is_damaged_is_no_ones_successor(spark: SparkSession, judged: Home, tmp_path: Path) -> None:
+    home = _copy(judged, tmp_path / "home")
+    batch = committed(home.checkpoint)[-1]
+    offsets = home.checkpoint / "offsets" / str(batch)
+    whole = offsets.read_text()
+    offsets.write_text(whole.splitlines()[0] + '\n{"conf": {}}\n{"nothing": 1}\n')
+    with pytest.raises(FleetError, match="is damaged"):
+        stand(home.checkpoint)
+    offsets.write_text(whole)
+    for path in home.checkpoint.glob("state/0/*/*.changelog"):
+        path.write_bytes(path.read_bytes()[:-20])
+    for path in home.checkpoint.glob("state/0/*/*.zip"):
+        path.write_bytes(b"no archive")
+    with pytest.raises(Exception, match=r"(?i)state|zip|checksum|read"):
+        rescale(Work(spark, home, lambda words: None), 5)
+    assert home.generation().number == 2
+    record = json.loads((home.lifecycle / "generations.json").read_text())
+    assert all(one["status"] != "new" for one in record["generations"])
