@@ -100,7 +100,7 @@ def await_end(query: StreamingQuery) -> None:
 
 
 def make(spark: SparkSession, home: Home, plan: Plan, at: Stand, say: Say) -> Generation:
-    """Make a generation that stands where the current one stopped; the current one goes on to be current.
+    """Make a generation that stands where the current one stopped, and compare them; the current one is current as before.
 
     Args:
         spark: the session.
@@ -112,9 +112,26 @@ def make(spark: SparkSession, home: Home, plan: Plan, at: Stand, say: Say) -> Ge
     Raises:
         FleetError: what it is made of cannot be read, or it differs; nothing has changed then.
     """
-    current = home.generation()
+    made = build(spark, home, plan, at, say)
+    if not plan.chosen:
+        say("comparing all devices, and all that waits, with the generation that runs")
+        try:
+            compare(spark, home, home.generation(), made, at)
+        except BaseException:
+            discard_generation(home.lifecycle, made)
+            raise
+    return made
+
+
+def build(spark: SparkSession, home: Home, plan: Plan, at: Stand, say: Say) -> Generation:
+    """Make a generation of rows, and let it judge on from them, silently, to where the current one stands."""
     made = begin_generation(
-        home.lifecycle, current, key_groups=plan.key_groups, form=plan.form, made_by=plan.verb, made_from=plan.made_from
+        home.lifecycle,
+        home.generation(),
+        key_groups=plan.key_groups,
+        form=plan.form,
+        made_by=plan.verb,
+        made_from=plan.made_from,
     )
     try:
         say(f"building generation {made.number}")
@@ -124,9 +141,6 @@ def make(spark: SparkSession, home: Home, plan: Plan, at: Stand, say: Say) -> Ge
         with _partitions(spark, plan.partitions):  # a new checkpoint takes them from the session
             await_end(start(spark, home, None, generation=made, begin=begin, through=at.version, silent=True))
         note_begin(checkpoint_of(home.lifecycle, made.number), at.newest_ms)
-        if not plan.chosen:
-            say("comparing all devices, and all that waits, with the generation that runs")
-            compare(spark, home, current, made, at)
     except BaseException:
         discard_generation(home.lifecycle, made)
         raise

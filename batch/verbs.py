@@ -74,12 +74,21 @@ def migrate(work: Work, form: int = STORED_FORM) -> Generation | None:
     Raises:
         FleetError: it cannot be written, or it is the present one.
     """
+    check_form(work.home, form)
+    return _anew(work, "migrate", form=form)
+
+
+def check_form(home: Home, form: int) -> None:
+    """See that a stored form can be gone on in.
+
+    Raises:
+        FleetError: it cannot.
+    """
     if form not in WRITTEN_FORMS:
         raise FleetError(f"this version writes the stored forms {' and '.join(map(str, WRITTEN_FORMS))}; got {form}")
-    current = work.home.generation()
+    current = home.generation()
     if form == current.form:
         raise FleetError(f"generation {current.number} writes stored form {form} already; nothing is to be done")
-    return _anew(work, "migrate", form=form)
 
 
 def repartition_anew(work: Work, partitions: int) -> Generation | None:

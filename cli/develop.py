@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
     bench.command("ingest")(bench_ingest)
     bench.command("soak")(bench_soak)
     bench.command("expiry")(bench_expiry)
+    bench.command("state")(bench_state)
     app.add_typer(bench, name="bench")
 
 
@@ -247,3 +248,18 @@ def bench_expiry(
     from bench.expiry import bench_expiry as run
 
     run(devices=devices, jitter_ms=parse_duration_ms(jitter), json_lines=json_lines)
+
+
+def bench_state(
+    quick: Annotated[bool, typer.Option("--quick", help="100,000 devices instead of 1,000,000.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+) -> None:
+    """Measure what moving the state costs, beside reading and writing the same rows with plain Spark."""
+    from bench.state import bench_state as run
+    from cli.output import as_json, as_table, console
+
+    rows = list(run(quick=quick, say=lambda words: typer.echo(words, err=True)))
+    if json_lines:
+        as_json(rows)
+    else:
+        console().print(as_table(rows, list(rows[-1]), "moving the state"))

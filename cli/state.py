@@ -15,7 +15,7 @@ from rich.table import Table
 from cli.output import console
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import Misuse
-from fleetpulse.core.times import format_instant, parse_instant_ms
+from fleetpulse.core.times import format_instant, parse_duration_ms, parse_instant_ms
 from fleetpulse.io.checkpoint import relocate
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
@@ -161,6 +161,8 @@ def _changing(name: str, home: Path, dry_run: bool, act: "Callable[[Work], objec
 def migrate(
     home: HomeOption = DEFAULT_HOME,
     form: Annotated[int, typer.Option("--form", help="The stored form to go on in.")] = STORED_FORM,
+    canary: Annotated[bool, typer.Option("--canary", help="Beside the running job first; only if both say the same.")] = False,
+    for_: Annotated[str, typer.Option("--for", help="How long both run, with --canary.")] = "5m",
     dry_run: DryOption = False,
 ) -> None:
     """Go on in another stored form, in a new generation."""
@@ -170,6 +172,12 @@ def migrate(
 
         verb(work, form)
 
+    if canary and not dry_run:
+        from cli.trial import beside
+
+        with _work(home, "migrate", dry=False, changes=False) as work:
+            beside(work, "migrate", form, parse_duration_ms(for_) / 1000)
+        return
     _changing("migrate", home, dry_run, act)
 
 

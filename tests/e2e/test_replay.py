@@ -241,20 +241,20 @@ def test_up_judges_a_simulated_fleet_stops_in_order_and_goes_on(tmp_path: Path) 
     modes = Counter(one["mode"] for one in rows_of("devices", "--json", "--home", str(home)))
     assert modes["online"] > 5
     assert modes["offline"] >= 1
-    _told_equals_the_definition(Home(home))
+    told_equals_the_definition(Home(home))
     assert fleet("device", "add", "new-device", "--class", "meter", "--home", str(home)).returncode == 0
     again = fleet("up", "--home", str(home), "--no-sim", "--port", "0", "--for", "25")
     assert again.returncode == 0, again.stderr + again.stdout
     assert "mosquitto_pub" in again.stdout
     assert any(one["device_id"] == "new-device" for one in rows_of("devices", "--json", "--home", str(home)))
-    _told_equals_the_definition(Home(home))
+    told_equals_the_definition(Home(home))
     shown = rows_of("device", "sensor-00000", "--home", str(home), "--json")[0]
     assert shown["due_offline_at"]
     assert shown["judged_up_to"]
     await_none_left(home)
 
 
-def _told_equals_the_definition(home: Home) -> None:
+def told_equals_the_definition(home: Home) -> None:
     """The job may not have come to the end when it was stopped: all that it said is right, and up to there all is said."""
     reached = judged_up_to(home.checkpoint)
     assert reached is not None

@@ -1,0 +1,133 @@
+"""What moving the state costs, beside reading and writing the same rows with plain Spark: ``./fleet bench state``.
+
+Rule 1: one warm session for all; CPU is that of the whole process tree, the JVM and the Python workers.
+Rule 2: the yardstick, a snapshot read and written again as plain Delta, is taken before each verb, and the median counts.
+Rule 3: each verb checks what it has made, and that is part of its cost.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import psutil
+from pyspark.sql import SparkSession
+
+from batch import snapshot
+from batch.generation import await_end
+from batch.session import batch_session
+from batch.verbs import Work, bootstrap, migrate, repartition, rollback
+from bench.contenders import key_groups
+from bench.generate import LATENESS_MS, Fleet, prepare
+from bench.measure import read, resident_bytes, size_bytes
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
+from fleetpulse.io import delta
+from fleetpulse.io.checkpoint import stand
+from fleetpulse.io.generations import Generation, Generations, save_generations
+from fleetpulse.io.home import Home
+from fleetpulse.io.lifecycle_query import start
+from fleetpulse.io.snapshot_table import find_snapshot, snapshots
+
+BAR: Final = 3.0
+_DEVICES: Final = 1_000_000
+_QUICK: Final = 100_000
+_MESSAGES: Final = 2
+_BATCHES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one run of one thing cost."""
+
+    wall_s: float
+    cpu_s: float
+    resident_mb: float
+
+
+def bench_state(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[str, Any]]:
+    """Measure each verb; yield a row for each: what it cost, and how many times the yardstick that is.
+
+    Args:
+        quick: 100,000 devices instead of 1,000,000.
+        say: told each step.
+
+    Raises:
+        FleetError: a verb did not do what it was to do.
+    """
+    devices = _QUICK if quick else _DEVICES
+    place = Path(tempfile.mkdtemp(prefix="fleet-bench-state-"))
+    try:
+        home = _judged(Home(place / "home"), devices, say)
+        with batch_session(home, "4g") as spark:
+            yield from _measured(spark, home, devices, say)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _judged(home: Home, devices: int, say: Callable[[str], None]) -> Home:
+    """Make a home with a generated history; it is judged by the first session."""
+    say(f"generating {devices:,} devices")
+    source = prepare(Fleet(devices, _MESSAGES, _BATCHES))
+    home.prepare(Deployment(LATENESS_MS))
+    home.lifecycle.mkdir(parents=True, exist_ok=True)
+    save_generations(home.lifecycle, Generations(1, {1: Generation.first(key_groups(devices))}))
+    shutil.copytree(source.path, home.table(MESSAGES.name))
+    return home
+
+
+def _measured(spark: SparkSession, home: Home, devices: int, say: Callable[[str], None]) -> Iterable[dict[str, Any]]:
+    say("judging them")
+    await_end(start(spark, home, None))
+    work = Work(spark, home, say)
+    taken = snapshot.take(spark, home, None, say)
+    if taken.devices != devices:
+        raise FleetError(f"{taken.devices:,} devices are in the state; there are {devices:,}")
+    _plain(spark, home)  # warm
+    verbs: dict[str, Callable[[], object]] = {
+        "snapshot": lambda: snapshot.take(spark, home, None, say),
+        "bootstrap": lambda: bootstrap(work, find_snapshot(home)),
+        "migrate": lambda: migrate(work, 3 if home.generation().form == 4 else 4),
+        "repartition": lambda: repartition(work, stand(home.checkpoint).partitions + 1),
+        "rollback": lambda: rollback(work, home.generation().number - 1),
+    }
+    yardsticks: list[Cost] = []
+    costs: dict[str, list[Cost]] = {name: [] for name in verbs}
+    for _ in range(2):  # the first time warms up
+        for name, verb in verbs.items():
+            yardsticks.append(_cost(lambda: _plain(spark, home)))
+            costs[name].append(_cost(verb))
+    unit = median(cost.cpu_s for cost in yardsticks[len(verbs) :])
+    rows = snapshots(home)[0]
+    yield {"what": "read and written by plain Spark", "devices": rows.devices, "cpu_s": round(unit, 2),
+           "wall_s": round(median(cost.wall_s for cost in yardsticks[len(verbs) :]), 2), "times": 1.0, "bar": None}  # fmt: skip
+    for name, (_, warm) in costs.items():
+        yield {
+            "what": name,
+            "devices": rows.devices,
+            "cpu_s": round(warm.cpu_s, 2),
+            "wall_s": round(warm.wall_s, 2),
+            "times": round(warm.cpu_s / unit, 2),
+            "bar": BAR if name != "rollback" else None,
+            "resident_mb": round(warm.resident_mb),
+            "checkpoint_mb": round(size_bytes(home.checkpoint) / 1e6, 1),
+        }
+
+
+def _plain(spark: SparkSession, home: Home) -> None:
+    """Read a snapshot and write it again: as many rows, as wide, by nothing but Spark."""
+    version = delta.version(home.table(DEVICE_SNAPSHOTS.name))
+    rows = spark.read.format("delta").option("versionAsOf", version).load(str(home.table(DEVICE_SNAPSHOTS.name)))
+    rows.write.format("delta").mode("overwrite").partitionBy("part").save(str(home.path / "plain"))
+
+
+def _cost(act: Callable[[], object]) -> Cost:
+    tree = psutil.Process()
+    before = read(tree)
+    act()
+    after = read(tree)
+    return Cost(after.wall_s - before.wall_s, after.cpu_s - before.cpu_s, resident_bytes(tree) / 1e6)

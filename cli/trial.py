@@ -1,0 +1,51 @@
+"""A canary beside the running job: how that is stopped for the comparison, and started again."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from batch.canary import Trial, canary
+from batch.verbs import Work, check_form
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.desired import RUNNING, STOPPED, desire
+from fleetpulse.io.home import Home
+from fleetpulse.io.locks import held
+
+_PATIENCE_S = 120.0
+
+
+def beside(work: Work, verb: str, form: int, for_s: float) -> None:
+    """Run a generation of another stored form beside the one that runs, and switch if both say the same.
+
+    Raises:
+        FleetError: nothing runs, another canary does, or they differ.
+    """
+    home = work.home
+    check_form(home, form)
+    if home.state_holder() is None or home.owner() is None:
+        raise FleetError(
+            f'a canary runs beside the job, and none runs in "{home.path}"; start it: ./fleet up --home {home.path}, '
+            f"or leave --canary"
+        )
+
+    def refused(other: str) -> FleetError:
+        return FleetError(f"{other} is making a generation already; wait for it, or stop it")
+
+    with held(home.lifecycle / "making", f"fleet state {verb} --canary", refused):
+        canary(work, verb, Trial(home.key_groups(), form, for_s, lambda: _stopped(home, verb)))
+
+
+@contextmanager
+def _stopped(home: Home, verb: str) -> Iterator[None]:
+    """Hold the running job stopped, and its state."""
+    desire(home, STOPPED, f"fleet state {verb} --canary")
+    try:
+        limit = time.monotonic() + _PATIENCE_S
+        while holder := home.state_holder():
+            if time.monotonic() > limit:
+                raise FleetError(f"{holder} still has the state after {_PATIENCE_S:.0f} s; see the logs in {home.logs}")
+            time.sleep(0.1)
+        with home.state_held(f"fleet state {verb} --canary"):
+            yield
+    finally:
+        desire(home, RUNNING, f"fleet state {verb} --canary")

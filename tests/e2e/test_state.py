@@ -1,0 +1,89 @@
+"""The state of a running fleet is copied, tried beside it, moved while it is stopped, moved house; the verdicts stay right."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from fleetpulse.io.checkpoint import committed, judged_up_to
+from fleetpulse.io.home import Home
+from fleetpulse.io.snapshot_table import snapshots
+from tests.e2e.test_replay import PATIENCE_S, await_none_left, begin, fleet, told_equals_the_definition
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+def _state(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return fleet("state", *words, "--home", str(home))
+
+
+def _await_batches(home: Home, more: int) -> None:
+    """Wait until the current generation has judged so many batches more."""
+    wanted, limit = len(committed(home.checkpoint)) + more, time.monotonic() + PATIENCE_S
+    while len(committed(home.checkpoint)) < wanted:
+        assert time.monotonic() < limit, "the job judges nothing"
+        time.sleep(0.3)
+
+
+def _kill_at(words: str, *command: str) -> None:
+    """Kill a command, and all that it has started, as soon as it says some words."""
+    running = begin(*command)
+    assert running.stdout is not None
+    for line in running.stdout:
+        if words in line:
+            os.kill(running.pid, signal.SIGKILL)
+            break
+    else:
+        pytest.fail(f"it never said {words!r}")
+    running.wait(PATIENCE_S)
+
+
+def test_the_state_of_a_running_fleet_is_moved_about_and_its_verdicts_stay_right(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    running = begin("up", "--home", str(home), "--devices", "20", "--port", "0")
+    try:
+        limit = time.monotonic() + PATIENCE_S
+        while not (home / "home.json").exists() or judged_up_to(Home(home).checkpoint) is None:
+            assert running.poll() is None, running.stdout.read() if running.stdout else ""
+            assert time.monotonic() < limit, "nothing is judged"
+            time.sleep(0.3)
+        _await_batches(Home(home), 2)
+        done = _state(home, "snapshot")
+        assert done.returncode == 0, done.stderr
+        [taken] = snapshots(Home(home))
+        assert taken.devices > 10
+        refused = _state(home, "rescale", "--key-groups", "3")
+        assert refused.returncode == 1
+        assert "in use by the lifecycle job" in refused.stderr and "./fleet stream stop" in refused.stderr
+        done = _state(home, "migrate", "--form", "3", "--canary", "--for", "10s")
+        assert done.returncode == 0, done.stderr
+        assert "judgements, all the same" in done.stderr
+        assert (Home(home).generation().number, Home(home).generation().form) == (2, 3)
+        _await_batches(Home(home), 2)
+        assert fleet("stream", "stop", "--home", str(home)).returncode == 0
+        _kill_at("building generation", "state", "rescale", "--key-groups", "3", "--home", str(home))
+        assert Home(home).generation().number == 2
+        done = _state(home, "rescale", "--key-groups", "3")
+        assert done.returncode == 0, done.stderr
+        assert running.poll() is None, "the run goes on without its job"
+        assert fleet("stream", "start", "--home", str(home)).returncode == 0
+        _await_batches(Home(home), 2)
+        assert (Home(home).generation().number, Home(home).key_groups()) == (4, 3)
+    finally:
+        running.terminate()
+        running.communicate(timeout=PATIENCE_S)
+    await_none_left(home)
+    told_equals_the_definition(Home(home))
+    moved = tmp_path / "moved house"
+    shutil.move(home, moved)
+    done = _state(moved, "repartition", "3")
+    assert done.returncode == 0, done.stderr
+    done = fleet("up", "--home", str(moved), "--no-sim", "--port", "0", "--for", "30")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert len(committed(Home(moved).checkpoint)) > 1
+    told_equals_the_definition(Home(moved))
+    await_none_left(moved)
