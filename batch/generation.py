@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from batch.session import told_of
 from fleetpulse.columnar.snapshots import DEVICE, GROUP, OWN_ROW, SIGNAL, seed, shared_rows, the_world
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import EVERYONE
@@ -94,7 +95,7 @@ def await_end(query: StreamingQuery) -> None:
     except FleetError:
         raise
     except Exception as error:
-        raise FleetError(f"judging on from the state failed: {str(error).splitlines()[0][:500]}") from error
+        raise FleetError(f"judging on from the state failed ({told_of(error)}); nothing has changed") from error
     finally:
         query.stop()
 

@@ -38,6 +38,14 @@ def batch_session(home: Home, memory: str = "1g") -> Iterator[SparkSession]:
         shutil.rmtree(own, ignore_errors=True)
 
 
+def told_of(error: Exception) -> str:
+    """Return the sentence of Spark's that says most: the innermost cause that has one."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    telling = [line for line in causes if "FleetError" in line] or causes[-1:] or lines[:1] or ["it says nothing"]
+    return telling[0].rpartition("FleetError: ")[2][:400]
+
+
 @contextmanager
 def _into(log: Path) -> Iterator[None]:
     """Let what is started meanwhile write to a log: the JVM and its workers keep it; the command's words stay its own."""

@@ -18,7 +18,7 @@ from batch.registered import rows_of_devices
 from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.snapshots import DEVICE, GROUP
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.checkpoint import Stand, relocate, stand, unfinished
+from fleetpulse.io.checkpoint import Stand, is_settled, relocate, stand, unfinished
 from fleetpulse.io.generations import (
     RETIRED,
     Generation,
@@ -208,13 +208,14 @@ def rollback(work: Work, to: int | None = None) -> Generation | None:
     return made
 
 
-def bootstrap(work: Work, snapshot: Taken, only: str | None = None) -> Generation | None:
+def bootstrap(work: Work, snapshot: Taken, only: str | None = None, *, damaged: bool = False) -> Generation | None:
     """Go on from a snapshot.
 
     Args:
         work: what to work with.
         snapshot: which.
         only: an SQL condition on the columns of `DEVICE_SNAPSHOTS`: the devices to begin with; None takes all.
+        damaged: whether the current state cannot be read: then it is neither finished nor compared with.
 
     Raises:
         FleetError: it cannot be read, the condition is none, no device is left, or bronze is no longer kept from there.
@@ -234,12 +235,23 @@ def bootstrap(work: Work, snapshot: Taken, only: str | None = None) -> Generatio
     )
     if work.dry:
         return None
-    at = settle(work.spark, home, work.say)
+    at = _as_it_stopped(home) if damaged else settle(work.spark, home, work.say)
     source = {"snapshot": snapshot.version, "generation": snapshot.generation, "batch": snapshot.batch, "only": only}
-    plan = Plan("bootstrap", source, rows, snapshot.bronze, current.key_groups, before.partitions, current.form, only is not None)
+    plan = Plan("bootstrap", source, rows, snapshot.bronze, current.key_groups, before.partitions, current.form,
+                chosen=damaged or only is not None)  # fmt: skip
     made = make(work.spark, home, plan, at, work.say)
     take_over(home, made, at, work.say)
     return made
+
+
+def _as_it_stopped(home: Home) -> Stand:
+    """Return where a generation stopped whose state is damaged, and whose logs of batches are not."""
+    if not is_settled(home.checkpoint):
+        raise FleetError(
+            f"generation {home.generation().number} was stopped in the middle of a batch, and with damaged state nobody knows "
+            f"which of its verdicts were said; restore the checkpoint from a backup, or play the history into another home"
+        )
+    return stand(home.checkpoint)
 
 
 def _only(rows: DataFrame, only: str) -> DataFrame:

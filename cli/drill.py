@@ -50,11 +50,13 @@ def drill(
             disturbed(spark, second, first, say)
         want, got = told(first), told(second)
         differ = [{**one, "side": "disturbed" if one["side"] == "told" else "undisturbed"} for one in differences(got, want)]
-    finally:
-        if keep:
-            say(f"both homes are kept: {place}")
-        else:
-            shutil.rmtree(place, ignore_errors=True)
+    except BaseException:
+        say(f"both homes are kept, with their logs: {place}")
+        raise
+    if keep or differ:
+        say(f"both homes are kept: {place}")
+    else:
+        shutil.rmtree(place, ignore_errors=True)
     if not want:
         raise FleetError(f'"{recording}" gives no verdict at all: nothing was compared; take a longer one')
     if differ:

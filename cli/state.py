@@ -14,7 +14,7 @@ from rich.table import Table
 
 from cli.output import console
 from fleetpulse.columnar.forms import STORED_FORM
-from fleetpulse.core.errors import Misuse
+from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import format_instant, parse_duration_ms, parse_instant_ms
 from fleetpulse.io.checkpoint import relocate
 from fleetpulse.io.generations import load_generations
@@ -58,14 +58,23 @@ def _work(path: Path, verb: str, *, dry: bool, changes: bool) -> "Iterator[Work]
 
 @contextmanager
 def _session(home: Home, *, dry: bool) -> "Iterator[Work]":
-    from batch.session import batch_session
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    from batch.session import batch_session, told_of
     from batch.verbs import Work
 
     for one in home.lifecycle.glob("gen-*"):
         relocate(one)  # the home may have been moved
     _say("starting Spark")
     with batch_session(home) as spark:
-        yield Work(spark, home, _say, dry)
+        try:
+            yield Work(spark, home, _say, dry)
+        except (PySparkException, Py4JError) as error:
+            raise FleetError(
+                f"generation {home.generation().number} cannot be read ({told_of(error)}); nothing has changed; more is in "
+                f'"{home.logs / "batch.log"}"; begin anew from a snapshot: ./fleet state bootstrap --damaged --home {home.path}'
+            ) from error
 
 
 @state.command("inspect")
@@ -130,6 +139,7 @@ def bootstrap(
     only: Annotated[str | None, typer.Option("--only", help="An SQL condition on a device, such as: site = 'north'")] = None,
     devices: Annotated[Path | None, typer.Option("--devices", help="A CSV or Parquet file of devices instead.")] = None,
     registry: Annotated[bool, typer.Option("--registry", help="The registered devices instead.")] = False,
+    damaged: Annotated[bool, typer.Option("--damaged", help="The present state cannot be read: nothing is compared.")] = False,
     dry_run: DryOption = False,
 ) -> None:
     """Go on from a snapshot, from the registry, or from a list of devices, in a new generation."""
@@ -149,7 +159,7 @@ def bootstrap(
     with _work(home, "bootstrap", dry=dry_run, changes=True) as work:
         from batch.verbs import bootstrap as begin
 
-        begin(work, chosen, only)
+        begin(work, chosen, only, damaged=damaged)
 
 
 def _changing(name: str, home: Path, dry_run: bool, act: "Callable[[Work], object]") -> None:

@@ -165,6 +165,11 @@ class Home:
         """Return the lifecycle job's current generation."""
         generations = load_generations(self.lifecycle)
         if found := generations.of(generations.current):
+            if found.form > STORED_FORM:
+                raise FleetError(
+                    f'generation {found.number} of "{self.path}" writes stored form {found.form}; this version knows forms up to '
+                    f"{STORED_FORM}; use the fleetpulse that made it"
+                )
             return found
         record = self.record()
         return Generation.first(int(record["key_groups"]), int(record.get("form", UNRECORDED_FORM)))

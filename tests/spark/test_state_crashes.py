@@ -149,5 +149,9 @@ def test_state_that_is_damaged_is_no_ones_successor(spark: SparkSession, judged:
     with pytest.raises(Exception, match=r"(?i)state|zip|checksum|read"):
         rescale(Work(spark, home, lambda words: None), 5)
     assert home.generation().number == 2
+    bootstrap(Work(spark, home, lambda words: None), find_snapshot(home), damaged=True)
+    land(home, ROWS[CUT:], 3)
+    judge(spark, home)
+    assert told(home) == defined(ROWS, DEPLOYMENT)
     record = json.loads((home.lifecycle / "generations.json").read_text())
     assert all(one["status"] != "new" for one in record["generations"])
