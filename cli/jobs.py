@@ -132,9 +132,10 @@ def landing(home: HomeOption, parent: ParentOption = None) -> None:
 @jobs.command("lifecycle")
 def lifecycle(home: HomeOption, parent: ParentOption = None) -> None:
     """From bronze to judgements."""
+    from fleetpulse.settings import load_settings
     from streaming.lifecycle import run_lifecycle
 
-    run_lifecycle(Home(home), _begin(parent))
+    run_lifecycle(Home(home), _begin(parent), load_settings(home).keep_stream_health)
 
 
 @jobs.command("simulator")

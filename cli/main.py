@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli import access, develop, devices, looking, policies, state, stream
+from cli import access, develop, devices, looking, maintaining, policies, state, stream
 from cli.chaos.command import chaos
 from cli.drill import drill
 from cli.jobs import jobs
@@ -35,6 +35,7 @@ policies.register(app)
 access.register(app)
 state.register(app)
 stream.register(app)
+maintaining.register(app)
 develop.register(app)
 app.command("chaos")(chaos)
 app.command("drill")(drill)

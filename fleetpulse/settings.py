@@ -21,6 +21,8 @@ from fleetpulse.core.times import format_duration, parse_duration_ms
 _BRIDGE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _LONGEST_JITTER_MS: Final = 86_400_000
 DEFAULT_SYNC: Final = "1s"
+FOREVER: Final = "forever"
+_DAY_MS: Final = 86_400_000
 
 
 def _to_ms(value: Any) -> int:
@@ -30,6 +32,16 @@ def _to_ms(value: Any) -> int:
         return parse_duration_ms(value)
     except FleetError as error:
         raise ValueError(str(error)) from None
+
+
+def _to_ms_or_forever(value: Any) -> int | None:
+    return None if value is None or value == FOREVER else _to_ms(value)
+
+
+def _is_a_day(kept_ms: int | None) -> int | None:
+    if kept_ms is not None and kept_ms < _DAY_MS:
+        raise ValueError(f'what is kept is kept for a day at least, or "{FOREVER}"; write such as "90d"')
+    return kept_ms
 
 
 def _is_usable(value: str) -> str:
@@ -99,6 +111,7 @@ def _flat(value: Any) -> Any:
 
 
 Milliseconds = Annotated[int, BeforeValidator(_to_ms)]
+Kept = Annotated[int | None, BeforeValidator(_to_ms_or_forever), AfterValidator(_is_a_day)]
 
 
 class Settings(BaseSettings):
@@ -124,6 +137,17 @@ class Settings(BaseSettings):
             stays so.
         bridge_lease: how long one of several bridges may say nothing before the others go on without it: a gap is then open.
         state_store: where Spark keeps state: ``rocksdb``; asking for ``hdfs`` is refused with the reason.
+        keep_messages: how long ``fleet maintain`` keeps messages, counted back from the newest one; at least a day, or
+            ``forever``, like each of the next. Our own rows (registry, policies, gaps, commands) stay.
+        keep_quarantine: how long it keeps what could not be decoded.
+        keep_stream_health: how long the figures of batches are kept, by it and by the lifecycle job.
+        keep_summaries: how long it keeps summaries among the judgements, but for each key group's newest.
+        keep_late: how long it keeps judgements of single messages (late, clock, duplicate, after_decommission, unknown_device,
+            refused). Transitions stay for ever: a device's mode is its newest one.
+        keep_device_snapshots: how long it keeps snapshots, one a day; the newest stays.
+        keep_logs: how long it keeps the log of a process that writes nothing.
+        keep_replaced: for how long it leaves files that others have replaced, and the log's old versions, to whoever is
+            reading them.
     """
 
     model_config = SettingsConfigDict(env_prefix="FLEET_", frozen=True, extra="forbid", validate_default=True)
@@ -140,6 +164,14 @@ class Settings(BaseSettings):
     kafka: Annotated[dict[str, str], BeforeValidator(_flat), Field(repr=False)] = {}
     bridge_lease: Annotated[Milliseconds, Field(ge=1_000)] = "15s"  # pyright: ignore[reportAssignmentType]
     state_store: Annotated[str, AfterValidator(_is_usable)] = "rocksdb"
+    keep_messages: Kept = "90d"  # pyright: ignore[reportAssignmentType]
+    keep_quarantine: Kept = "90d"  # pyright: ignore[reportAssignmentType]
+    keep_stream_health: Kept = "7d"  # pyright: ignore[reportAssignmentType]
+    keep_summaries: Kept = "30d"  # pyright: ignore[reportAssignmentType]
+    keep_late: Kept = FOREVER  # pyright: ignore[reportAssignmentType]
+    keep_device_snapshots: Kept = "90d"  # pyright: ignore[reportAssignmentType]
+    keep_logs: Kept = "30d"  # pyright: ignore[reportAssignmentType]
+    keep_replaced: Annotated[Milliseconds, Field(ge=3_600_000)] = "1d"  # pyright: ignore[reportAssignmentType]
 
     def all_bridges(self) -> dict[str, tuple[str, ...]]:
         """Return the sites of all further bridges; the one of Kafka has none."""

@@ -123,8 +123,16 @@ def _write_gap(folder: Path, name: str, stands: Position, at_ms: int) -> None:
 
 
 def tidy(folders: Mapping[str, Path], places: Mapping[str, int]) -> None:
-    """Remove segments that every table has and others follow; the newest stays, for it is its bridge's memory."""
-    for name, folder in folders.items():
-        for number, path in list_segments(folder)[:-1]:
-            if (number + 1) * PLACES <= places[name]:
-                path.unlink(missing_ok=True)
+    """Remove segments that every table has and others follow."""
+    for path in landed_segments(folders, places):
+        path.unlink(missing_ok=True)
+
+
+def landed_segments(folders: Mapping[str, Path], places: Mapping[str, int]) -> list[Path]:
+    """Return the segments that every table has and others follow; the newest stays, for it is its bridge's memory."""
+    return [
+        path
+        for name, folder in folders.items()
+        for number, path in list_segments(folder)[:-1]
+        if (number + 1) * PLACES <= places[name]
+    ]

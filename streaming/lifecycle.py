@@ -16,14 +16,19 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.lifecycle_query import start
 from fleetpulse.io.process import Stop, write_status
 from fleetpulse.io.spark import spark_session
-from fleetpulse.io.stream_health import StreamHealth
+from fleetpulse.io.stream_health import KEPT_MS, StreamHealth
 
 _LOG: Final = structlog.get_logger("lifecycle")
 _WARM_LIMIT_S: Final = 60.0
 
 
-def run_lifecycle(home: Home, stop: Stop) -> None:
+def run_lifecycle(home: Home, stop: Stop, health_kept_ms: int | None = KEPT_MS) -> None:
     """Run the job of a home until stopped.
+
+    Args:
+        home: the home.
+        stop: when to end.
+        health_kept_ms: how long the rows of `stream_health` are kept; None for ever.
 
     Raises:
         FleetError: the query failed; its own words are in the log.
@@ -37,15 +42,15 @@ def run_lifecycle(home: Home, stop: Stop) -> None:
         if stop.wait(0.5):
             return
     with home.state_held("the lifecycle job"):
-        _run(home, stop)
+        _run(home, stop, health_kept_ms)
 
 
-def _run(home: Home, stop: Stop) -> None:
+def _run(home: Home, stop: Stop, health_kept_ms: int | None) -> None:
     warming = threading.Thread(target=warm, name="warm", daemon=True)
     warming.start()  # while the JVM starts; the first batch's workers find it done instead of each doing it
     spark = spark_session("fleetpulse-lifecycle", local_dir=home.path / "spark")
     warming.join(_WARM_LIMIT_S)
-    health = StreamHealth(home, home.generation().number)
+    health = StreamHealth(home, home.generation().number, health_kept_ms)
     query = start(spark, home)
     health.follow(spark, query)
     try:

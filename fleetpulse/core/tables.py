@@ -85,6 +85,8 @@ MESSAGES: Final = Table(
         Column("stamped_at", "timestamp", "when its bridge had it, where others had landed past that: received_at is later"),
         *_ARRIVAL,
     ),
+    # A job reads it by version: what is cleared from its log is for `fleet maintain` to say, and not for time.
+    properties=(("delta.enableExpiredLogCleanup", "false"),),
 )
 
 QUARANTINE: Final = Table(

@@ -1,7 +1,8 @@
 """Bronze as a stream of blocks: a Python data source that the JVM plans without ever seeing a message.
 
 Rule 1: an offset is the number of the next Delta version to read; what a version appended never changes.
-Rule 2: versions that only rewrite (OPTIMIZE) are passed over; a version that is gone is an error, not a gap.
+Rule 2: versions that rewrite or remove (OPTIMIZE, retention) are passed over; a version that is gone is an error, not a gap.
+Versions that were put together are read from their piece, see `history`.
 Rule 3: rows that concern everybody go to every key group, and so does what a gateway's death says to the devices behind it;
 a tick goes to group 0: it only moves the watermark. One that flushes goes to all.
 """
@@ -26,6 +27,7 @@ from fleetpulse.columnar.blocks import KINDS, NO_ROWS, ROW_SCHEMA, SIGNAL_SCHEMA
 from fleetpulse.columnar.wire import to_wire
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import EVERYONE, FLUSH, FROM_DEVICES, Clock, Kind
+from fleetpulse.io.history import FOLDER, Piece, pieces, remainders
 from fleetpulse.io.workers import settle
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
@@ -68,6 +70,8 @@ class DeltaLog:
     def __init__(self, table: Path) -> None:
         self.table = table
         self.log = table / "_delta_log"
+        self._pieces: dict[int, list[Piece]] = {}
+        self._looked_at = -1
 
     def latest(self) -> int:
         """Return the newest version; -1 where there is none."""
@@ -76,6 +80,8 @@ class DeltaLog:
 
     def appended(self, version: int) -> list[tuple[str, int]]:
         """Return path and number of rows of each file that a version appended.
+
+        What a version adds while it removes others is not new: DELETE says of what it leaves that data changed.
 
         Raises:
             FleetError: the version is no longer in the log.
@@ -89,11 +95,49 @@ class DeltaLog:
             ) from None
         files: list[tuple[str, int]] = []
         for line in lines:
-            add = json.loads(line).get("add")
+            action = json.loads(line)
+            add = action.get("add")
+            if "remove" in action:
+                return []
             if add and add.get("dataChange", True):
                 rows = json.loads(add.get("stats") or "{}").get("numRecords", 0)
                 files.append((str(self.table / unquote(add["path"])), rows))
         return files
+
+    def span(self, version: int, through: int | None = None) -> tuple[list[tuple[str, int]], int]:
+        """Return the files that a version appended, or the piece that begins with it, and the version to go on with.
+
+        Args:
+            version: to be read.
+            through: the version that is not to be read any more; None where there is none such.
+
+        Raises:
+            FleetError: the version is gone.
+        """
+        known = self._known_pieces().get(version, ())
+        if piece := next((one for one in known if through is None or one.end <= through), None):
+            return [(str(self.table / piece.name), piece.rows)], piece.end
+        return self.appended(version), version + 1
+
+    def _known_pieces(self) -> dict[int, list[Piece]]:
+        try:
+            changed = (self.table / FOLDER).stat().st_mtime_ns
+        except FileNotFoundError:
+            return {}
+        if changed != self._looked_at:  # asked several times a second, changed once a day
+            self._pieces, self._looked_at = pieces(self.table), changed
+        return self._pieces
+
+    def first_file(self) -> str | None:
+        """Return the file that holds the first row ever; None where the log has come to no row yet."""
+        if left := remainders(self.table):
+            return str(left[max(left)])
+        version, latest = 0, self.latest()
+        while version <= latest:
+            files, version = self.span(version)
+            if files:
+                return files[0][0]
+        return None
 
 
 class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -130,13 +174,18 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = start["version"]
         end, rows, latest = begin, 0, self.log.latest() if self.through is None else self.through - 1
         while end <= latest and (rows < self.max_rows or end == begin):
-            rows += sum(count for _, count in self.log.appended(end))
-            end += 1
+            files, end_of_span = self.log.span(end, self.through)
+            rows += sum(count for _, count in files)
+            end = end_of_span
         return {"version": end}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Files]:
         """Share the files of a batch among the tasks."""
-        paths = [path for v in range(start["version"], end["version"]) for path, _ in self.log.appended(v)]
+        paths: list[str] = []
+        version = start["version"]
+        while version < end["version"]:
+            files, version = self.log.span(version, end["version"])
+            paths += [path for path, _ in files]
         if not paths:
             return []
         share = -(-len(paths) // self.parallelism)
@@ -145,10 +194,9 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _started(self) -> int:
         if self._started_ms is None:
-            version = 0
-            while not (files := self.log.appended(version)):
-                version += 1
-            oldest = pc.min(pq.ParquetFile(files[0][0]).read(columns=["received_at"])["received_at"])
+            first = self.log.first_file()
+            assert first is not None, "a batch with files has a first one"
+            oldest = pc.min(pq.ParquetFile(first).read(columns=["received_at"])["received_at"])
             self._started_ms = int(oldest.cast(pa.int64()).as_py()) // 1000
         return self._started_ms
 

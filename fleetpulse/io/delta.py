@@ -43,10 +43,11 @@ def arrow_schema(table: Table) -> pa.Schema:
 
 
 def create(home: Home, table: Table) -> None:
-    """Make a table, unless it is there; columns that were declared since are added."""
+    """Make a table, unless it is there; columns and properties that were declared since are added."""
     path = home.table(table.name)
     if (path / "_delta_log").exists():
         _add_columns(path, arrow_schema(table))
+        _set_properties(path, dict(table.properties))
         return
     DeltaTable.create(
         str(path),
@@ -56,6 +57,13 @@ def create(home: Home, table: Table) -> None:
         description=table.meaning,
         configuration=dict(table.properties) or None,
     )
+
+
+def _set_properties(path: Path, declared: dict[str, str]) -> None:
+    there = DeltaTable(str(path))
+    known = there.metadata().configuration
+    if new := {name: value for name, value in declared.items() if name not in known}:
+        there.alter.set_table_properties(new)
 
 
 def _add_columns(path: Path, declared: pa.Schema) -> None:

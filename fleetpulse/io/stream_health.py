@@ -137,7 +137,10 @@ def rows_between(table: Path, versions: tuple[int, int] | None) -> int | None:
             lines = (table / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
         except FileNotFoundError:
             return None
-        for added in (json.loads(line).get("add") for line in lines):
+        actions = [json.loads(line) for line in lines]
+        if any("remove" in action for action in actions):
+            continue  # it rewrites
+        for added in (action.get("add") for action in actions):
             if added and added.get("dataChange", True):
                 rows += json.loads(added.get("stats") or "{}").get("numRecords", 0)
     return rows
@@ -151,10 +154,11 @@ class StreamHealth:
     Args:
         home: whose.
         generation: of the job.
+        kept_ms: how long rows are kept; None for ever.
     """
 
-    def __init__(self, home: Home, generation: int) -> None:
-        self.home, self.generation = home, generation
+    def __init__(self, home: Home, generation: int, kept_ms: int | None = KEPT_MS) -> None:
+        self.home, self.generation, self._kept_ms = home, generation, kept_ms
         self._commits = Commits(home, generation)
         self._queue: queue.Queue[str] = queue.Queue(_QUEUED)
         self._lost = 0
@@ -263,15 +267,16 @@ class StreamHealth:
         path = self.home.table(STREAM_HEALTH.name)
         version = delta.version(path)
         if before >= 0 and version // _COMMITS > before // _COMMITS:
-            tidy(path, round(time.time() * 1000) - KEPT_MS)
+            tidy(path, None if self._kept_ms is None else round(time.time() * 1000) - self._kept_ms)
             version = delta.version(path)
         return version
 
 
-def tidy(path: Path, before_ms: int) -> None:
+def tidy(path: Path, before_ms: int | None) -> None:
     """Drop rows of batches begun before an instant, join small files, delete files without use, clear the log."""
     table = DeltaTable(str(path))
-    table.delete(f"began_at < '{format_instant(before_ms)}'")
+    if before_ms is not None:
+        table.delete(f"began_at < '{format_instant(before_ms)}'")
     table.optimize.compact()
     table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)  # a reader is done within seconds
     table.create_checkpoint()

@@ -1,0 +1,263 @@
+"""Maintenance: tables and logs are kept small while everything runs, and nothing goes that somebody still needs.
+
+Rule 1: rows are promised to be gone (`kept.promise`) before the first one goes.
+Rule 2: every step may be broken off by kill -9 and done again; the next maintenance takes away what it left.
+Rule 3: a step that others are in the way of is left for the next time: the jobs go first.
+"""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH, TABLES
+from fleetpulse.core.times import format_instant
+from fleetpulse.io import compaction, delta, leftovers, tidying
+from fleetpulse.io.history import FOLDER
+from fleetpulse.io.home import Home
+from fleetpulse.io.kept import promise
+from fleetpulse.io.locks import held
+from fleetpulse.io.needs import Need, floor, needs
+
+_BUSY: Final = "left for the next time: others were writing"
+_OURS_ASIDE: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
+_OF_MESSAGES: Final = tuple(kind for kind in Verdict if kind not in (Verdict.TRANSITION, Verdict.SUMMARY))
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """For how long what is kept, in milliseconds; None for ever. See the settings ``keep_...``."""
+
+    messages_ms: int | None
+    quarantine_ms: int | None
+    stream_health_ms: int | None
+    summaries_ms: int | None
+    late_ms: int | None
+    device_snapshots_ms: int | None
+    logs_ms: int | None
+    replaced_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that was done, or that a dry run would do.
+
+    Attributes:
+        table: or what else it was done to.
+        did: remove (rows), join (small files), checkpoint (the log), delete (files, and the log's old versions), hold.
+        files: how many went, or were joined.
+        size_bytes: of them.
+        rows: that were removed, or written again.
+        note: what is worth knowing of it.
+    """
+
+    table: str
+    did: str
+    files: int = 0
+    size_bytes: int = 0
+    rows: int = 0
+    note: str = ""
+
+
+@contextmanager
+def only_one(home: Home) -> Iterator[None]:
+    """Hold the home's maintenance; the operating system lets go of it whatever way the process dies.
+
+    Raises:
+        FleetError: another maintenance is under way.
+    """
+
+    def refused(other: str) -> FleetError:
+        return FleetError(f'the home "{home.path}" is being maintained by {other}; wait for it, or stop it')
+
+    with held(home.path / "maintain.lock", "fleet maintain", refused):
+        yield
+
+
+def maintain(home: Home, keep: Keep, *, dry_run: bool, now_s: float | None = None) -> Iterator[Step]:
+    """Do, step by step, what is to be done; each step is yielded when it is done.
+
+    Args:
+        home: the home; its jobs may run.
+        keep: for how long what is kept.
+        dry_run: change nothing, and say what would be done.
+        now_s: the time, as files have it.
+
+    Raises:
+        FleetError: another maintenance is under way, or it is not known what somebody needs.
+    """
+    now_s = time.time() if now_s is None else now_s
+    with only_one(home):
+        there = [path for path in sorted((home.path / "tables").glob("*")) if (path / "_delta_log").exists()]
+        if not dry_run:
+            _remove_aside(there)
+        wanted = needs(home)
+        if home.table(DEVICE_SNAPSHOTS.name) in there:
+            yield from _thin_out(home, keep, dry_run=dry_run)
+            wanted = needs(home)
+        if home.table(MESSAGES.name) in there:
+            yield from _bronze(home, keep, wanted, dry_run=dry_run)
+        yield from _rows(home, keep, there, dry_run=dry_run)
+        known = {table.name for table in TABLES} - {MESSAGES.name, DEVICE_SNAPSHOTS.name}
+        for path in there:
+            if path.name in known:
+                yield from _join(path, dry_run=dry_run)
+        for path in there:
+            yield from _delete(path, keep, wanted, now_s, dry_run=dry_run)
+        yield from _beside(home, keep, now_s, dry_run=dry_run)
+
+
+def _remove_aside(there: list[Path]) -> None:
+    """Remove what a maintenance that was killed was still writing: there is no other now."""
+    for path in there:
+        for leftover in [*(path / FOLDER).glob(".*.tmp"), *(path / "_delta_log").glob(".*.json.*.tmp")]:
+            if leftover.parent.name == FOLDER or _OURS_ASIDE.fullmatch(leftover.name):
+                leftover.unlink(missing_ok=True)
+
+
+def _bronze(home: Home, keep: Keep, wanted: list[Need], *, dry_run: bool) -> Iterator[Step]:
+    table = home.table(MESSAGES.name)
+    planned = compaction.plan(table, wanted, keep.messages_ms)
+    if planned is None:
+        return
+    first, oldest = planned.held_by, min(wanted, key=lambda need: need.version)
+    yield Step(MESSAGES.name, "hold", note=f"{first.who} needs version {first.version} and those after it as they are")
+    if oldest.version < first.version:
+        yield Step(MESSAGES.name, "hold", note=f"{oldest.who} needs the rows of version {oldest.version} and those after it")
+    if planned.drop:
+        yield _drop(home, table, planned, dry_run=dry_run)
+    for group in planned.merges:
+        parts = [part for unit in group for part in unit.parts]
+        note = f"versions {group[0].begin} to {group[-1].end - 1}"
+        if not dry_run and compaction.put_together(table, group) is None:
+            note = _BUSY
+        yield Step(MESSAGES.name, "join", len(parts), sum(one.size_bytes for one in parts), sum(one.rows for one in parts), note)
+
+
+def _drop(home: Home, table: Path, planned: compaction.Plan, *, dry_run: bool) -> Step:
+    parts = [part for unit in planned.drop for part in unit.parts]
+    note, rows = f"received before {format_instant(planned.cutoff_ms)}", compaction.doomed(table, planned)
+    if not dry_run:
+        promise(home, MESSAGES.name, planned.cutoff_ms)
+        if compaction.cut_off(table, planned) is None:
+            note, rows = _BUSY, 0
+    return Step(MESSAGES.name, "remove", len(parts), sum(part.size_bytes for part in parts), rows, note)
+
+
+def _rows(home: Home, keep: Keep, there: list[Path], *, dry_run: bool) -> Iterator[Step]:
+    """Remove old rows of the other tables: each has the column that its age is told by, counted back from the newest."""
+    of_messages = ", ".join(f"'{kind.value}'" for kind in _OF_MESSAGES)
+    for table, column, where, keep_ms, promised in (
+        (QUARANTINE, "received_at", "", keep.quarantine_ms, QUARANTINE.name),
+        (STREAM_HEALTH, "began_at", "", keep.stream_health_ms, STREAM_HEALTH.name),
+        (JUDGEMENTS, "judged_at", f"kind = '{Verdict.SUMMARY.value}'", keep.summaries_ms, "summaries"),
+        (JUDGEMENTS, "judged_at", f"kind IN ({of_messages})", keep.late_ms, "late"),
+    ):
+        if keep_ms is None or home.table(table.name) not in there:
+            continue
+        cutoff_ms = _cutoff_ms(home, table.name, column, where, keep_ms)
+        if cutoff_ms is None:
+            continue
+        old = f"{column} < {tidying.cutoff_text(cutoff_ms)}" + (f" AND {where}" if where else "")
+        sql = f"SELECT count(*) AS n FROM {table.name} WHERE {old}"
+        doomed = int(delta.query(home, sql, tables=[table.name])[0]["n"])
+        if not doomed:
+            continue
+        note = f"{column} before {format_instant(cutoff_ms)}" + (f", {promised}" if where else "")
+        if not dry_run:
+            promise(home, promised, cutoff_ms)
+            if tidying.remove_rows(home.table(table.name), old) is None:
+                doomed, note = 0, _BUSY
+        yield Step(table.name, "remove", rows=doomed, note=note)
+
+
+def _cutoff_ms(home: Home, table: str, column: str, where: str, keep_ms: int) -> int | None:
+    """Return the day before which rows go; of summaries each key group's newest stays, since reports count by it."""
+    newest = f"max({column})"
+    grouped = "GROUP BY key_group, generation" if Verdict.SUMMARY.value in where.split("'") else ""
+    found = delta.query(
+        home,
+        f"""SELECT epoch_ms(max(newest)) AS newest, epoch_ms(min(newest)) AS oldest FROM
+            (SELECT {newest} AS newest FROM {table} {f"WHERE {where}" if where else ""} {grouped})""",
+        tables=[table],
+    )[0]
+    if found["newest"] is None:
+        return None
+    cutoff_ms = (int(found["newest"]) - keep_ms) // tidying.DAY_MS * tidying.DAY_MS
+    return min(cutoff_ms, int(found["oldest"])) if grouped else cutoff_ms
+
+
+def _join(table: Path, *, dry_run: bool) -> Iterator[Step]:
+    for small in tidying.small_files(table):
+        note = " ".join(f"{column} {value}" for column, _, value in small.partition)
+        if not dry_run and not tidying.join(table, small):
+            note = _BUSY
+        yield Step(table.name, "join", small.files, small.size_bytes, small.rows, note)
+
+
+def _thin_out(home: Home, keep: Keep, *, dry_run: bool) -> Iterator[Step]:
+    """Delete the files of snapshots that are not kept: every version is a whole, and readable while its files are there."""
+    table = home.table(DEVICE_SNAPSHOTS.name)
+    kept = tidying.kept_versions(table, keep.device_snapshots_ms)
+    files = tidying.unneeded(table, keep.replaced_ms, kept)
+    if not files:
+        return
+    yield Step(DEVICE_SNAPSHOTS.name, "delete", *tidying.remove_files(files, dry_run=dry_run), note=f"{len(kept)} snapshots stay")
+
+
+def _delete(table: Path, keep: Keep, wanted: list[Need], now_s: float, *, dry_run: bool) -> Iterator[Step]:
+    """Delete files that were replaced, and old versions of the log."""
+    snapshots, bronze = table.name == DEVICE_SNAPSHOTS.name, table.name == MESSAGES.name
+    if not snapshots:
+        files = tidying.unneeded(table, keep.replaced_ms)
+        if files:
+            count, size = tidying.remove_files(files, dry_run=dry_run)
+            yield Step(table.name, "delete", count, size, note="files that others replaced, or nobody committed")
+    if tidying.write_checkpoint(table, dry_run=dry_run):
+        yield Step(table.name, "checkpoint")
+    below = min(tidying.kept_versions(table, keep.device_snapshots_ms)) if snapshots else None
+    spared = _StillRead(table, floor(wanted).version) if bronze else _none
+    log = tidying.outdated_log(table, keep.replaced_ms, now_s, below, spared)
+    if log:
+        yield Step(table.name, "delete", *tidying.remove_files(log, dry_run=dry_run), note="old versions of the log")
+
+
+class _StillRead:
+    """Whether a version of bronze is still read from its log: it is in no piece, or a job goes on there."""
+
+    def __init__(self, table: Path, held_from: int) -> None:
+        self._held_from = held_from
+        self._removed_below, self._spans = compaction.covered(table)
+
+    def __call__(self, version: int) -> bool:
+        if version >= self._held_from:
+            return True
+        return version >= self._removed_below and not any(begin <= version < end for begin, end in self._spans)
+
+
+def _none(_: int) -> bool:
+    return False
+
+
+def _beside(home: Home, keep: Keep, now_s: float, *, dry_run: bool) -> Iterator[Step]:
+    """Delete old logs, put long ones aside, and remove what a killed Spark left."""
+    old = leftovers.old_logs(home, keep.logs_ms, now_s)
+    if old:
+        yield Step("logs", "delete", *tidying.remove_files(old, dry_run=dry_run))
+    for path in leftovers.long_logs(home):
+        size = path.stat().st_size
+        if not dry_run:
+            leftovers.put_aside(path)
+        yield Step("logs", "aside", 1, size, note=f"{path.name} begins anew, the rest is in {path.name}.1")
+    remains = leftovers.spark_remains(home, now_s)
+    if remains:
+        files = [path for folder in remains for path in folder.rglob("*") if path.is_file()]
+        count, size = tidying.remove_files(files, dry_run=dry_run)
+        if not dry_run:
+            leftovers.remove_folders(remains)
+        yield Step("spark", "delete", count, size, note="of a run that was killed")
