@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli import access, develop, devices, looking, maintaining, policies, state, stream
+from cli import access, develop, devices, looking, maintaining, planning, policies, state, stream
 from cli.chaos.command import chaos
 from cli.drill import drill
 from cli.jobs import jobs
@@ -36,6 +36,7 @@ access.register(app)
 state.register(app)
 stream.register(app)
 maintaining.register(app)
+planning.register(app)
 develop.register(app)
 app.command("chaos")(chaos)
 app.command("drill")(drill)

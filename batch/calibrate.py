@@ -1,0 +1,299 @@
+"""What one device and one message cost on this machine: measured with the code that runs, in a minute or so.
+
+Rule 1: bytes are those of real key groups, and of real files that were landed and put together; nothing is estimated.
+Rule 2: what is measured is what the fold takes by itself; what the JVM adds is scaled by it, see `Figures.message_us`.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from fleetpulse.columnar.blocks import KINDS, SIGNAL_SCHEMA
+from fleetpulse.columnar.group import KeyGroup, Step, begin
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.messages import Kind, hash64
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
+from fleetpulse.io import compaction, delta
+from fleetpulse.io.home import Home
+from fleetpulse.io.needs import Need
+from fleetpulse.ops.planning import Figures, Fleet, Parquet, group_bytes
+
+pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
+START_MS: Final = 1_700_006_400_000  # a midnight and some hours
+DEPLOYMENT: Final = Deployment(30_000)
+FILE: Final = "planning.json"
+REFERENCE_FOLD_US: Final = 1.0  # `fold_us` on the two cores of docs/benchmarks.md, though they were busy then
+_CALLS: Final = 24
+_CALL_MS: Final = 600_000
+_AWAY: Final = range(4, 14)  # longer than the default timeout
+_SOME_AWAY: Final = 0.5
+_METRICS: Final = 36
+_SIZES: Final = ((500, 200), (2_000, 4_000), (10_000, 500), (20_000, 20_000))  # rows and devices of a file
+
+
+def calibrate(told: Callable[[str], None]) -> Figures:
+    """Measure this machine.
+
+    Args:
+        told: hears what is measured next.
+    """
+    told("key groups")
+    figures = _of_groups(Figures())
+    with TemporaryDirectory() as folder:
+        home = Home(Path(folder) / "home")
+        home.prepare(DEPLOYMENT)
+        told("bronze")
+        figures = _of_bronze(figures, home)
+        told("judgements")
+        figures = replace(figures, judgements=_of_judgements(home), health_bytes=_of_health(home))
+    told("the fold")
+    slower = max(0.5, fold_us() / REFERENCE_FOLD_US)
+    of_this = {name: getattr(figures, name) * slower for name in ("message_us", "touched_us", "batch_s", "ingest_us")}
+    return replace(figures, source="this machine, by: fleet plan --calibrate", **of_this)
+
+
+def save(figures: Figures, cache: Path) -> None:
+    """Keep figures in the cache folder."""
+    cache.mkdir(parents=True, exist_ok=True)
+    fresh = cache / f"{FILE}.new"
+    fresh.write_text(json.dumps(asdict(figures), indent=1))
+    fresh.replace(cache / FILE)
+
+
+def load(cache: Path) -> Figures:
+    """Return the figures that were kept in the cache folder; the defaults where none were.
+
+    Raises:
+        FleetError: they cannot be read.
+    """
+    path = cache / FILE
+    if not path.exists():
+        return Figures()
+    try:
+        kept: Mapping[str, Any] = json.loads(path.read_text())
+        read: dict[str, Any] = {name: Parquet(**one) if isinstance(one, dict) else one for name, one in kept.items()}
+        return Figures(**read)
+    except (OSError, ValueError, TypeError) as error:
+        raise FleetError(f'"{path}" cannot be read ({error}); measure anew with: fleet plan --calibrate') from None
+
+
+def signals(devices: int, call: int, errors: float, away: float = 0.0, seed: int = 1) -> pa.RecordBatch:
+    """Return what each device says once in ten minutes, in order; a share of it are errors.
+
+    Args:
+        devices: how many.
+        call: number of the ten minutes.
+        errors: share of what is said.
+        away: share of the devices that say nothing for longer than the timeout, and are back afterwards.
+        seed: same seed, same signals.
+    """
+    rng = np.random.default_rng([seed, call])
+    at_ms = _end_ms(call - 1) + np.sort(rng.integers(0, _CALL_MS, devices))
+    error = rng.random(devices) < errors
+    kinds = np.where(error, KINDS.index(Kind.ERROR), KINDS.index(Kind.HEARTBEAT)).astype(np.int8)
+    codes = pa.array([f"E{number:02d}" for number in range(20)])
+    columns: dict[str, Any] = {
+        "device_id": pa.array([f"sensor-{number:08d}" for number in rng.permutation(devices).tolist()]),
+        "site": pa.array(["main"] * devices),
+        "received_at_ms": pa.array(at_ms),
+        "event_time_ms": pa.array(at_ms - rng.integers(20, 900, devices)),
+        "kind": pa.array(kinds),
+        "device_clock": pa.array(np.ones(devices, bool)),
+        "boot": pa.array(["b1"] * devices),
+        "seq": pa.array(np.full(devices, call, np.int64)),
+        "code": codes.take(pa.array(rng.integers(0, 20, devices), mask=~error)),
+        "gateway": pa.array([f"gw-{number % 20}" for number in range(devices)]),
+        "digest": pa.array(np.zeros(devices, np.int64)),
+    }
+    batch = pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in SIGNAL_SCHEMA], schema=SIGNAL_SCHEMA)
+    if call not in _AWAY or not away:
+        return batch
+    number = np.array([int(name[-8:]) for name in batch["device_id"].to_pylist()])
+    return batch.filter(pa.array(number * 7919 % 1_000 >= 1_000 * away))
+
+
+def _end_ms(call: int) -> int:
+    return START_MS + (call + 1) * _CALL_MS
+
+
+def built(devices: int, calls: int, errors: float, away: float) -> tuple[KeyGroup, Step]:
+    """Return a key group in which each device was heard so many times, but for who was away (`signals`), and its last step."""
+    group, chunks = begin(START_MS), dict[int, bytes]()
+    step = None
+    for call in range(calls):
+        step = group.fold(signals(devices, call, errors, away), [], _end_ms(call), DEPLOYMENT, chunks.__getitem__)
+        chunks |= dict(step.chunks)
+        for number in step.gone:
+            del chunks[number]
+    assert step is not None, "it was called"
+    return group, step
+
+
+def _of_groups(figures: Figures) -> Figures:
+    """Fit what is constant, what a device takes, and what its changes and its errors do."""
+    small, large, changed = (_block_bytes(*shape) for shape in ((1_000, 0, 0), (8_000, 0, 0), (8_000, 0, _SOME_AWAY)))
+    device = (large - small) / 7_000
+    alone = replace(
+        figures,
+        device_bytes=device,
+        group_bytes=small - 1_000 * device,
+        changed_bytes=(changed - large) / (8_000 * _SOME_AWAY),
+        remembered_bytes=0.0,
+        code_bytes=0.0,
+    )
+
+    def predicted(errors: float, **one: float) -> float:
+        return group_bytes(4_000, _CALLS - 1, 0, Fleet(4_000, error_share=errors), replace(alone, **one))  # the last one waits
+
+    shares = (0.02, 0.1, 0.5)
+    rest = [_block_bytes(4_000, errors, 0) - predicted(errors) for errors in shares]
+    terms = [
+        [predicted(errors, **{name: 1.0}) - predicted(errors) for name in ("remembered_bytes", "code_bytes")] for errors in shares
+    ]
+    remembered, code = np.linalg.lstsq(np.array(terms), np.array(rest), rcond=None)[0].tolist()
+    group, step = built(8_000, 2, 0, 0)
+    waiting = sum(len(rows) for _, rows in step.chunks) / len(group.waiting)
+    return replace(alone, remembered_bytes=remembered, code_bytes=code, waiting_bytes=waiting)
+
+
+def _block_bytes(devices: int, errors: float, away: float) -> int:
+    return len(built(devices, _CALLS, errors, away)[0].to_bytes())
+
+
+def bronze(rows: int, devices: int, number: int, *, metrics: bool = False) -> pa.Table:
+    """Return messages as they land: rows of devices that are equally likely, some with two metrics of 36 bytes."""
+    rng = np.random.default_rng([number, rows])
+    who = rng.integers(0, devices, rows)
+    names = np.unique(who)
+    place = np.searchsorted(names, who)
+    ids = pa.array([f"sensor-{one:08d}" for one in names.tolist()])
+    hashes = np.array([hash64(f"sensor-{one:08d}") for one in names.tolist()], np.int64)
+    at_ms = START_MS + number * 20_000 + np.sort(rng.integers(0, 20_000, rows))
+    word = {"kind": "heartbeat", "site": "main", "clock": "device", "boot": "b1", "origin": "mqtt", "bridge": "bridge-1"}
+    columns: dict[str, Any] = {name: pa.array([value] * rows) for name, value in word.items()}
+    columns |= {
+        "received_at_ms": pa.array(at_ms),
+        "event_time_ms": pa.array(at_ms - rng.integers(20, 900, rows)),
+        "device_id": ids.take(pa.array(place)),
+        "device_hash": pa.array(hashes[place]),
+        "gateway": pa.array([f"gw-{one % 20}" for one in who.tolist()]),
+        "seq": pa.array(rng.integers(1, 5_000, rows)),
+        "digest": pa.array(rng.integers(-(2**62), 2**62, rows)),
+        "segment": pa.array(np.full(rows, number)),
+    }
+    if metrics:
+        told = zip(rng.integers(3_300, 4_100, rows).tolist(), (rng.integers(120, 300, rows) / 10).tolist(), strict=True)
+        columns["metrics"] = pa.array([f'{{"temperature":{degrees:04.1f},"battery":{volt}}}' for volt, degrees in told])
+    return delta.from_columns(MESSAGES, columns, rows)
+
+
+def _of_bronze(figures: Figures, home: Home) -> Figures:
+    delta.create(home, MESSAGES)
+    number, found = 0, list[float]()
+    for rows, devices in _SIZES:
+        number += 1
+        delta.append(home, MESSAGES, bronze(rows, devices, number), "calibrate", number)
+        found.append(newest_file(home, MESSAGES.name))
+    landed = _fit(_SIZES, found)
+    number += 1
+    delta.append(home, MESSAGES, bronze(20_000, 20_000, number, metrics=True), "calibrate", number)
+    share = (newest_file(home, MESSAGES.name) - found[-1]) / (20_000 * _METRICS)
+    sizes = ((12_000, 2_000), (60_000, 60_000), (120_000, 5_000))
+    pieces = [piece_bytes(Home(home.path / f"piece-{rows}"), rows, devices) for rows, devices in sizes]
+    return replace(figures, landed=landed, piece=_fit(sizes, pieces), metrics_bytes=max(0.0, share))
+
+
+def piece_bytes(home: Home, rows: int, devices: int, versions: int = 12) -> float:
+    """Return the bytes of a piece of so many rows, put together from several versions in a home of its own."""
+    home.prepare(DEPLOYMENT)
+    delta.create(home, MESSAGES)
+    for number in range(1, versions + 1):
+        delta.append(home, MESSAGES, bronze(rows // versions, devices, number), "calibrate", number)
+    planned = compaction.plan(home.table(MESSAGES.name), [Need("calibration", versions + 1, by_version=True)], None)
+    assert planned is not None, "there are rows"
+    assert len(planned.merges) == 1, "they are a day's"
+    part = compaction.put_together(home.table(MESSAGES.name), planned.merges[0])
+    assert part is not None, "nobody else is there"
+    return part.size_bytes
+
+
+def newest_file(home: Home, table: str) -> float:
+    """Return the bytes of the file that a table got last."""
+    return max(home.table(table).rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns).stat().st_size
+
+
+def _fit(sizes: tuple[tuple[int, int], ...], found: list[float]) -> Parquet:
+    def term(**one: float) -> list[float]:
+        return [Parquet(**{"file_bytes": 0, "row_bytes": 0, **one}).size(rows, devices) for rows, devices in sizes]
+
+    terms = np.array([term(file_bytes=1), term(row_bytes=1), term(device_bytes=1)]).T
+    weights = 1 / np.array(found)  # an error counts by its share
+    solved = np.linalg.lstsq(terms * weights[:, None], np.array(found) * weights, rcond=None)[0].tolist()
+    return Parquet(*(max(0.0, value) for value in solved))
+
+
+def transitions(devices: int) -> pa.Table:
+    """Return, as they are stored, the judgements of devices most of which fall silent, and are back later."""
+    calls = (_AWAY.start + 5, _AWAY.start + 6, _AWAY.start + 7, _AWAY.stop + 1)
+    told = pa.concat_tables([pa.Table.from_batches([built(devices, call, 0, 0.9)[1].told]) for call in calls])
+    changes = told.filter(pc.equal(told["kind"], Verdict.TRANSITION.value))
+    columns: dict[str, Any] = {name: changes[name] for name in changes.schema.names}
+    columns["judged_at_ms"] = pa.array(np.full(changes.num_rows, _end_ms(_AWAY.stop)))
+    columns["generation"] = pa.array(np.ones(changes.num_rows, np.int32))
+    return delta.from_columns(JUDGEMENTS, columns, changes.num_rows)
+
+
+def _of_judgements(home: Home) -> Parquet:
+    delta.create(home, JUDGEMENTS)
+    sizes, found = list[int](), list[float]()
+    for number, devices in enumerate((200, 2_000, 8_000), 1):
+        rows = transitions(devices)
+        delta.append(home, JUDGEMENTS, rows, "calibrate", number)
+        sizes.append(rows.num_rows)
+        found.append(newest_file(home, JUDGEMENTS.name))
+    slope, constant = np.polyfit(sizes, found, 1, w=1 / np.array(found)).tolist()
+    return Parquet(max(0.0, constant), slope)
+
+
+def _of_health(home: Home) -> float:
+    delta.create(home, STREAM_HEALTH)
+    rng = np.random.default_rng(1)
+    numbers = {"long": 10**6, "int": 8, "double": 10**4}
+    rows = [
+        {
+            **{column.name: float(rng.integers(0, numbers[column.type])) if column.type == "double" else
+               int(rng.integers(0, numbers[column.type])) for column in STREAM_HEALTH.columns if column.type in numbers},
+            **{f"{column.name}_ms": START_MS + number * 1_000 for column in STREAM_HEALTH.columns if column.type == "timestamp"},
+            "query_id": "q" * 36, "run_id": "r" * 36, "devices": f'{{"online": {8_000 + number}}}', "judgements": "{}",
+            "source_offset": f'{{"version": {number}}}',
+        }
+        for number in range(1_000)
+    ]  # fmt: skip
+    delta.append(home, STREAM_HEALTH, delta.to_table(STREAM_HEALTH, rows), "calibrate", 1)
+    return newest_file(home, STREAM_HEALTH.name) / len(rows)
+
+
+def fold_us(devices: int = 8_000, calls: int = 12) -> float:
+    """Return the median CPU of a message in the fold, microseconds: each device says one in a call."""
+    stored, chunks, costs = begin(START_MS).to_bytes(), dict[int, bytes](), list[float]()
+    for call in range(calls):
+        block = signals(devices, call, 0)
+        began = time.process_time()
+        group = KeyGroup.from_bytes(stored)
+        step = group.fold(block, [], _end_ms(call), DEPLOYMENT, chunks.__getitem__)
+        chunks |= dict(step.chunks)
+        stored = group.to_bytes()
+        costs.append((time.process_time() - began) / block.num_rows * 1e6)
+        for number in step.gone:
+            del chunks[number]
+    return float(np.median(costs[2:]))

@@ -1,0 +1,148 @@
+"""``fleet plan``: what a fleet will need, from what one device and one message cost."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from cli.output import as_json, as_table, console, measure
+from fleetpulse.core.errors import Misuse
+from fleetpulse.core.times import format_duration, parse_duration_ms
+from fleetpulse.io.home import Home
+from fleetpulse.io.java import cache_dir
+from fleetpulse.ops.planning import DAY_MS, Figures, Fleet, Plan, plan
+
+HomeOption = Annotated[
+    Path | None, typer.Option("--home", help="Take what is not given from the tables of a home, and show what it takes now.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="As JSON: one object.")]
+_FOREVER: Final = "forever"
+_MEANINGS: Final = {
+    "messages_per_s": "messages a second",
+    "key_groups": "key groups: fixed when a home is made",
+    "devices_a_group": "devices in each",
+    "partitions": "state partitions: fixed with a checkpoint's first batch",
+    "cores": "cores of the lifecycle job",
+    "executors": "executors, where a cluster runs it",
+    "ingest_cores": "cores of bridge and landing",
+    "bridges": "bridges",
+    "state_bytes": "state: its newest version",
+    "checkpoint_bytes": "checkpoint: all versions that are kept",
+    "batch_s": "a batch",
+    "checkpoint_s": "its checkpoint",
+    "checkpoint_every": "batches between checkpoints, to stay within the tolerance",
+    "memory_bytes": "memory of the lifecycle job",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("plan")(show_plan)
+
+
+def show_plan(
+    devices: Annotated[int | None, typer.Option("--devices", min=1, max=100_000_000, help="How many (10000).")] = None,
+    interval: Annotated[str | None, typer.Option("--interval", help="Between two messages of a device (60s).")] = None,
+    lateness: Annotated[str | None, typer.Option("--lateness", help="How late a message may come and be judged (60s).")] = None,
+    errors: Annotated[float | None, typer.Option("--errors", min=0, max=1, help="Share of errors (0.01).")] = None,
+    late: Annotated[float | None, typer.Option("--late", min=0, max=1, help="Share of late messages (0.002).")] = None,
+    copies: Annotated[float | None, typer.Option("--copies", min=0, max=1, help="Share that comes twice (0.01).")] = None,
+    changes: Annotated[float | None, typer.Option("--changes", min=0, help="Changes of mode, a device and day (0.2).")] = None,
+    metrics: Annotated[float | None, typer.Option("--metrics", min=0, help="Bytes of metrics a message (12).")] = None,
+    keep: Annotated[str | None, typer.Option("--keep", help='How long messages are kept, or "forever" (90d).')] = None,
+    tolerance: Annotated[
+        float | None, typer.Option("--tolerance", min=0.001, max=1, help="Share of a batch that its checkpoint may take (0.1).")
+    ] = None,
+    home: HomeOption = None,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="First measure what things cost on this machine.")] = False,
+    json_lines: JsonOption = False,
+) -> None:
+    """Say what a fleet will need: state, batches, key groups, cores, memory, and storage a month out."""
+    figures = _figures(measure_anew=calibrate)
+    given: dict[str, Any] = {
+        "devices": devices,
+        "interval_ms": _duration("--interval", interval),
+        "lateness_ms": _duration("--lateness", lateness),
+        "error_share": errors,
+        "late_share": late,
+        "copy_share": copies,
+        "changes_a_day": changes,
+        "metrics_bytes": metrics,
+        "tolerance": tolerance,
+    }
+    fleet = Fleet(10_000) if home is None else _of_home(Home(home))
+    fleet = replace(fleet, **{name: value for name, value in given.items() if value is not None})
+    if keep is not None:
+        kept_ms = None if keep == _FOREVER else _duration("--keep", keep)
+        fleet = replace(fleet, keep_days=None if kept_ms is None else kept_ms / DAY_MS)
+    _show(plan(fleet, figures), fleet, figures, _standing(home), json_lines=json_lines)
+
+
+def _duration(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    found = parse_duration_ms(text)
+    if not found:
+        raise Misuse(f'{option} must be longer than nothing; got "{text}"; write one such as "5m"')
+    return found
+
+
+def _figures(*, measure_anew: bool) -> Figures:
+    from batch.calibrate import calibrate, load, save
+
+    if not measure_anew:
+        return load(cache_dir())
+    with console().status("") as progress:
+        figures = calibrate(lambda what: progress.update(f"measuring {what}"))
+    save(figures, cache_dir())
+    return figures
+
+
+def _of_home(home: Home) -> Fleet:
+    from fleetpulse.ops.measured import fleet_of
+    from fleetpulse.settings import load_settings
+
+    home.record()  # says so where there is no fleet
+    return fleet_of(home, load_settings(home.path).keep_messages)
+
+
+def _standing(home: Path | None) -> dict[str, Any]:
+    if home is None:
+        return {}
+    from fleetpulse.ops.measured import standing_of
+
+    return standing_of(Home(home))
+
+
+def _show(found: Plan, fleet: Fleet, figures: Figures, now: dict[str, Any], *, json_lines: bool) -> None:
+    if json_lines:
+        asked = {name: getattr(fleet, name) for name in Fleet.__slots__}
+        as_json([{"fleet": asked, "plan": found.as_rows(), "figures": figures.source, "now": now or None}])
+        return
+    told, shown = found.as_rows(), console()
+    kept = "for ever" if fleet.keep_days is None else f"for {fleet.keep_days:g} days"
+    shown.print(
+        f"{fleet.devices:,} devices, a message each {format_duration(fleet.interval_ms)}, a lateness of "
+        f"{format_duration(fleet.lateness_ms)}; messages are kept {kept}; costs by {figures.source}"
+    )
+    rows = [{"what": meaning, "planned": _said(name, told[name])} for name, meaning in _MEANINGS.items()]
+    stored = [(f"stored a month out: {table}", table, size) for table, size in told["storage_bytes"].items()]
+    rows += [{"what": what, "planned": measure("_bytes", size)} for what, _, size in stored]
+    columns = ["what", "planned"]
+    if now:
+        columns.append("now")
+        measured = [_said(name, now.get(name)) for name in _MEANINGS]
+        measured += [measure("_bytes", now["storage_bytes"].get(table)) for _, table, _ in stored]
+        rows = [{**row, "now": value} for row, value in zip(rows, measured, strict=True)]
+    shown.print(as_table(rows, columns, "plan"))
+
+
+def _said(name: str, value: float | None) -> str | None:
+    if value is None:
+        return None
+    if name.endswith("_bytes"):
+        return measure(name, value)
+    if name.endswith("_s") and name != "messages_per_s":
+        return f"{value:.3g} s"
+    return f"{value:,.0f}"

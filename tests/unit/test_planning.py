@@ -1,0 +1,129 @@
+"""A plan's bytes are those of real key groups and real files, within a fifth; its formulas bound what they should."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from batch.calibrate import built, load, newest_file, piece_bytes, save, signals, transitions
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages import Origin
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
+from fleetpulse.io import delta
+from fleetpulse.io.home import Home
+from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
+from fleetpulse.ops.planning import (
+    DEVICES_A_GROUP,
+    Figures,
+    Fleet,
+    Parquet,
+    batch_cpu_s,
+    batch_time_s,
+    cores_needed,
+    group_bytes,
+    key_groups,
+    plan,
+)
+from streaming.landing import Landing
+
+pytestmark = pytest.mark.unit
+FIGURES = Figures()
+WITHIN = 0.2
+
+
+def _is_near(predicted: float, real: float) -> bool:
+    return abs(predicted / real - 1) < WITHIN
+
+
+@pytest.mark.parametrize(
+    ("devices", "calls", "errors", "away"),
+    [(1_500, 20, 0.0, 0.0), (6_000, 20, 0.0, 0.2), (12_000, 18, 0.05, 0.1), (4_000, 30, 0.3, 0.8)],
+)
+def test_a_key_groups_bytes_are_foretold(devices: int, calls: int, errors: float, away: float) -> None:
+    group, _ = built(devices, calls, errors, away)
+    fleet = Fleet(devices, error_share=errors)
+    heard = calls - 1 - 10 * away  # the last one waits, and who is away misses ten
+    assert _is_near(group_bytes(devices, heard, away, fleet, FIGURES), len(group.to_bytes()))
+
+
+def test_what_waits_is_foretold() -> None:
+    group, step = built(5_000, 2, 0.0, 0.0)
+    assert _is_near(len(group.waiting) * FIGURES.waiting_bytes, sum(len(rows) for _, rows in step.chunks))
+
+
+@pytest.mark.parametrize(("devices", "rows"), [(300, 3_000), (9_000, 18_000)])
+def test_bronze_as_it_lands_is_foretold(devices: int, rows: int, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(Deployment())
+    sent: list[SegmentRow] = []
+    for call in range(-(-rows // devices)):
+        batch = signals(devices, call, 0.0).select(["received_at_ms", "event_time_ms", "device_id", "gateway"])
+        for one in batch.to_pylist()[: rows - len(sent)]:
+            content = {"ts": one["event_time_ms"], "seq": call, "boot": "b1", "gateway": one["gateway"]}
+            payload = json.dumps(content).encode()
+            topic = f"fleet/main/{one['device_id']}/heartbeat"
+            sent.append(SegmentRow(one["received_at_ms"], topic, payload, Origin.MQTT.value))
+    write_segment(home.segments, 1, rows_table(sent), bridge="bridge-1", last_canary_ms=None)
+    assert Landing(home).step() == 1
+    assert _is_near(FIGURES.landed.size(rows, devices), newest_file(home, MESSAGES.name))
+
+
+@pytest.mark.parametrize(("devices", "rows"), [(800, 36_000), (30_000, 90_000)])
+def test_a_piece_of_bronze_is_foretold(devices: int, rows: int, tmp_path: Path) -> None:
+    assert _is_near(FIGURES.piece.size(rows, devices), piece_bytes(Home(tmp_path / "home"), rows, devices))
+
+
+@pytest.mark.parametrize("devices", [500, 6_000])
+def test_judgements_are_foretold(devices: int, tmp_path: Path) -> None:
+    rows = transitions(devices)
+    assert rows.num_rows > devices
+    home = Home(tmp_path / "home")
+    home.prepare(Deployment())
+    delta.create(home, JUDGEMENTS)
+    delta.append(home, JUDGEMENTS, rows, "test", 1)
+    assert _is_near(FIGURES.judgements.size(rows.num_rows), newest_file(home, JUDGEMENTS.name))
+
+
+@pytest.mark.parametrize("devices", [1, 100, 40_000, 100_000, 1_000_000, 20_000_000])
+def test_key_groups_are_of_four_to_sixteen_thousand_devices_and_keep_every_partition_busy(devices: int) -> None:
+    found = plan(Fleet(devices), FIGURES)
+    least, _, most = DEVICES_A_GROUP
+    assert found.devices_a_group <= most
+    assert found.devices_a_group >= least or devices < least * found.key_groups
+    assert found.key_groups >= found.partitions or devices < least * found.partitions
+    assert key_groups(devices, 2) <= key_groups(devices * 2, 2)
+
+
+@pytest.mark.parametrize("devices", [100, 100_000, 5_000_000])
+def test_a_batch_takes_what_came_while_the_one_before_it_ran(devices: int) -> None:
+    fleet = Fleet(devices)
+    cores = cores_needed(fleet, FIGURES)
+    batch_s = batch_time_s(fleet, FIGURES, cores)
+    assert batch_s == pytest.approx(batch_cpu_s(fleet, FIGURES, batch_s) / cores, rel=0.01)
+    assert batch_time_s(Fleet(50_000_000, interval_ms=1_000), FIGURES, 2) == float("inf")
+
+
+def test_more_of_anything_never_needs_less() -> None:
+    small = plan(Fleet(50_000), FIGURES)
+    for more in (
+        Fleet(100_000),
+        Fleet(50_000, interval_ms=10_000),
+        Fleet(50_000, changes_a_day=5),
+        Fleet(50_000, lateness_ms=600_000),
+    ):
+        found = plan(more, FIGURES)
+        assert found.state_bytes >= small.state_bytes
+        assert found.cores >= small.cores
+        assert sum(found.storage.values()) >= 0.99 * sum(small.storage.values())
+    assert plan(Fleet(50_000, keep_days=1), FIGURES).storage["messages"] < small.storage["messages"] / 20
+
+
+def test_figures_are_kept_and_read_back(tmp_path: Path) -> None:
+    assert load(tmp_path) == Figures()
+    own = Figures(source="here", device_bytes=99, landed=Parquet(1, 2, 3))
+    save(own, tmp_path / "cache")
+    assert load(tmp_path / "cache") == own
+    (tmp_path / "cache" / "planning.json").write_text('{"unknown": 1}')
+    with pytest.raises(FleetError, match="measure anew with: fleet plan --calibrate"):
+        load(tmp_path / "cache")
