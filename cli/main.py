@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli import access, develop, devices, looking, maintaining, planning, policies, state, stream
+from cli import access, backtest, develop, devices, looking, maintaining, planning, policies, state, stream
 from cli.chaos.command import chaos
 from cli.drill import drill
 from cli.jobs import jobs
@@ -37,6 +37,7 @@ state.register(app)
 stream.register(app)
 maintaining.register(app)
 planning.register(app)
+backtest.register(app)
 develop.register(app)
 app.command("chaos")(chaos)
 app.command("drill")(drill)

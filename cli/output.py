@@ -26,6 +26,7 @@ MODE_COLOURS: Final = {
 }
 
 
+_DURATIONS: Final = frozenset({"runtime_ms", "late_by_ms", "lasted_ms", "moved_by_ms"})  # the other *_ms are instants
 _WHOLE: Final = frozenset({"event_time", "since", "last_seen", "received_at", "from_mode", "to_mode", "mode", "trigger"})
 _WIDTH_OF_FILES: Final = 160
 
@@ -53,7 +54,7 @@ def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row as JSON has it; ``<name>_ms`` instants become ``<name>``."""
     found: dict[str, Any] = {}
     for name, value in row.items():
-        if name.endswith("_ms") and name not in ("runtime_ms", "late_by_ms"):
+        if name.endswith("_ms") and name not in _DURATIONS:
             found[name.removesuffix("_ms")] = None if value is None else format_instant(value)
         else:
             found[name] = plain(value, name)
@@ -73,7 +74,7 @@ def cell(name: str, value: Any) -> str:
         return ""
     if isinstance(value, datetime):
         return format_instant(instant_ms(value)).replace("T", " ").removesuffix("Z")
-    if name in ("runtime_ms", "late_by_ms"):
+    if name in _DURATIONS:
         return format_duration(int(value))
     if name in ("mode", "from_mode", "to_mode"):
         return f"[{MODE_COLOURS.get(str(value), 'white')}]{value}[/]"

@@ -230,14 +230,16 @@ class BlockSource(DataSource):
         return BlockReader(dict(self.options))
 
 
-def read_bronze(path: str) -> pa.Table:
-    """Return a file's rows as bronze has them, without what the fold does not read."""
+def read_bronze(path: str, row_group: int | None = None) -> pa.Table:
+    """Return the rows of a file, or of one of its row groups, as bronze has them, without what the fold does not read."""
     names = {_INSTANTS.get(name, name) for name in SIGNAL_SCHEMA.names} - {"device_clock"}
     file = pq.ParquetFile(path, read_dictionary=[*WORDS, "kind", "clock"])
-    table = file.read(columns=[*names, "clock", "device_hash"], use_threads=False)
+    groups = range(file.num_row_groups) if row_group is None else [row_group]
+    table = file.read_row_groups(groups, columns=[*names, "clock", "device_hash"], use_threads=False)
     if pc.all(_are_signals(table), min_count=0).as_py():
         return table
-    return file.read(columns=[*{*ROW_SCHEMA.names} - {*_INSTANTS}, *_INSTANTS.values(), "device_hash"], use_threads=False)
+    everything = [*{*ROW_SCHEMA.names} - {*_INSTANTS}, *_INSTANTS.values(), "device_hash"]
+    return file.read_row_groups(groups, columns=everything, use_threads=False)
 
 
 def _are_signals(rows: pa.Table) -> pa.ChunkedArray:

@@ -1,0 +1,199 @@
+"""The same history judged under another policy: in this process, or on Spark where it is long.
+
+Rule 1: it reads, and writes nothing into the home: it runs beside a running job as well as on a home that stands still.
+Rule 2: both sides are judged anew. What the job has written would spare one of them, but it ends where the job has come, a
+jitter holds verdicts back, amendments change them, and a generation may have begun with what no row of bronze says.
+Rule 3: Spark changes nothing but the time it takes.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from fleetpulse.columnar.blocks import NO_SIGNALS, batch_to_rows, from_bytes
+from fleetpulse.columnar.rejudged import Found, Question, Rejudged, together
+from fleetpulse.columnar.wire import from_wire
+from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.messages import Row
+from fleetpulse.core.policy import Policy
+from fleetpulse.core.times import format_instant
+from fleetpulse.io.home import Home
+from fleetpulse.io.slices import Piece, Slice, blocks_of, pieces_of, slices_of
+from fleetpulse.io.workers import settle
+from fleetpulse.ops.backtest import Backtest, figures
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPARK_FROM_ROWS: Final = 30_000_000  # below it one process is done before Spark has gained what its start costs
+_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_BLOCKS_A_BATCH: Final = 4  # each may be megabytes; Arrow's usual 10,000 rows would be all of the history
+_SHUFFLED: Final = "key_group int, slice int, newest_ms long, signals binary, others binary"
+_BLOCK: Final = pa.schema(
+    [
+        ("key_group", pa.int32()),
+        ("slice", pa.int32()),
+        ("newest_ms", pa.int64()),
+        ("signals", pa.binary()),
+        ("others", pa.binary()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of it.
+
+    Attributes:
+        found: the differences, one a row.
+        figures: what they come to.
+    """
+
+    found: Found
+    figures: Backtest
+
+
+def backtest(home: Home, policy: Policy, from_ms: int | None, to_ms: int | None, *, spark: bool | None = None) -> Answer:
+    """Judge a home's history under the policies in force and under another, and compare.
+
+    Args:
+        home: the home.
+        policy: that stands in for every recorded one that takes effect in the range.
+        from_ms: from when on, epoch milliseconds; None from the start.
+        to_ms: up to when verdicts are compared; None to the frontier of what has landed.
+        spark: whether on Spark; None where the history is long.
+
+    Raises:
+        FleetError: the home has no history, or none of that time.
+        Misuse: the range ends before it begins.
+    """
+    pieces = pieces_of(home)
+    question = _question(home, policy, pieces, from_ms, to_ms)
+    rows = sum(piece.rows for piece in pieces)
+    if spark is None:
+        spark = rows >= SPARK_FROM_ROWS
+    found = _on_spark(question, pieces, home.key_groups()) if spark else here(question, slices_of(pieces))
+    begin_ms = question.started_ms if from_ms is None else from_ms
+    if found.frontier_ms is None or found.frontier_ms < begin_ms:
+        reached = "nothing" if found.frontier_ms is None else f"what happened up to {format_instant(found.frontier_ms)}"
+        raise FleetError(
+            f'of what landed in "{home.path}" {reached} can be judged yet; got --from {format_instant(begin_ms)}; '
+            f"name an earlier instant, or ask again a lateness after it"
+        )
+    end_ms = found.frontier_ms if to_ms is None else min(to_ms, found.frontier_ms)
+    return Answer(found, figures(found, policy.version, begin_ms, end_ms, rows))
+
+
+def _question(home: Home, policy: Policy, pieces: Sequence[Piece], from_ms: int | None, to_ms: int | None) -> Question:
+    if from_ms is not None and to_ms is not None and from_ms > to_ms:
+        raise Misuse(f"--from lies before --to; got {format_instant(from_ms)} and {format_instant(to_ms)}; exchange them")
+    if not pieces:
+        raise FleetError(
+            f'the home "{home.path}" has no messages to judge; play some with: ./fleet replay RECORDING --home {home.path}'
+        )
+    started_ms, newest_ms = pieces[0].first_ms, max(piece.last_ms for piece in pieces)
+    kept = f'the history of "{home.path}" is kept from {format_instant(started_ms)} to {format_instant(newest_ms)}'
+    for name, instant_ms in (("--from", from_ms), ("--to", to_ms)):
+        if instant_ms is not None and not started_ms <= instant_ms <= newest_ms:
+            cure = f"{format_instant(started_ms)} is the oldest instant, leave {name} out for all that is kept"
+            raise FleetError(f"{kept}; got {name} {format_instant(instant_ms)}; {cure}")
+    return Question(home.deployment(), policy.normalised(), from_ms, to_ms, started_ms, newest_ms)
+
+
+def here(question: Question, slices: Sequence[Slice]) -> Found:
+    """Judge in this process, as one key group: slice by slice, so that memory stays bounded."""
+    rejudged = Rejudged(question, 0)
+    for each in slices:
+        for signals, others in _unpacked(blocks_of(each, 1, question.started_ms)):
+            rejudged.fold(signals, others, each.newest_ms)
+    return together([rejudged.finish()])
+
+
+def _unpacked(blocks: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, list[Row]]]:
+    for signals, others in zip(blocks["signals"], blocks["others"], strict=True):
+        yield (
+            from_wire(signals.as_py()) if signals.is_valid else NO_SIGNALS,
+            batch_to_rows(from_bytes(others.as_py())) if others.is_valid else [],
+        )
+
+
+def _on_spark(question: Question, pieces: Sequence[Piece], key_groups: int) -> Found:
+    from fleetpulse.io.spark import spark_session
+
+    with TemporaryDirectory(prefix="fleet-backtest-") as folder:
+        session = spark_session("fleetpulse-backtest", local_dir=Path(folder), cores=max(2, os.cpu_count() or 1))
+        try:
+            return on_spark(session, question, slices_of(pieces), key_groups)
+        finally:
+            session.stop()
+
+
+def on_spark(session: "SparkSession", question: Question, slices: Sequence[Slice], key_groups: int) -> Found:
+    """Judge with Spark: slices are packed in parallel, sorted to their key groups, and these folded in parallel.
+
+    Args:
+        session: the session.
+        question: what is asked.
+        slices: of bronze, in order.
+        key_groups: how many there are.
+    """
+    usual = session.conf.get(_RECORDS) or ""
+    session.conf.set(_RECORDS, str(_BLOCKS_A_BATCH))
+    numbers = session.createDataFrame([(each.number,) for each in slices], "slice int")
+    packed = numbers.mapInArrow(_packer(list(slices), key_groups, question.started_ms), _SHUFFLED)
+    ordered = packed.repartition("key_group").sortWithinPartitions("key_group", "slice")
+    try:
+        found = ordered.mapInArrow(_folder(question), "found binary").collect()  # a row a key group
+    finally:
+        session.conf.set(_RECORDS, usual)
+    return together(Found.from_bytes(bytes(row.found)) for row in found)
+
+
+Batches = Iterator[pa.RecordBatch]
+
+
+def _packer(slices: list[Slice], key_groups: int, started_ms: int) -> Callable[[Batches], Batches]:
+    def packed(batches: Batches) -> Batches:
+        for batch in batches:
+            for number in batch["slice"].to_pylist():
+                blocks = blocks_of(slices[number], key_groups, started_ms)
+                known = {"slice": number, "newest_ms": slices[number].newest_ms}
+                columns = [
+                    pa.repeat(pa.scalar(known[field.name], field.type), blocks.num_rows)
+                    if field.name in known
+                    else blocks[field.name]
+                    for field in _BLOCK
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=_BLOCK)
+                settle()
+
+    return packed
+
+
+def _folder(question: Question) -> Callable[[Batches], Batches]:
+    """Return what folds blocks, sorted by key group and slice: one row a group."""
+
+    def written(rejudged: Rejudged) -> pa.RecordBatch:
+        return pa.record_batch([pa.array([rejudged.finish().to_bytes()], pa.binary())], ["found"])
+
+    def folded(batches: Batches) -> Batches:
+        group, rejudged = None, None
+        for batch in batches:
+            for place, key_group in enumerate(batch["key_group"].to_pylist()):
+                if rejudged is None or key_group != group:
+                    if rejudged is not None:
+                        yield written(rejudged)
+                    group, rejudged = key_group, Rejudged(question, key_group)
+                block = batch.slice(place, 1)
+                for signals, others in _unpacked(block):
+                    rejudged.fold(signals, others, block["newest_ms"][0].as_py())
+        if rejudged is not None:
+            yield written(rejudged)
+        settle()
+
+    return folded

@@ -1,0 +1,188 @@
+"""A backtest says what the definition says of the same rows, whatever policy stands in, however the rows are cut and grouped."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetpulse.columnar.blocks import is_signal, signals_to_batch
+from fleetpulse.columnar.differing import CHANGES
+from fleetpulse.columnar.rejudged import DAY_MS, Found, Question, Rejudged, together
+from fleetpulse.core.judgements import Judgement, Verdict
+from fleetpulse.core.messages import EVERYONE, FOR_EVERYONE, Clock, Kind, Row, key_group
+from fleetpulse.core.replay import outcome, replay
+from fleetpulse.io.slices import Piece, slices_of
+from tests.histories import GRID_S, START, any_policy, choosing, with_gateway_deaths
+from tests.property.test_laws import DEPLOYMENTS, histories
+
+Changed = Counter[tuple[str, str, str, int | None, int | None]]  # change, device, mode, before, after
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[list[Row], Question]:
+    rows, choose = draw(histories()), choosing(draw)
+    instants = [None, None, *(START + GRID_S * 1000 * step for step in range(0, 60, 7))]
+    instants += [one.event_time_ms for one in rows if one.kind is Kind.POLICY] * 3
+    from_ms, to_ms = choose(instants), choose(instants)
+    if from_ms is not None and to_ms is not None:
+        from_ms, to_ms = min(from_ms, to_ms), max(from_ms, to_ms)
+    received = [one.received_at_ms for one in rows]
+    deployment = replace(draw(DEPLOYMENTS), verdict_jitter_ms=choose([0, 7_000]))
+    return rows, Question(deployment, any_policy(choose), from_ms, to_ms, min(received), max(received))
+
+
+def rejudged(rows: Sequence[Row], question: Question, cuts: Sequence[int] = (), groups: int = 2) -> Found:
+    """Judge rows, in the order of ``received_at``, as the job does: in slices, by key group, nothing in a group without rows."""
+    edges = sorted({0, len(rows), *(cut % (len(rows) + 1) for cut in cuts)})
+    judged: dict[int, Rejudged] = {}
+    for begin, end in pairwise(edges):
+        batch = with_gateway_deaths(rows[begin:end])
+        for group in range(groups):
+            mine = [
+                one
+                for one in batch
+                if one.kind in FOR_EVERYONE or one.device_id == EVERYONE or key_group(one.device_id, groups) == group
+            ]
+            if mine:
+                signals = signals_to_batch(one for one in mine if is_signal(one))
+                others = [one for one in mine if not is_signal(one)]
+                newest_ms = max(one.received_at_ms for one in batch)
+                judged.setdefault(group, Rejudged(question, group)).fold(signals, others, newest_ms)
+    return together(Found.from_bytes(one.finish().to_bytes()) for one in judged.values())
+
+
+def instead(rows: Sequence[Row], question: Question) -> list[Row]:
+    """Return the rows with the policy in the place of those for which it stands in; of these remains that we were listening."""
+    body = json.dumps({"policy": question.policy})
+    own = Row(question.started_ms, Kind.POLICY, EVERYONE, EVERYONE, question.from_ms or 0, Clock.RECEIVED, body=body)
+    kept = [
+        replace(one, kind=Kind.TICK, body=None, event_time_ms=one.received_at_ms)
+        if one.kind is Kind.POLICY and one.clock is not Clock.INVALID and (one.event_time_ms or 0) >= (question.from_ms or 0)
+        else one
+        for one in rows
+    ]
+    return [own, *kept]
+
+
+def sides(rows: Sequence[Row], question: Question) -> tuple[list[Judgement], list[Judgement]]:
+    """Return what the definition says of both, within the range."""
+
+    def within(one: Judgement) -> bool:
+        at_ms = one.event_time_ms if one.kind is Verdict.TRANSITION else one.received_at_ms
+        assert at_ms is not None
+        return (question.from_ms or 0) <= at_ms and (question.to_ms is None or at_ms <= question.to_ms)
+
+    both = (replay(history, question.deployment) for history in (rows, instead(rows, question)))
+    before, after = ([one for one in told if within(one)] for told in both)
+    return before, after
+
+
+def _placed(told: Sequence[Judgement]) -> Counter[tuple[str, str, int]]:
+    return Counter((one.device_id, str(one.to_mode), one.event_time_ms or 0) for one in told if one.kind is Verdict.TRANSITION)
+
+
+def by_hand(before: Sequence[Judgement], after: Sequence[Judgement]) -> Changed:
+    """Pair what only one side has: in order of time, each with the one before it where that is the other side's and free."""
+    gone, added = _placed(before) - _placed(after), _placed(after) - _placed(before)
+    left: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for side, bag in enumerate((gone, added)):
+        for device, mode, at_ms in bag.elements():
+            left.setdefault((device, mode), []).append((at_ms, side))
+    found: Changed = Counter()
+    for (device, mode), entries in left.items():
+        free: tuple[int, int] | None = None
+        for entry in sorted(entries):
+            if free is not None and free[1] != entry[1]:
+                old, new = (free, entry) if entry[1] else (entry, free)
+                found["moved", device, mode, old[0], new[0]] += 1
+                free = None
+                continue
+            if free is not None:
+                found[_lone(device, mode, *free)] += 1
+            free = entry
+        if free is not None:
+            found[_lone(device, mode, *free)] += 1
+    return found
+
+
+def _lone(device: str, mode: str, at_ms: int, side: int) -> tuple[str, str, str, int | None, int | None]:
+    return ("added", device, mode, None, at_ms) if side else ("gone", device, mode, at_ms, None)
+
+
+def told(found: Found) -> Changed:
+    names = ("change", "device_id", "to_mode", "before_ms", "after_ms")
+    return Counter(tuple(one[name] for name in names) for one in found.changed.to_pylist())
+
+
+@settings(max_examples=150)  # each is judged four times
+@given(questions(), st.lists(st.integers(0, 60), max_size=6), st.integers(1, 3))
+def test_a_backtest_finds_what_the_definition_says_otherwise(
+    asked: tuple[list[Row], Question], cuts: list[int], groups: int
+) -> None:
+    rows, question = asked
+    before, after = sides(rows, question)
+    found = rejudged(rows, question, cuts, groups)
+    assert told(found) == by_hand(before, after)
+    said = {"before": before, "after": after}
+    assert found.days == Counter(
+        (side, (one.event_time_ms or 0) // DAY_MS, one.to_mode and one.to_mode.value)
+        for side, some in said.items()
+        for one in some
+        if one.kind is Verdict.TRANSITION
+    )
+    assert found.others == Counter(
+        (side, one.kind.value) for side, some in said.items() for one in some if one.kind is not Verdict.TRANSITION
+    )
+    if question.to_ms is None:
+        listening = outcome(rows, question.deployment).listening
+        assert listening is not None
+        assert found.frontier_ms == listening.frontier_ms
+
+
+@settings(max_examples=60)
+@given(questions())
+def test_the_policy_that_was_in_force_makes_no_difference(asked: tuple[list[Row], Question]) -> None:
+    rows, question = asked[0], replace(asked[1], from_ms=None)
+    recorded = sorted(instead(rows, question), key=lambda one: one.received_at_ms)
+    found = rejudged(recorded, question)
+    assert not found.changed.num_rows
+    assert {key[1:]: count for key, count in found.days.items() if key[0] == "before"} == {
+        key[1:]: count for key, count in found.days.items() if key[0] == "after"
+    }
+
+
+@settings(max_examples=60)
+@given(questions())
+def test_each_change_is_of_a_kind_that_has_a_name(asked: tuple[list[Row], Question]) -> None:
+    changed = rejudged(*asked).changed.to_pylist()
+    for one in changed:
+        assert one["change"] in CHANGES
+        assert (one["before_ms"] is None) == (one["change"] == "added")
+        assert (one["after_ms"] is None) == (one["change"] == "gone")
+        assert one["before_ms"] != one["after_ms"]
+
+
+PIECES = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 30), st.integers(1, 40)), min_size=1, max_size=12)
+
+
+@given(PIECES, st.integers(1, 60))
+def test_slices_have_every_instant_once_and_follow_each_other(spans: list[tuple[int, int, int]], max_rows: int) -> None:
+    pieces = sorted(
+        (Piece(str(number), None, rows, first, first + length) for number, (first, length, rows) in enumerate(spans)),
+        key=lambda piece: piece.first_ms,
+    )
+    slices = slices_of(pieces, max_rows)
+    assert [each.number for each in slices] == list(range(len(slices)))
+    for earlier, later in pairwise(slices):
+        assert earlier.until_ms == later.since_ms > earlier.since_ms
+        assert earlier.newest_ms < later.since_ms
+    for piece in pieces:
+        for at_ms in (piece.first_ms, piece.last_ms):
+            having = [each for each in slices if each.since_ms <= at_ms and (each.until_ms is None or at_ms < each.until_ms)]
+            assert len(having) == 1
+            assert piece in having[0].pieces
+            assert at_ms <= having[0].newest_ms
