@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli import access, backtest, develop, devices, looking, maintaining, planning, policies, state, stream
+from cli import access, backtest, develop, devices, looking, maintaining, planning, policies, rewind, state, stream
 from cli.chaos.command import chaos
 from cli.drill import drill
 from cli.jobs import jobs
@@ -32,6 +32,7 @@ app.add_typer(jobs, name="job")
 looking.register(app)
 devices.register(app)
 policies.register(app)
+rewind.register(app)
 access.register(app)
 state.register(app)
 stream.register(app)

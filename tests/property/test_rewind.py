@@ -1,0 +1,129 @@
+"""The fleet at an instant is what the definition had come to then, from whichever later day one looks back."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+from duckdb import DuckDBPyConnection
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetpulse.core.judgements import Judgement, Verdict, compared
+from fleetpulse.core.machine import Mode
+from fleetpulse.core.messages import Kind, Row
+from fleetpulse.core.replay import Deployment, outcome, replay
+from fleetpulse.core.tables import DEVICES, JUDGEMENTS
+from fleetpulse.io import delta
+from fleetpulse.ops.rewind import Moment, fleet_of, life_of
+from tests.property.test_laws import DEPLOYMENTS, histories
+
+
+def _plain(one: Judgement, judged_ms: int) -> dict[str, Any]:
+    values = {name: getattr(one, name) for name in Judgement.__slots__}
+    values |= {name: str(values[name]) for name in ("kind", "from_mode", "to_mode", "trigger") if values[name] is not None}
+    return {**values, "last_errors": json.dumps(one.last_errors), "judged_at_ms": judged_ms, "generation": 1}
+
+
+def _registry(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return what landing would put into the registry."""
+    return [
+        {
+            "received_at_ms": one.received_at_ms,
+            "effective_from_ms": one.event_time_ms,
+            "device_id": one.device_id,
+            "site": one.site,
+            "op": one.contents()["op"],
+            "device_class": one.contents().get("class"),
+            "gateway": one.contents().get("gateway"),
+        }
+        for one in rows
+        if one.kind is Kind.REGISTRY
+    ]
+
+
+def judged_live(rows: Sequence[Row], cuts: Sequence[int], deployment: Deployment) -> list[dict[str, Any]]:
+    """Return the judgements of rows, each with the ``received_at`` of the batch's last row as the time when it was judged."""
+    said: list[dict[str, Any]] = []
+    before = compared([])
+    for cut in cuts:
+        told = replay(rows[:cut], deployment)
+        fresh = compared(told) - before
+        for one in told:
+            key = next(iter(compared([one])))
+            if fresh[key] > 0:
+                fresh[key] -= 1
+                said.append(_plain(one, rows[cut - 1].received_at_ms))
+        before = compared(told)
+    return said
+
+
+@contextmanager
+def opened(judgements: Sequence[dict[str, Any]], rows: Sequence[Row]) -> Iterator[DuckDBPyConnection]:
+    """Open tables with these rows."""
+    with delta._connect() as connection:
+        for table, content in ((JUDGEMENTS, judgements), (DEVICES, _registry(rows))):
+            held = delta.to_table(table, content)
+            connection.register(f"{table.name}_held", held)
+            connection.execute(f"CREATE TABLE {table.name} AS SELECT * FROM {table.name}_held")
+        delta._name_readings(connection, [JUDGEMENTS.name])
+        yield connection
+
+
+def modes(found: Sequence[dict[str, Any]]) -> dict[str, str]:
+    return {one["device_id"]: one["mode"] for one in found if one["mode"] != Mode.FORGOTTEN}
+
+
+CUTS = st.lists(st.integers(0, 60), max_size=4)
+
+
+@settings(max_examples=120)
+@given(histories(), CUTS, DEPLOYMENTS, st.data())
+def test_the_fleet_at_an_instant_is_what_the_definition_had_come_to(
+    rows: list[Row], places: list[int], deployment: Deployment, data: st.DataObject
+) -> None:
+    cuts = sorted({len(rows), *(1 + place % len(rows) for place in places)})
+    cut = data.draw(st.sampled_from(cuts))
+    then = outcome(rows[:cut], deployment)
+    frontier_ms = then.listening.frontier_ms if then.listening else None
+    want = {device_id: device.mode.value for device_id, device in then.devices.items()}
+    known_ms = rows[cut - 1].received_at_ms
+    with opened(judged_live(rows, cuts, deployment), rows) as tables:
+        if frontier_ms is None:
+            assert not modes(fleet_of(tables, Moment(known_ms, known_ms, -1)))
+            return
+        now = modes(fleet_of(tables, Moment(frontier_ms)))
+        as_known_then = modes(fleet_of(tables, Moment(known_ms + 10**9, known_ms, frontier_ms)))
+        assert now == want
+        same_instant = [one for one in rows[cut:] if one.received_at_ms == known_ms]  # a batch may end among equals
+        assert as_known_then == want or same_instant
+
+
+@settings(max_examples=80)
+@given(histories(), DEPLOYMENTS, st.integers(0, 60))
+def test_a_life_is_told_without_holes_and_ends_in_the_mode_of_the_fleet(
+    rows: list[Row], deployment: Deployment, place: int
+) -> None:
+    told = outcome(rows, deployment)
+    if told.listening is None or told.listening.frontier_ms is None:
+        return
+    at_ms = rows[place % len(rows)].received_at_ms
+    judgements = [_plain(one, rows[-1].received_at_ms) for one in told.judgements]
+    moment = Moment(at_ms, judged_to_ms=told.listening.frontier_ms)
+    with opened(judgements, rows) as tables:
+        found = {one["device_id"]: one for one in fleet_of(tables, moment)}
+        for device_id in {one.device_id for one in rows if one.kind is not Kind.GAP}:
+            spans = life_of(tables, device_id, moment)
+            if device_id not in found:
+                assert not spans
+                continue
+            assert (spans[-1]["mode"], spans[-1]["until_ms"]) == (found[device_id]["mode"], None)
+            assert spans[-1]["since_ms"] == round(found[device_id]["since"].timestamp() * 1000)
+            for earlier, later in pairwise(spans):
+                assert earlier["until_ms"] == later["since_ms"] == earlier["since_ms"] + earlier["lasted_ms"]
+                assert earlier["mode"] != later["mode"]
+            changed = [one for one in told.judgements if one.kind is Verdict.TRANSITION and one.device_id == device_id]
+            assert sum(span["transition_no"] is not None for span in spans) == sum(
+                (one.event_time_ms or 0) <= at_ms for one in changed
+            )

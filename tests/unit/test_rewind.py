@@ -1,0 +1,136 @@
+"""One looks back at a moment: what is asked for, what is not known, and one device's life."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.rewind import rewind
+from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.messages import Row
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.tables import DEVICES, JUDGEMENTS
+from fleetpulse.core.times import format_instant
+from fleetpulse.io import delta
+from fleetpulse.io.home import Home
+from tests.histories import START, row, signal, tick
+from tests.homes import landed_home
+from tests.property.test_rewind import _plain, _registry
+
+pytestmark = pytest.mark.unit
+DEPLOYMENT = Deployment(10_000)
+JUDGED_MS = START + 5_000_000  # all of it, a while later
+
+
+def _history() -> list[Row]:
+    policy = parse_policy({"rules": {"timeout": "100s", "forget_after": "1000s", "degraded": {"errors": 2}}}).normalised()
+    own = [
+        row(0.5, "fleet/_/_/policy", policy=policy, effective_from_s=-3600),
+        row(50.5, "pump/registry", op="add", **{"class": "quick", "gateway": "gate"}),
+        row(30.5, "never/registry", op="add", effective_from_s=-500),  # refused: it lies in what has been judged
+        tick(4000),
+    ]
+    beats = [signal(at, "pump") for at in (100, 150, 400, 3000)]
+    errors = [signal(410, "pump", "error", code="e1"), signal(420, "pump", "error", code="e2")]
+    return sorted([signal(0, "other"), signal(20, "other"), *own, *beats, *errors], key=lambda one: one.received_at_ms)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    rows = _history()
+    made = landed_home(tmp_path / "home", rows, DEPLOYMENT)
+    for table in (JUDGEMENTS, DEVICES):
+        delta.create(made, table)
+    told = replay(rows, DEPLOYMENT)
+    summaries = [{"kind": "summary", "event_time_ms": START + 3_990_000, "key_group": 0, "judged_at_ms": JUDGED_MS}]
+    delta.append(made, JUDGEMENTS, delta.to_table(JUDGEMENTS, [*(_plain(one, JUDGED_MS) for one in told), *summaries]), "t", 1)
+    delta.append(made, DEVICES, delta.to_table(DEVICES, _registry(rows)), "t", 1)
+    return made
+
+
+def _at(seconds: float) -> str:
+    return format_instant(START + int(seconds * 1000))
+
+
+def _told(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def _ask(home: Home, at_s: float, **more: Any) -> None:
+    rewind(_at(at_s), home=home.path, **{"device": None, "known": "now", "mode": None, "last": 200, "json_lines": True, **more})
+
+
+@pytest.mark.parametrize(
+    ("at_s", "modes"),
+    [
+        (0, {"other": "online"}),
+        (60, {"other": "online", "pump": "provisioned"}),
+        (120, {"other": "offline", "pump": "online"}),
+        (300, {"other": "offline", "pump": "offline"}),
+        (419.999, {"other": "offline", "pump": "online"}),
+        (420, {"other": "offline", "pump": "degraded"}),
+        (1420, {"other": "forgotten", "pump": "forgotten"}),
+        (3000, {"other": "forgotten", "pump": "online"}),
+    ],
+)
+def test_the_fleet_has_at_each_instant_the_modes_of_then(
+    home: Home, capsys: pytest.CaptureFixture[str], at_s: float, modes: dict[str, str]
+) -> None:
+    _ask(home, at_s)
+    assert {one["device_id"]: one["mode"] for one in _told(capsys)} == modes
+
+
+def test_what_had_not_been_judged_by_then_was_not_known_then(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    _ask(home, 400, known="then")
+    assert _told(capsys) == []
+    _ask(home, 400, known=format_instant(JUDGED_MS))
+    assert {one["device_id"]: one["mode"] for one in _told(capsys)} == {"other": "offline", "pump": "online"}
+    _ask(home, 400, known="then", json_lines=False)
+    shown = capsys.readouterr()
+    assert "this history was judged from" in shown.err
+    assert "judged by then: nothing" in shown.out
+
+
+def test_a_life_tells_modes_reasons_and_how_long_they_lasted(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    _ask(home, 3050, device="pump")
+    told = _told(capsys)
+    assert [(one["mode"], one["trigger"], one["reason"], one["lasted_ms"]) for one in told] == [
+        ("provisioned", None, "registered", 49_500),
+        ("online", "signal", None, 150_000),
+        ("offline", "silence", f"last heard {_at(150)}", 150_000),
+        ("online", "signal", None, 20_000),
+        ("degraded", "errors", "last errors e1, e2", 100_000),
+        ("offline", "silence", f"last heard {_at(420)}", 900_000),
+        ("forgotten", "forget", f"last heard {_at(420)}", 1_580_000),
+        ("online", "signal", None, 50_000),
+    ]
+    assert told[0]["since"] == _at(50.5)
+    assert told[-1]["until"] is None
+    _ask(home, 3050, device="pump", json_lines=False)
+    shown = capsys.readouterr().out
+    assert "life of pump" in shown
+    assert "25m" not in shown.splitlines()[0]
+    assert "26m20s" in shown
+
+
+def test_what_cannot_be_told_is_said_with_what_to_do(home: Home, tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match=f"begins at {_at(0)}; got --to {_at(-1)}"):
+        _ask(home, -1)
+    with pytest.raises(Misuse, match="--to is an instant of the past"):
+        _ask(home, 10**9)
+    with pytest.raises(FleetError, match='no device "nobody" was registered or heard'):
+        _ask(home, 100, device="nobody")
+    with pytest.raises(FleetError, match='nothing has been judged of "never"'):
+        _ask(home, 100, device="never")
+    with pytest.raises(FleetError, match=r'"pump" has no mode at .*: its life begins at'):
+        _ask(home, 10, device="pump")
+    with pytest.raises(FleetError, match='of "pump" nothing was known then'):
+        _ask(home, 400, device="pump", known="then")
+    with pytest.raises(FleetError, match="an instant is ISO 8601"):
+        _ask(home, 400, known="yesterday")
+    empty = Home(tmp_path / "empty")
+    empty.prepare(DEPLOYMENT)
+    with pytest.raises(FleetError, match="has no history; play one with"):
+        _ask(empty, 0)
