@@ -98,7 +98,7 @@ def read_toml(path: Path) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise FleetError(f'"{path}" cannot be read ({error.strerror})') from None
+        raise FleetError(f'"{path}" cannot be read ({error.strerror}); name a TOML file that is there') from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FleetError(f'"{path}" is not TOML ({error})') from None
 
