@@ -11,7 +11,7 @@ from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import read_status
-from tests.e2e.test_replay import _told_equals_the_definition, await_none_left, begin, fleet, rows_of
+from tests.e2e.test_replay import await_none_left, begin, fleet, rows_of, told_equals_the_definition
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 KEEP = Keep(None, None, None, None, None, None, None, replaced_ms=30_000)  # longer than a batch
@@ -33,7 +33,7 @@ def test_maintenance_beside_a_running_fleet_disturbs_no_job_and_no_verdict(tmp_p
     await_none_left(home.path)
     assert {name: len(found) for name, found in pids.items()} == {"landing": 1, "lifecycle": 1}, "a job was started again"
     assert {("messages", "join"), ("messages", "checkpoint"), ("messages", "delete")} <= set(done), done
-    _told_equals_the_definition(home)
+    told_equals_the_definition(home)
     segments = delta.query(home, "SELECT DISTINCT segment FROM messages ORDER BY 1", tables=["messages"])
     numbers = [one["segment"] for one in segments]
     assert numbers == list(range(numbers[0], numbers[-1] + 1))
