@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
-from batch.generation import Plan, await_end, build, compare, settle, take_over
+from batch.generation import Plan, await_end, build, compare, settle, state_of, take_over
 from batch.verbs import Work
 from fleetpulse.columnar.snapshots import PENDING
 from fleetpulse.core.errors import FleetError
@@ -86,7 +86,7 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
             now = pending + _said(aside, query_id(checkpoint_of(home.lifecycle, made.number)), None, None)
             if was != now:
                 raise _differ(current, made, was, now)
-            compare(spark, home, current, made, at)
+            compare(spark, home, state_of(spark, home, current, at), made)
             say(f"{sum(was.values()):,} judgements, all the same")
             take_over(home, made, at, say)
     except BaseException:

@@ -8,10 +8,11 @@ It is refused where the two then differ in any device, or in anything that waits
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -113,15 +114,20 @@ def make(spark: SparkSession, home: Home, plan: Plan, at: Stand, say: Say) -> Ge
     Raises:
         FleetError: what it is made of cannot be read, or it differs; nothing has changed then.
     """
-    made = build(spark, home, plan, at, say)
-    if not plan.chosen:
-        say("comparing all devices, and all that waits, with the generation that runs")
-        try:
-            compare(spark, home, home.generation(), made, at)
-        except BaseException:
-            discard_generation(home.lifecycle, made)
-            raise
-    return made
+    plan = replace(plan, rows=plan.rows.persist(StorageLevel.DISK_ONLY))  # they are read several times
+    try:
+        made = build(spark, home, plan, at, say)
+        if not plan.chosen:
+            say("comparing all devices, and all that waits, with the generation that runs")
+            before = plan.rows if plan.bronze == at.version else state_of(spark, home, home.generation(), at)
+            try:
+                compare(spark, home, before, made)
+            except BaseException:
+                discard_generation(home.lifecycle, made)
+                raise
+        return made
+    finally:
+        plan.rows.unpersist()
 
 
 def build(spark: SparkSession, home: Home, plan: Plan, at: Stand, say: Say) -> Generation:
@@ -167,11 +173,11 @@ def take_over(home: Home, made: Generation, at: Stand, say: Say) -> None:
 
 def seeds(spark: SparkSession, plan: Plan, deployment: Deployment) -> DataFrame:
     """Return the key groups that rows of a snapshot make, see `Begin.groups`."""
-    groups = plan.rows.filter(F.col("part") == GROUP).select("key_group", "content").collect()
-    world = the_world(row.content for row in groups)
     for_all = (F.col("part") == OWN_ROW) & (F.col("device_id") == EVERYONE)
-    first = min(row.key_group for row in groups)
-    shared = shared_rows(row.content for row in plan.rows.filter(for_all & (F.col("key_group") == first)).collect())
+    heads = plan.rows.filter(for_all | (F.col("part") == GROUP)).select("part", "key_group", "content").collect()
+    world = the_world(row.content for row in heads if row.part == GROUP)
+    first = min(row.key_group for row in heads)
+    shared = shared_rows(row.content for row in heads if row.part == OWN_ROW and row.key_group == first)
     form, key_groups = plan.form, plan.key_groups
     rows = plan.rows.filter(F.col("part").isin(DEVICE, SIGNAL, OWN_ROW) & ~for_all)
     rows = rows.withColumn("place", F.pmod("device_hash", F.lit(key_groups)).cast("int"))
@@ -183,15 +189,19 @@ def seeds(spark: SparkSession, plan: Plan, deployment: Deployment) -> DataFrame:
     return rows.unionByName(empty, allowMissingColumns=True).groupBy("place").applyInArrow(grown, _SEEDS)
 
 
-def compare(spark: SparkSession, home: Home, before: Generation, after: Generation, at: Stand) -> None:
-    """See that two generations say the same of all devices, and have the same waiting.
+def state_of(spark: SparkSession, home: Home, generation: Generation, at: Stand | None = None) -> DataFrame:
+    """Return a generation's state as the rows of a snapshot; None takes its newest batch."""
+    checkpoint = checkpoint_of(home.lifecycle, generation.number)
+    return snapshot_rows(spark, checkpoint, at or stand(checkpoint), home.deployment())
+
+
+def compare(spark: SparkSession, home: Home, old: DataFrame, after: Generation) -> None:
+    """See that a generation says the same of all devices as some rows do, and has the same waiting.
 
     Raises:
-        FleetError: they do not; it names some that differ.
+        FleetError: it does not; it names some that differ.
     """
-    old = snapshot_rows(spark, checkpoint_of(home.lifecycle, before.number), at, home.deployment())
-    reached = stand(checkpoint_of(home.lifecycle, after.number))
-    new = snapshot_rows(spark, checkpoint_of(home.lifecycle, after.number), reached, home.deployment())
+    new = state_of(spark, home, after)
     was, now = fingerprint(old), fingerprint(new)
     if was == now:
         return
@@ -203,7 +213,7 @@ def compare(spark: SparkSession, home: Home, before: Generation, after: Generati
                            for some, rest in ((old, new), (new, old)))
     )  # fmt: skip
     raise FleetError(
-        f"generation {after.number} is not what generation {before.number} is, and is discarded: "
+        f"generation {after.number} is not what the running one is, and is discarded: "
         f"{_counted(was)} before, {_counted(now)} after; lost or changed: {', '.join(lost) or 'none'}; "
         f"new or changed: {', '.join(more) or 'none'}; nothing has changed"
     )

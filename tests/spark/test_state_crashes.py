@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from batch import snapshot
 from batch.verbs import Work, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.tables import MESSAGES
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import committed, relocate, stand
 from fleetpulse.io.generations import load_generations
@@ -62,19 +62,26 @@ def _copy(home: Home, to: Path) -> Home:
     return copied
 
 
+def _left(home: Home) -> str:
+    """Name all that lies below the checkpoints and in the table of snapshots, by size."""
+    folders = (home.lifecycle, home.table(DEVICE_SNAPSHOTS.name))
+    return "\n".join(sorted(f"{path} {path.stat().st_size}" for one in folders for path in one.rglob("*") if path.is_file()))
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_that_was_killed_at_any_step_finishes_when_it_is_given_again(
     spark: SparkSession, judged: Home, tmp_path: Path, verb: str
 ) -> None:
     home = _copy(judged, tmp_path / "home")
-    images: list[Home] = []
+    images: dict[str, Home] = {}
 
     def say(words: str) -> None:
-        images.append(_copy(home, tmp_path / f"image-{len(images)}"))
+        if (left := _left(home)) not in images:  # otherwise it is what a kill one step before leaves behind
+            images[left] = _copy(home, tmp_path / f"image-{len(images)}")
 
     VERBS[verb](Work(spark, home, say))
-    assert len(images) >= 3, "a step has been told"
-    for image in images:
+    assert len(images) >= 2, "a step has changed something"
+    for image in images.values():
         before = image.generation().number
         if before == 3 and verb != "bootstrap":  # it was killed behind its last step
             with pytest.raises(FleetError, match="nothing is to be done"):
@@ -85,7 +92,7 @@ def test_a_verb_that_was_killed_at_any_step_finishes_when_it_is_given_again(
         assert "new" not in statuses and statuses.count("current") == 1
         assert image.generation().number >= before
     assert verb == "snapshot" or home.generation().number == 3
-    last = images[-2]
+    last = list(images.values())[-2]
     land(last, ROWS[CUT:], 3)
     judge(spark, last)
     assert told(last) == defined(ROWS, DEPLOYMENT)
