@@ -36,8 +36,8 @@ def tables() -> str:
         text += "\n\n| column | type | always there | meaning |\n| --- | --- | --- | --- |\n"
         for column in table.columns:
             text += f"| `{column.name}` | {column.type} | {'yes' if column.required else ''} | {column.meaning} |\n"
-    text += "\n## Readings of judgements\n\n| reading | kind |\n| --- | --- |\n"
-    return text + "".join(f"| `{name}` | {kind} |\n" for name, kind in READINGS.items())
+    text += "\n## Readings of judgements\n\n| reading | its rows |\n| --- | --- |\n"
+    return text + "".join(f"| `{one.name}` | {one.meaning} |\n" for one in READINGS)
 
 
 def lifecycle() -> str:
@@ -46,7 +46,10 @@ def lifecycle() -> str:
     text += (
         "What each mode means, and what follows from what. *live* is online as a device's facts give it: provisioned if it was\n"
     )
-    text += "never heard, else flagged, else degraded, else online.\n\n```mermaid\nstateDiagram-v2\n    [*] --> provisioned\n"
+    text += (
+        "never heard, else flagged, else degraded, else online. *amended* leads from any mode to that of the amended history.\n"
+    )
+    text += "\n```mermaid\nstateDiagram-v2\n    [*] --> provisioned\n"
     for (mode, trigger), target in TRANSITIONS.items():
         text += f"    {mode.value} --> {target.value}: {trigger.value}\n"
     text += "    forgotten --> [*]\n```\n\n| mode | " + " | ".join(trigger.value for trigger in Trigger) + " |\n"

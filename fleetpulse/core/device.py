@@ -2,75 +2,21 @@
 
 Rule 1: ``expire`` and ``apply`` are called in event-time order; what they answer depends on nothing else.
 Rule 2: silence, death and forgetting count covered time; windows and holds count event time.
-Rule 3: every field has a bound, so that a device has one.
+Rule 3: a row that corrects counts where the device is as it was when the row was worked out, and nowhere else.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from fleetpulse.core.coverage import Coverage
+from fleetpulse.core.correcting import corrected, fingerprint
 from fleetpulse.core.judgements import Judgement, Verdict, about
 from fleetpulse.core.machine import HELD, PRESENT, Mode, Trigger, next_mode
 from fleetpulse.core.messages import EVERYONE, SIGNALS, Kind, Row
-from fleetpulse.core.policy import DEFAULT_CLASS, Policies, Rules
+from fleetpulse.core.policy import DEFAULT_CLASS, Rules
+from fleetpulse.core.state import Device, World
 
 NO_CODE: Final = "unknown"  # what an error without a code is remembered as
-
-
-@dataclass(slots=True)
-class Device:
-    """What is remembered of one device. Instants are epoch milliseconds (event time).
-
-    Attributes:
-        device_id: its identity; the other attributes may change.
-        life_ms: event time of the life's first row.
-        quiet_since_ms: since when silence counts: the last signal, or the registration.
-        quiet_covered_ms: covered time at that instant.
-        class_since_ms: since when it is of its class.
-        error_times_ms: errors that may still count towards degraded, oldest first: bounded by the rule's number.
-        codes: of the last errors, oldest first, as many as the rules show.
-        progress: for each step of the flagged sequence but the last, the latest start of a match so far.
-        progress_of: the sequence that ``progress`` is about.
-        held_until_ms: announced end of maintenance or update.
-        death_ms: when the newest will was delivered that no later signal has revoked.
-        gateway_died: whether that will is its gateway's.
-    """
-
-    device_id: str
-    site: str
-    device_class: str
-    gateway: str | None
-    life_ms: int
-    quiet_since_ms: int
-    quiet_covered_ms: int
-    mode: Mode = Mode.PROVISIONED
-    transition_no: int = 0
-    mode_since_ms: int = 0
-    class_since_ms: int = 0
-    last_seen_ms: int | None = None
-    boot: str | None = None
-    seq: int | None = None
-    reboots: int = 0
-    runtime_ms: int = 0
-    error_times_ms: tuple[int, ...] = ()
-    codes: tuple[str, ...] = ()
-    progress: tuple[int | None, ...] = ()
-    progress_of: tuple[str, ...] = ()
-    degraded_until_ms: int | None = None
-    flagged_until_ms: int | None = None
-    held_until_ms: int | None = None
-    death_ms: int | None = None
-    death_covered_ms: int | None = None
-    gateway_died: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """What a device is judged by: when we listened, and the policies in force."""
-
-    coverage: Coverage
-    policies: Policies
 
 
 @dataclass(slots=True)
@@ -110,6 +56,8 @@ class Fold:
         """Let one row act."""
         if row.kind is Kind.REGISTRY:
             return self._registry(device, row)
+        if row.kind is Kind.CORRECT:
+            return self._correct(device, row)
         if row.kind is Kind.CONTROL:
             self._control(device, row)
         elif row.kind is Kind.DEATH:
@@ -132,6 +80,13 @@ class Fold:
         )
         if mode is device.mode:
             return
+        self._tell(device, (device.mode, mode), trigger, at_ms, row, why)
+        device.mode, device.mode_since_ms = mode, at_ms
+        if mode not in HELD:
+            device.held_until_ms = None
+
+    def _tell(self, device: Device, way: tuple[Mode, Mode], trigger: Trigger, at_ms: int, row: Row | None, why: str = "") -> None:
+        """Number a change from one mode to another, and write it down."""
         dated = self.world.policies.at(at_ms)
         shown = dated.policy.of(device.device_class).last_errors
         device.transition_no += 1
@@ -144,8 +99,8 @@ class Fold:
                 device_class=device.device_class,
                 life_ms=device.life_ms,
                 transition_no=device.transition_no,
-                from_mode=device.mode,
-                to_mode=mode,
+                from_mode=way[0],
+                to_mode=way[1],
                 trigger=trigger,
                 last_seen_ms=device.last_seen_ms,
                 runtime_ms=device.runtime_ms,
@@ -159,9 +114,6 @@ class Fold:
                 reason=why or None,
             )
         )
-        device.mode, device.mode_since_ms = mode, at_ms
-        if mode not in HELD:
-            device.held_until_ms = None
 
     def _act(self, device: Device, at_ms: int, trigger: Trigger) -> Device | None:
         """Let one deadline act."""
@@ -240,6 +192,26 @@ class Fold:
             device.held_until_ms = until
         else:
             self._refuse(row, f'a control row maintains, updates or releases; got "{operation}"')
+
+    def _correct(self, device: Device | None, row: Row) -> Device | None:
+        """Go on as the amended history says, if it was worked out for the device as it is now."""
+        assert row.event_time_ms is not None
+        content, at_ms = row.contents(), row.event_time_ms
+        covered_ms = self.world.coverage.covered(at_ms)
+        if content.get("was") != fingerprint(device, covered_ms):
+            self._refuse(row, "the device has moved on since this was worked out: amend again")
+            return device
+        try:
+            wanted = corrected(row.device_id, content.get("device"), covered_ms)
+        except ValueError as fault:
+            self._refuse(row, str(fault))
+            return device
+        before = device.mode if device is not None else Mode.PROVISIONED
+        after = wanted.mode if wanted is not None else Mode.FORGOTTEN
+        about_it = wanted or device
+        if about_it is not None and after is not before:
+            self._tell(about_it, (before, after), Trigger.AMENDED, at_ms, row)
+        return wanted
 
     def _refuse(self, row: Row, why: str) -> None:
         self.judgements.append(about(row, Verdict.REFUSED, why))

@@ -23,6 +23,8 @@ class Verdict(StrEnum):
     UNKNOWN_DEVICE = "unknown_device"  # a signal of a device that nobody registered, where the policy forbids it
     REFUSED = "refused"  # a command, registry or policy row that cannot take effect
     SUMMARY = "summary"  # how many devices of a key group are in which mode
+    RETRACT = "retract"  # a transition that did not happen, as late messages say
+    ADD = "add"  # a transition that did happen, as late messages say
 
 
 REASONS: Final[Mapping[Verdict, str]] = MappingProxyType(
@@ -30,8 +32,11 @@ REASONS: Final[Mapping[Verdict, str]] = MappingProxyType(
         Verdict.DUPLICATE: "the copy received first counts",
         Verdict.AFTER_DECOMMISSION: "the device is out of service",
         Verdict.UNKNOWN_DEVICE: "nobody registered this device",
+        Verdict.RETRACT: "late messages say otherwise",
     }
 )
+CORRECTED_ENTRY: Final = "a corrected entry of the registry says otherwise"  # likewise, where no message was late
+AMENDMENTS: Final = (Verdict.RETRACT, Verdict.ADD)
 
 
 def clock_ahead(lead_ms: int) -> str:
@@ -71,6 +76,8 @@ class Judgement:
     late_by_ms: int | None = None
     key_group: int | None = None
     counts: str | None = None
+    amendment_no: int | None = None
+    takes_back: int | None = None
 
 
 def about(row: Row, kind: Verdict, reason: str = "", late_by_ms: int | None = None) -> Judgement:
@@ -93,7 +100,8 @@ def about(row: Row, kind: Verdict, reason: str = "", late_by_ms: int | None = No
 COMPARED: Final = ("kind", "device_id", "event_time_ms", "life_ms", "transition_no", "from_mode", "to_mode", "trigger",
                    "runtime_ms", "last_seen_ms", "last_errors", "policy_version", "device_class", "site", "gateway",
                    "received_at_ms", "message_kind", "boot", "seq", "reason", "late_by_ms")  # fmt: skip
-assert {*COMPARED, "key_group", "counts"} == {field.name for field in fields(Judgement)}, "all that is said of a device counts"
+_NOT_COMPARED: Final = ("key_group", "counts", "amendment_no", "takes_back")  # of summaries and amendments
+assert {*COMPARED, *_NOT_COMPARED} == {field.name for field in fields(Judgement)}, "all that is said of a device counts"
 
 
 def compared(judgements: Iterable[Judgement]) -> Counter[tuple[Any, ...]]:

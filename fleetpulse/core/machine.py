@@ -3,6 +3,7 @@
 Rule 1: which mode follows which is decided in ``TRANSITIONS`` and nowhere else; an absent pair has no effect.
 Rule 2: degraded and flagged are facts beside presence. A target of ``ONLINE`` is worn as the facts give it:
 never heard is provisioned, flagged comes before degraded, and only a device without either is plainly online.
+Rule 3: ``AMENDED`` alone is not in the table: it leads to where the device is by its amended history.
 """
 
 from collections.abc import Mapping

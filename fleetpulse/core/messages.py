@@ -32,6 +32,7 @@ class Kind(StrEnum):
     POLICY = "policy"  # the rules changed
     GAP = "gap"  # we stopped listening, or began again
     TICK = "tick"  # our own canary came back: we are listening
+    CORRECT = "correct"  # a device goes on as its amended history says
 
 
 SIGNALS: Final = frozenset({Kind.HEARTBEAT, Kind.TELEMETRY, Kind.ERROR, Kind.BIRTH})
@@ -77,7 +78,7 @@ class Row:
         firmware: firmware version.
         gateway: through whom it came.
         metrics: JSON object of measured values.
-        body: JSON object of our own rows (control, registry, policy, gap, tick).
+        body: JSON object of our own rows (control, registry, policy, gap, tick, correct).
         note: what is odd about it, with a hint.
         digest: 64 bits of BLAKE2b over the payload's bytes.
     """

@@ -4,14 +4,18 @@
 however often it was killed; the laws in ``tests/property`` compare the two.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
 
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import Device, Fold, World
 from fleetpulse.core.judgements import Judgement, Verdict, about, clock_ahead, clock_behind
-from fleetpulse.core.messages import FOR_EVERYONE, RANK, Clock, Identity, Kind, Row, gateway_death, identity, order
+from fleetpulse.core.messages import FOR_EVERYONE, RANK, SIGNALS, Clock, Identity, Kind, Row, gateway_death, identity, order
 from fleetpulse.core.policy import Dated, Policies, PolicyFault, from_normalised
+
+_OURS: Final = (Kind.REGISTRY, Kind.CONTROL, Kind.POLICY, Kind.CORRECT)  # refused where a message would be late
+AMENDED: Final = SIGNALS | {Kind.REGISTRY}  # what an amended history takes as on time
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,14 @@ class Intake:
         listening: coverage and frontier; None before the first row.
         policies: those known so far.
         judgements: what is said of messages that are not judged.
+        amending: take messages, and entries of the registry, as on time that are not; rows that correct say nothing then.
     """
 
     deployment: Deployment
     listening: Listening | None
     policies: Policies
     judgements: list[Judgement]
+    amending: bool = False
 
     def read(self, row: Row) -> bool:
         """Take in one row; True where it is a device's and waits for its time."""
@@ -53,6 +59,8 @@ class Intake:
         self.listening = listening = listening.read(row.received_at_ms, self.deployment.allowed_lateness_ms)
         if row.kind is Kind.POLICY:
             self._policy(listening, row)
+        if self.amending and row.kind is Kind.CORRECT:
+            return False
         return row.kind not in FOR_EVERYONE and self._in_time(listening, row)
 
     def _gap(self, listening: Listening, row: Row) -> Listening:
@@ -90,9 +98,9 @@ class Intake:
             self.judgements.append(about(row, Verdict.CLOCK, clock_ahead(lead_ms)))
             return False
         frontier_ms = listening.frontier_ms
-        if frontier_ms is None or row.event_time_ms > frontier_ms:
+        if frontier_ms is None or row.event_time_ms > frontier_ms or (self.amending and row.kind in AMENDED):
             return True
-        if row.kind in (Kind.REGISTRY, Kind.CONTROL, Kind.POLICY):
+        if row.kind in _OURS:
             self.judgements.append(about(row, Verdict.REFUSED, "effective_from lies in what has been judged"))
         else:
             late_by_ms = frontier_ms - row.event_time_ms
@@ -126,9 +134,18 @@ def with_deaths(ordered: Sequence[Row], deaths: Iterable[Row], *gateways: str | 
         deaths: see `gateway_death`; of any gateway.
         gateways: the one that it had before.
     """
-    named = {*gateways, *(row.contents().get("gateway") if row.kind is Kind.REGISTRY else row.gateway for row in ordered)}
+    named = {*gateways, *(_names_gateway(row) for row in ordered)}
     its = [death for death in deaths if death.gateway in named]
     return sorted([*ordered, *its], key=lambda row: order(row)[0])  # stable: of one instant they keep their order
+
+
+def _names_gateway(row: Row) -> str | None:
+    if row.kind not in (Kind.REGISTRY, Kind.CORRECT):
+        return row.gateway
+    content = row.contents()
+    told: Any = content.get("device") if row.kind is Kind.CORRECT else content
+    gateway: Any = cast("Mapping[str, Any]", told).get("gateway") if isinstance(told, Mapping) else None
+    return gateway if isinstance(gateway, str) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,23 +167,35 @@ class Outcome:
     policies: Policies
 
 
-def outcome(rows: Iterable[Row], deployment: Deployment) -> Outcome:
+NOTHING: Final = Outcome([], {}, [], None, Policies())  # what no rows come to
+
+
+def outcome(
+    rows: Iterable[Row],
+    deployment: Deployment,
+    *,
+    begun: Outcome = NOTHING,
+    amending: bool = False,
+    through_ms: int | None = None,
+) -> Outcome:
     """Judge a history up to its frontier.
 
     Args:
         rows: in any order; ``received_at`` says in which they count.
         deployment: lateness and clock lead.
+        begun: what the rows before them came to; its judgements are not said again.
+        amending: take messages as on time that are late, see `Intake`.
+        through_ms: judge up to there instead, as if the frontier had come so far and nothing else were received.
     """
-    intake = Intake(deployment, None, Policies(), [])
-    by_device: dict[str, list[Row]] = {}
+    intake = Intake(deployment, begun.listening, begun.policies, [], amending)
+    by_device: dict[str, list[Row]] = {device_id: [] for device_id in begun.devices}
     deaths: list[Row] = []
-    for row in sorted(rows, key=arrival):
-        if intake.read(row):
-            by_device.setdefault(row.device_id, []).append(row)
-            deaths += [death] if (death := gateway_death(row)) else []
+    for row in [*begun.waiting, *(row for row in sorted(rows, key=arrival) if intake.read(row))]:
+        by_device.setdefault(row.device_id, []).append(row)
+        deaths += [death] if (death := gateway_death(row)) else []
     if intake.listening is None:
         return Outcome([], {}, [], None, intake.policies)
-    frontier_ms = intake.listening.frontier_ms
+    frontier_ms = intake.listening.frontier_ms if through_ms is None else through_ms
     fold = Fold(World(intake.listening.coverage, intake.policies), intake.judgements)
     devices: dict[str, Device] = {}
     waiting: list[Row] = []
@@ -176,7 +205,8 @@ def outcome(rows: Iterable[Row], deployment: Deployment) -> Outcome:
         waiting += [row for row in messages if frontier_ms is None or order(row)[0] > frontier_ms]
         ordered, copies = in_order(due)
         fold.judgements += copies
-        device = fold.run(None, with_deaths(ordered, deaths), frontier_ms)
+        known = replace(begun.devices[device_id]) if device_id in begun.devices else None
+        device = fold.run(known, with_deaths(ordered, deaths, known.gateway if known else None), frontier_ms)
         if device is not None:
             devices[device_id] = device
     return Outcome(fold.judgements, devices, waiting, intake.listening, intake.policies)
@@ -187,4 +217,4 @@ def replay(rows: Iterable[Row], deployment: Deployment) -> list[Judgement]:
     return outcome(rows, deployment).judgements
 
 
-__all__ = ["Deployment", "Intake", "Outcome", "arrival", "in_order", "outcome", "replay", "with_deaths"]
+__all__ = ["AMENDED", "NOTHING", "Deployment", "Intake", "Outcome", "arrival", "in_order", "outcome", "replay", "with_deaths"]

@@ -62,7 +62,9 @@ MESSAGES: Final = Table(
     (
         Column("received_at", "timestamp", "when the bridge had it in its hands", required=True),
         Column("event_time", "timestamp", "when it happened, on the device's clock; null where that is no time"),
-        Column("kind", "string", "heartbeat, telemetry, error, birth, death; control, registry, policy, gap, tick", True),
+        Column(
+            "kind", "string", "heartbeat, telemetry, error, birth, death; control, registry, policy, gap, tick, correct", True
+        ),
         Column("device_id", "string", "the device; _ for everybody", required=True),
         Column("site", "string", "the topic's site", required=True),
         Column("clock", "string", "where event_time comes from: device, received, invalid", required=True),
@@ -144,16 +146,20 @@ DEVICES: Final = Table(
 
 JUDGEMENTS: Final = Table(
     "judgements",
-    "What the lifecycle job says, one row each; transitions, late_events and the like are readings of it.",
-    ("kind", "device_id", "life", "transition_no"),
+    "What the lifecycle job says, one row each, and what amendments say of it; transitions and the like are readings of it.",
+    ("kind", "device_id", "life", "transition_no", "amendment_no"),
     (
-        Column("kind", "string", "transition, late, clock, duplicate, after_decommission, unknown_device, refused, summary"),
+        Column(
+            "kind",
+            "string",
+            "transition, late, clock, duplicate, after_decommission, unknown_device, refused, summary; by amend: retract, add",
+        ),
         Column("device_id", "string", "the device"),
         Column("site", "string", "its site"),
         Column("event_time", "timestamp", "when it happened: of the message, or of the deadline"),
         Column("device_class", "string", "its class then"),
         Column("life", "timestamp", "event time of the first row of the device's life"),
-        Column("transition_no", "long", "number of the transition in that life, from 1"),
+        Column("transition_no", "long", "number of the transition in that life, from 1; of a retract that which it takes back"),
         Column("from_mode", "string", "mode before"),
         Column("to_mode", "string", "mode after"),
         Column("trigger", "string", "what moved it"),
@@ -172,6 +178,10 @@ JUDGEMENTS: Final = Table(
         Column("counts", "string", "JSON object: devices by mode in that key group"),
         Column("judged_at", "timestamp", "when it was judged; not part of a comparison"),
         Column("generation", "int", "generation of the job; not part of a comparison"),
+        Column("amendment_no", "long", "of a retract or an add: its number among those of its device, from 1"),
+        Column(
+            "takes_back", "long", "of a retract: the amendment_no of the add that it takes back; null where transition_no says"
+        ),
     ),
     ("kind",),
     (("delta.dataSkippingNumIndexedCols", str(INDEXED_COLUMNS)),),
@@ -294,10 +304,44 @@ DEVICE_SNAPSHOTS: Final = Table(
 )
 
 TABLES: Final = (MESSAGES, QUARANTINE, COVERAGE, DEVICES, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS)
-READINGS: Final = {
-    "transitions": "transition",
-    "late_events": "late",
-    "clock_faults": "clock",
-    "duplicates": "duplicate",
-    "refusals": "refused",
-}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One way to read judgements.
+
+    Attributes:
+        name: of the view.
+        meaning: what a row is.
+        sql: selects it; an earlier reading may be read.
+    """
+
+    name: str
+    meaning: str
+    sql: str
+
+
+def _of_kind(name: str, kind: str) -> Reading:
+    return Reading(name, f"kind {kind}", f"SELECT * FROM judgements WHERE kind = '{kind}'")
+
+
+READINGS: Final = (
+    Reading(
+        "transitions",
+        "kind transition, without those that were retracted, and kind add, likewise: what happened, as far as is known",
+        """
+        SELECT * FROM (SELECT * FROM judgements WHERE kind = 'transition') AS judged
+        ANTI JOIN (SELECT * FROM judgements WHERE kind = 'retract' AND takes_back IS NULL) AS retracted
+        USING (device_id, life, transition_no)
+        UNION ALL BY NAME
+        SELECT * FROM (SELECT * FROM judgements WHERE kind = 'add') AS added
+        ANTI JOIN (SELECT device_id, takes_back AS amendment_no FROM judgements WHERE kind = 'retract') AS retracted
+        USING (device_id, amendment_no)
+        """,
+    ),
+    _of_kind("judged_transitions", "transition"),
+    _of_kind("late_events", "late"),
+    _of_kind("clock_faults", "clock"),
+    _of_kind("duplicates", "duplicate"),
+    _of_kind("refusals", "refused"),
+)

@@ -192,8 +192,8 @@ def _no_rows(table: Table) -> str:
 
 def _name_readings(connection: "DuckDBPyConnection", tables: Iterable[str]) -> None:
     if JUDGEMENTS.name in tables:
-        for name, kind in READINGS.items():
-            connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {JUDGEMENTS.name} WHERE kind = '{kind}'")
+        for one in READINGS:
+            connection.execute(f"CREATE VIEW {one.name} AS {one.sql}")
 
 
 def _from_files(connection: "DuckDBPyConnection", table: Table, files: Iterable[Path]) -> "DuckDBPyRelation":

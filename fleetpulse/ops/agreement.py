@@ -25,7 +25,7 @@ _TOLD: Final = ", ".join(
 
 def told(home: Home) -> Bag:
     """Return what the job said, as a bag of values in the order of `COMPARED`."""
-    rows = query(home, f"SELECT {_TOLD} FROM judgements WHERE kind != 'summary'")
+    rows = query(home, f"SELECT {_TOLD} FROM judgements WHERE kind NOT IN ('summary', 'retract', 'add')")
     return Counter(tuple({**row, "last_errors": tuple(json.loads(row["last_errors"] or "[]"))}.values()) for row in rows)
 
 

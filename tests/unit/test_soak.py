@@ -65,7 +65,7 @@ def test_the_load_is_in_order_and_says_the_same_each_time() -> None:
     assert received == sorted(received)
     assert received[-1] == load.newest_ms(79)
     assert load.step(7).equals(load.step(7))
-    assert {row.kind for row in rows} == {*Kind} - {Kind.TELEMETRY, Kind.BIRTH, Kind.DEATH}
+    assert {row.kind for row in rows} == {*Kind} - {Kind.TELEMETRY, Kind.BIRTH, Kind.DEATH, Kind.CORRECT}
     own = [row.received_at_ms for row in rows if row.clock is Clock.RECEIVED]
     assert len(set(own)) == len(own)
     assert all(received.count(instant) == 1 for instant in own)

@@ -1,0 +1,228 @@
+"""Amending: history as it would be if nothing had come late, and what must be said for it.
+
+Rule 1: the amended history is what `core.replay` says of the same rows, late messages and corrected entries of the registry
+taken as on time; rows that correct say nothing in it.
+Rule 2: what was said is never rewritten. What did not happen is retracted, what did is added, instant by instant: where an
+instant of a device differs, all that was said of it is taken back and all that is true of it is added.
+Rule 3: a row that corrects is worked out for one instant, and says for which state of the device: elsewhere it is refused.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from fleetpulse.core.correcting import alike, fingerprint, plain
+from fleetpulse.core.judgements import COMPARED, CORRECTED_ENTRY, REASONS, Judgement, Verdict
+from fleetpulse.core.machine import Mode
+from fleetpulse.core.messages import EVERYONE, Kind, Row
+from fleetpulse.core.replay import NOTHING, Deployment, Outcome, outcome
+
+LEAD_MS: Final = 10_000  # a row that corrects is in effect at least so far beyond the frontier: it has a way to go
+_NEVER: Final = 2**63
+_SAID: Final = tuple(name for name in COMPARED if name not in ("kind", "transition_no"))  # two that say it alike are one
+
+
+def numbered(one: Judgement) -> tuple[int, int]:
+    """Return the key by which a device's transitions are in order, judged or added."""
+    return (one.event_time_ms or 0, one.amendment_no or one.transition_no or 0)
+
+
+def shown(said: Iterable[Judgement]) -> list[Judgement]:
+    """Return a device's transitions as they are shown: without those retracted, with those added, in order.
+
+    Args:
+        said: its transitions, and what amendments said of them, in any order.
+    """
+    kept = list(said)
+    retracted = {(one.takes_back, one.life_ms, one.transition_no) for one in kept if one.kind is Verdict.RETRACT}
+    judged = [one for one in kept if one.kind is Verdict.TRANSITION and (None, one.life_ms, one.transition_no) not in retracted]
+    taken = {number for number, _, _ in retracted}
+    added = [one for one in kept if one.kind is Verdict.ADD and one.amendment_no not in taken]
+    return sorted([*judged, *added], key=numbered)
+
+
+def content(one: Judgement) -> tuple[Any, ...]:
+    """Return what a transition says, but for its number."""
+    return tuple(getattr(one, name) for name in _SAID)
+
+
+def amendments(said: Iterable[Judgement], wanted: Iterable[Judgement], why: str) -> list[Judgement]:
+    """Return what must be said of one device, so that what is shown is what is wanted.
+
+    Args:
+        said: its transitions, and what amendments said of them.
+        wanted: the transitions of its amended history.
+        why: the reason, for what is retracted.
+    """
+    kept = list(said)
+    now, then = _by_instant(shown(kept)), _by_instant(sorted(wanted, key=numbered))
+    number = max((one.amendment_no or 0 for one in kept), default=0)
+    rows: list[Judgement] = []
+    for instant_ms in sorted({*now, *then}):
+        before, after = now.get(instant_ms, []), then.get(instant_ms, [])
+        if [content(one) for one in before] == [content(one) for one in after]:
+            continue
+        rows += [replace(one, kind=Verdict.RETRACT, takes_back=one.amendment_no, reason=why) for one in before]
+        rows += [replace(one, kind=Verdict.ADD, transition_no=None) for one in after]
+    return [replace(one, amendment_no=number + place) for place, one in enumerate(rows, 1)]
+
+
+def _by_instant(some: Iterable[Judgement]) -> dict[int, list[Judgement]]:
+    found: dict[int, list[Judgement]] = {}
+    for one in some:
+        found.setdefault(one.event_time_ms or 0, []).append(one)
+    return found
+
+
+def unreachable(said: Iterable[Judgement]) -> list[tuple[int, int | None]]:
+    """Return the spans in which a device was judged offline and, as late messages say, was not: alive, out of reach.
+
+    Args:
+        said: its transitions, and what amendments said of them.
+
+    Returns:
+        First instant and end of each, epoch milliseconds; the end None where it is offline by what was judged up to now.
+    """
+    kept = list(said)
+    if not any(one.kind is Verdict.RETRACT and one.reason == REASONS[Verdict.RETRACT] for one in kept):
+        return []
+    left = _offline(one for one in kept if one.kind is Verdict.TRANSITION)
+    for since_ms, until_ms in _offline(shown(kept)):
+        parts = [(begin, min(end, since_ms)) for begin, end in left] + [(max(begin, until_ms), end) for begin, end in left]
+        left = sorted(part for part in parts if part[0] < part[1])
+    return [(since_ms, None if until_ms == _NEVER else until_ms) for since_ms, until_ms in left]
+
+
+def _offline(some: Iterable[Judgement]) -> list[tuple[int, int]]:
+    ordered = sorted(some, key=numbered)
+    ends = [*(one.event_time_ms or 0 for one in ordered[1:]), _NEVER]
+    return [(one.event_time_ms or 0, end) for one, end in zip(ordered, ends, strict=False) if one.to_mode is Mode.OFFLINE]
+
+
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """Two histories of the same rows.
+
+    Attributes:
+        judged: as it was judged.
+        amended: as it would have been, had nothing come late.
+    """
+
+    judged: Outcome
+    amended: Outcome
+
+    def differ(self, device_id: str) -> bool:
+        """Whether a device does not go on alike in both."""
+        return not alike(self.judged.devices.get(device_id), self.amended.devices.get(device_id))
+
+
+def histories(rows: Iterable[Row], deployment: Deployment, begun: Outcome = NOTHING, through_ms: int | None = None) -> Histories:
+    """Judge rows twice, see `outcome`: as they came, and as if none had come late."""
+    kept = list(rows)
+    return Histories(
+        outcome(kept, deployment, begun=begun, through_ms=through_ms),
+        outcome(kept, deployment, begun=begun, through_ms=through_ms, amending=True),
+    )
+
+
+def amend(told: Histories, said: Mapping[str, Iterable[Judgement]]) -> dict[str, list[Judgement]]:
+    """Return what amendments must say, by device; nothing of a device of which all is said.
+
+    Args:
+        told: both histories, judged up to the same frontier.
+        said: the devices in question, and what earlier amendments said of each since the rows begin.
+    """
+    judged, amended = transitions(told.judged), transitions(told.amended)
+    late = {one.device_id for one in told.judged.judgements if one.kind is Verdict.LATE}
+    found: dict[str, list[Judgement]] = {}
+    for device_id, before in said.items():
+        why = REASONS[Verdict.RETRACT] if device_id in late else CORRECTED_ENTRY
+        rows = amendments([*judged.get(device_id, []), *before], amended.get(device_id, []), why)
+        if rows:
+            found[device_id] = rows
+    return found
+
+
+def transitions(told: Outcome) -> dict[str, list[Judgement]]:
+    """Return the transitions of each device."""
+    found: dict[str, list[Judgement]] = {}
+    for one in told.judgements:
+        if one.kind is Verdict.TRANSITION:
+            found.setdefault(one.device_id, []).append(one)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A row that lets a device go on as its amended history says.
+
+    Attributes:
+        device_id: the device.
+        payload: of the row, see `Fold`; ``effective_from`` is the instant that it was worked out for.
+    """
+
+    device_id: str
+    payload: Mapping[str, Any]
+
+    @property
+    def topic(self) -> str:
+        """Where it is to be published."""
+        return f"fleet/{EVERYONE}/{self.device_id}/{Kind.CORRECT.value}"
+
+
+def corrections(
+    rows: Iterable[Row], deployment: Deployment, device_ids: Iterable[str], begun: Outcome = NOTHING
+) -> list[Correction] | None:
+    """Return a row for each device that does not go on alike in both histories; None while a gap keeps the frontier from moving.
+
+    They are in effect half of the lateness beyond the frontier, and `LEAD_MS` at least: there nearly all that a device sends
+    in time is known already, and the job, which is still to read the rows, has not come so far. A device for which one is
+    under way is left out.
+
+    Args:
+        rows: all that are known, of these devices and for everyone.
+        deployment: lateness and clock lead.
+        device_ids: the devices in question.
+        begun: what the rows before them came to.
+    """
+    kept = list(rows)
+    now = outcome(kept, deployment, begun=begun)
+    if now.listening is None or now.listening.frontier_ms is None:
+        return []
+    coverage, frontier_ms = now.listening.coverage, now.listening.frontier_ms
+    lead_ms = max(deployment.allowed_lateness_ms // 2, LEAD_MS)
+    at_ms = coverage.earliest(coverage.covered(frontier_ms) + lead_ms)
+    if at_ms is None:
+        return None
+    taken = {row.event_time_ms for row in now.waiting}
+    while at_ms in taken:  # what else is at that instant would have to be put in order with it
+        at_ms += 1
+    under_way = {row.device_id for row in now.waiting if row.kind is Kind.CORRECT}
+    told = histories(kept, deployment, begun, at_ms - 1)
+    last_no = _last_numbers(told.judged, begun)
+    covered_ms = coverage.covered(at_ms)
+    found: list[Correction] = []
+    for device_id in sorted({*device_ids} - under_way):
+        if not told.differ(device_id):
+            continue
+        was, wanted = told.judged.devices.get(device_id), told.amended.devices.get(device_id)
+        if wanted is not None:
+            wanted = replace(wanted, transition_no=last_no.get((device_id, wanted.life_ms), 0))
+        payload = {
+            "effective_from": at_ms,
+            "frontier_ms": frontier_ms,
+            "was": fingerprint(was, covered_ms),
+            "device": None if wanted is None else plain(wanted, covered_ms),
+        }
+        found.append(Correction(device_id, payload))
+    return found
+
+
+def _last_numbers(judged: Outcome, begun: Outcome) -> dict[tuple[str, int], int]:
+    """Return the number of the last transition of each life: one that is gone on with goes on with the number after it."""
+    found = {(one.device_id, one.life_ms): one.transition_no for one in begun.devices.values()}
+    for one in judged.judgements:
+        if one.kind is Verdict.TRANSITION and one.life_ms is not None and one.transition_no is not None:
+            life = (one.device_id, one.life_ms)
+            found[life] = max(found.get(life, 0), one.transition_no)
+    return found

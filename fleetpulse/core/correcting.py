@@ -1,0 +1,115 @@
+"""A device as a row that corrects carries it: plain values, and a fingerprint of them.
+
+Rule 1: covered time is told as how much of it has passed since: that is the same wherever counting began.
+Rule 2: what no longer acts is left out, so that two devices that go on alike are told alike.
+Rule 3: what comes back is checked value by value: whatever a row says, the fold lives on.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from hashlib import blake2b
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+from fleetpulse.core.machine import HELD, Mode
+from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE
+from fleetpulse.core.state import Device
+
+_WHOLE: Final = range(2**63)
+_SINCE: Final = {"quiet_covered_ms": "quiet_for_ms", "death_covered_ms": "dead_for_ms"}  # covered time, and how it is told
+_LISTS: Final = ("error_times_ms", "codes", "progress", "progress_of")
+
+
+def plain(device: Device, covered_ms: int) -> dict[str, Any]:
+    """Return a device as JSON has it.
+
+    Args:
+        device: the device.
+        covered_ms: covered time at the instant at which it is told, in milliseconds.
+    """
+    values: dict[str, Any] = {item.name: getattr(device, item.name) for item in fields(Device) if item.name != "device_id"}
+    if not any(start is not None for start in device.progress):
+        values["progress"] = values["progress_of"] = ()
+    if device.mode not in HELD:
+        values["held_until_ms"] = None
+    if device.death_ms is None:
+        values |= {"gateway_died": False, "death_covered_ms": None}
+    for name, told in _SINCE.items():
+        value = values.pop(name)
+        values[told] = None if value is None else covered_ms - value
+    return values | {"mode": device.mode.value} | {name: list(values[name]) for name in _LISTS}
+
+
+def alike(one: Device | None, other: Device | None) -> bool:
+    """Whether two devices go on alike: equal but for the number of their last transition."""
+    if one is None or other is None:
+        return one is other
+    return plain(replace(one, transition_no=0), 0) == plain(replace(other, transition_no=0), 0)
+
+
+def fingerprint(device: Device | None, covered_ms: int) -> str:
+    """Return a digest of a device, or of there being none: 16 hexadecimal digits."""
+    told = None if device is None else plain(device, covered_ms)
+    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+    return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def corrected(device_id: str, told: Any, covered_ms: int) -> Device | None:
+    """Return the device that `plain` told, at an instant at which ``covered_ms`` is covered; None where there is to be none.
+
+    Raises:
+        ValueError: it told something else; the message says what.
+    """
+    if told is None:
+        return None
+    values: Mapping[str, Any] = cast("Mapping[str, Any]", told) if isinstance(told, Mapping) else {}
+    wrong = sorted({*_CHECKS} ^ {*values}) or [name for name, check in _CHECKS.items() if not check(values[name])]
+    if wrong or len(values["progress"]) != max(0, len(values["progress_of"]) - 1):
+        raise ValueError(
+            f"a row that corrects carries a device as amend writes it; wrong: {', '.join(wrong)[:200] or 'progress'}"
+        )
+    read: dict[str, Any] = {name: values[name] for name in _CHECKS if name not in _SINCE.values()}
+    read |= {name: tuple(values[name]) for name in _LISTS} | {"mode": Mode(values["mode"])}
+    for name, since in _SINCE.items():
+        read[name] = None if values[since] is None else covered_ms - values[since]
+    return Device(device_id, **read)
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and value in _WHOLE
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+def _maybe(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or check(value)
+
+
+def _several(check: Callable[[Any], bool], most: int) -> Callable[[Any], bool]:
+    def checked(value: Any) -> bool:
+        several = cast("list[Any]", value) if isinstance(value, list) else None
+        return several is not None and len(several) <= most and all(map(check, several))
+
+    return checked
+
+
+_CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = MappingProxyType(
+    {
+        **dict.fromkeys(("site", "device_class"), _text),
+        **dict.fromkeys(("gateway", "boot"), _maybe(_text)),
+        **dict.fromkeys(("life_ms", "quiet_since_ms", "quiet_for_ms", "mode_since_ms", "class_since_ms"), _whole),
+        **dict.fromkeys(("transition_no", "reboots", "runtime_ms"), _whole),
+        **dict.fromkeys(("last_seen_ms", "seq", "death_ms", "dead_for_ms"), _maybe(_whole)),
+        **dict.fromkeys(("degraded_until_ms", "flagged_until_ms", "held_until_ms"), _maybe(_whole)),
+        "mode": lambda value: isinstance(value, str) and value in {mode.value for mode in Mode} - {Mode.FORGOTTEN.value},
+        "gateway_died": lambda value: isinstance(value, bool),
+        "error_times_ms": _several(_whole, MAX_ERRORS),
+        "codes": _several(_text, MAX_ERRORS),
+        "progress": _several(_maybe(_whole), MAX_SEQUENCE - 1),
+        "progress_of": _several(_text, MAX_SEQUENCE),
+    }
+)
+assert {*_CHECKS} - {*_SINCE.values()} | {*_SINCE} == {item.name for item in fields(Device)} - {"device_id"}, "all of it is told"

@@ -1,0 +1,65 @@
+"""What is remembered of one device, and what it is judged by.
+
+Rule: every field has a bound, so that a device has one.
+"""
+
+from dataclasses import dataclass
+
+from fleetpulse.core.coverage import Coverage
+from fleetpulse.core.machine import Mode
+from fleetpulse.core.policy import Policies
+
+
+@dataclass(slots=True)
+class Device:
+    """What is remembered of one device. Instants are epoch milliseconds (event time).
+
+    Attributes:
+        device_id: its identity; the other attributes may change.
+        life_ms: event time of the life's first row.
+        quiet_since_ms: since when silence counts: the last signal, or the registration.
+        quiet_covered_ms: covered time at that instant.
+        class_since_ms: since when it is of its class.
+        error_times_ms: errors that may still count towards degraded, oldest first: bounded by the rule's number.
+        codes: of the last errors, oldest first, as many as the rules show.
+        progress: for each step of the flagged sequence but the last, the latest start of a match so far.
+        progress_of: the sequence that ``progress`` is about.
+        held_until_ms: announced end of maintenance or update.
+        death_ms: when the newest will was delivered that no later signal has revoked.
+        gateway_died: whether that will is its gateway's.
+    """
+
+    device_id: str
+    site: str
+    device_class: str
+    gateway: str | None
+    life_ms: int
+    quiet_since_ms: int
+    quiet_covered_ms: int
+    mode: Mode = Mode.PROVISIONED
+    transition_no: int = 0
+    mode_since_ms: int = 0
+    class_since_ms: int = 0
+    last_seen_ms: int | None = None
+    boot: str | None = None
+    seq: int | None = None
+    reboots: int = 0
+    runtime_ms: int = 0
+    error_times_ms: tuple[int, ...] = ()
+    codes: tuple[str, ...] = ()
+    progress: tuple[int | None, ...] = ()
+    progress_of: tuple[str, ...] = ()
+    degraded_until_ms: int | None = None
+    flagged_until_ms: int | None = None
+    held_until_ms: int | None = None
+    death_ms: int | None = None
+    death_covered_ms: int | None = None
+    gateway_died: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a device is judged by: when we listened, and the policies in force."""
+
+    coverage: Coverage
+    policies: Policies

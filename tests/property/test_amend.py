@@ -1,0 +1,138 @@
+"""What was amended is what would have been judged, had nothing come late; and the live device goes on like that."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetpulse.core.amending import Correction, amend, content, corrections, histories, shown
+from fleetpulse.core.decoding import decode
+from fleetpulse.core.judgements import Judgement, Verdict, compared
+from fleetpulse.core.messages import Kind, Origin, Row, gateway_death
+from fleetpulse.core.replay import Deployment, Outcome, outcome, replay
+from tests.histories import START, any_own_row, any_policy, any_signal, as_the_bridge_says, choosing, row
+from tests.property.test_laws import DEPLOYMENTS, in_batches, said_once
+
+DEVICES = "abc"
+DELAYS = (0, 0, 0, 5, 10, 70, 70, 100, 200)
+UNTIMELY = (Verdict.LATE, Verdict.REFUSED)
+Said = dict[str, list[Judgement]]
+
+
+@st.composite
+def _rows(draw: st.DrawFn) -> list[Row]:
+    """Return rows in the order of ``received_at``: many are late, and entries of the registry reach into what was judged."""
+    choose, steps = choosing(draw), 60
+    rows = [any_signal(choose, DEVICES, steps, delays=DELAYS) for _ in range(draw(st.integers(1, 25)))]
+    own = [any_own_row(choose, DEVICES, steps) for _ in range(draw(st.integers(0, 6)))]
+    if draw(st.booleans()):
+        rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(choose), effective_from_s=-500))
+    return as_the_bridge_says([*rows, *{one.received_at_ms: one for one in own}.values()])
+
+
+def _transitions(told: Iterable[Judgement], device_id: str) -> list[Judgement]:
+    return [one for one in told if one.kind is Verdict.TRANSITION and one.device_id == device_id]
+
+
+def _seen(told: Outcome, said: Said, device_id: str) -> list[tuple[Any, ...]]:
+    return [content(one) for one in shown([*_transitions(told.judgements, device_id), *said[device_id]])]
+
+
+def _amend(rows: Sequence[Row], deployment: Deployment, said: Said) -> Said:
+    """Amend, and return what is said then."""
+    fresh = amend(histories(rows, deployment), said)
+    return {device_id: [*before, *fresh.get(device_id, [])] for device_id, before in said.items()}
+
+
+def _nothing_said() -> Said:
+    return {device_id: [] for device_id in DEVICES}
+
+
+@given(_rows(), DEPLOYMENTS, st.lists(st.integers(0, 30), max_size=3))
+def test_what_is_shown_after_an_amend_is_what_would_have_been_judged(
+    rows: list[Row], deployment: Deployment, cuts: list[int]
+) -> None:
+    said = _nothing_said()
+    for end in [*sorted(cut % len(rows) + 1 for cut in cuts), len(rows)]:
+        told = histories(rows[:end], deployment)
+        said = _amend(rows[:end], deployment, said)
+        for device_id in DEVICES:
+            assert _seen(told.judged, said, device_id) == [content(o) for o in _transitions(told.amended.judgements, device_id)]
+            assert [one.amendment_no for one in said[device_id]] == list(range(1, len(said[device_id]) + 1))
+        assert amend(told, said) == {}, "amending twice changes nothing"
+
+
+@given(_rows(), DEPLOYMENTS)
+def test_where_nothing_is_late_nothing_is_amended(rows: list[Row], deployment: Deployment) -> None:
+    late = {id(one) for one in rows if one.kind is Kind.REGISTRY or one.received_at_ms - (one.event_time_ms or 0) > 500}
+    in_time = [one for one in rows if id(one) not in late]
+    if in_time:
+        assert amend(histories(in_time, deployment), _nothing_said()) == {}
+        assert corrections(in_time, deployment, DEVICES) in ([], None)
+
+
+@given(_rows(), st.integers(0, 30), DEPLOYMENTS)
+def test_a_history_that_goes_on_from_what_it_came_to_comes_to_the_same(rows: list[Row], cut: int, deployment: Deployment) -> None:
+    cut %= len(rows)
+    whole, begun = outcome(rows, deployment), outcome(rows[:cut], deployment)
+    rest = outcome(rows[cut:], deployment, begun=begun)
+    assert compared([*begun.judgements, *rest.judgements]) == compared(whole.judgements)
+    assert (rest.devices, rest.listening, rest.policies) == (whole.devices, whole.listening, whole.policies)
+
+
+def _received(one: Correction, received_at_ms: int) -> Row:
+    decoded = decode(one.topic, json.dumps(one.payload).encode(), received_at_ms, Origin.COMMAND)
+    assert isinstance(decoded, Row), decoded
+    return decoded
+
+
+def _corrected(rows: Sequence[Row], cut: int, deployment: Deployment) -> tuple[list[Row], list[Row]]:
+    """Return rows with those that correct among them, as they come when amend has read those before ``cut``; and these."""
+    known = rows[: cut % len(rows) + 1]
+    given_ = corrections(known, deployment, DEVICES) or []
+    last_ms = known[-1].received_at_ms
+    ours = [_received(one, last_ms + 1 + place) for place, one in enumerate(given_)]
+    rest = [one for one in rows[len(known) :] if one.received_at_ms > last_ms + len(ours)]
+    return as_the_bridge_says([*known, *ours, *rest]), ours
+
+
+def _concerns_everyone(one: Row) -> bool:
+    return one.kind in (Kind.GAP, Kind.POLICY) or gateway_death(one) is not None
+
+
+def _reaches_back_to(one: Row) -> int:
+    return min(one.event_time_ms or 0, one.contents().get("from", one.received_at_ms))
+
+
+@given(_rows(), st.integers(0, 30), DEPLOYMENTS, st.integers(0, 400))
+def test_a_corrected_device_goes_on_as_its_amended_history_does(
+    rows: list[Row], cut: int, deployment: Deployment, until_s: int
+) -> None:
+    rows, ours = _corrected(rows, cut, deployment)
+    if not ours:
+        return
+    at_ms, sent_ms = ours[-1].event_time_ms or 0, ours[-1].received_at_ms
+    through_ms = max(at_ms, START + until_s * 1000)
+    both = histories(rows, deployment, through_ms=through_ms)
+    refused = {one.device_id for one in both.judged.judgements if one.message_kind == "correct" and one.kind is Verdict.REFUSED}
+    late = {one.device_id for one in both.judged.judgements if one.kind in UNTIMELY and (one.received_at_ms or 0) > sent_ms}
+    after = [one for one in rows if one.received_at_ms > sent_ms]
+    if any(_concerns_everyone(one) and _reaches_back_to(one) <= at_ms for one in after):
+        return  # every device may have moved on
+    unforeseen = {one.device_id for one in after if (one.event_time_ms or 0) <= at_ms}
+    for device_id in {one.device_id for one in ours} - unforeseen:
+        assert device_id not in refused
+        assert device_id in late or not both.differ(device_id)
+
+
+@given(_rows(), st.integers(0, 30), DEPLOYMENTS, st.lists(st.integers(0, 60), max_size=6), st.integers(1, 3))
+def test_batch_cuts_do_not_change_what_a_correction_does(
+    rows: list[Row], cut: int, deployment: Deployment, cuts: list[int], groups: int
+) -> None:
+    rows, ours = _corrected(rows, cut, deployment)
+    if ours:
+        rows = [*rows, row(1000, "fleet/_/b/tick")]
+        want = compared(replay(rows, deployment))
+        assert said_once(in_batches(rows, cuts, deployment, groups), want) == want
