@@ -159,6 +159,31 @@ def decommission(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> 
     _about(home, _registry(device_id, EVERYONE, {"op": "decommission"}), f'device "{device_id}" is decommissioned')
 
 
+@device.command("correct")
+def correct(
+    device_id: DeviceArgument,
+    device_class: Annotated[str, typer.Option("--class", help="The class that it was of.")],
+    from_: Annotated[str, typer.Option("--from", help="Since an instant in the past, such as 2026-01-31T12:00:00Z.")],
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Say that a device was of another class since an instant in the past: ./fleet amend judges anew what that changes."""
+    from fleetpulse.ops import reports
+
+    from_ms = parse_instant_ms(from_)
+    if from_ms > time.time() * 1000:
+        raise Misuse(f"what is corrected lies in the past; got {format_instant(from_ms)}; for now use: ./fleet device add")
+    opened = Home(home)
+    opened.record()
+    site = reports.site_of(opened, device_id)
+    if site is None:
+        raise FleetError(f'no device "{device_id}" was registered or heard in "{home}"; register it with: ./fleet device add')
+    content = {"op": "add", "class": device_class, "effective_from": from_ms}
+    done = (
+        f'device "{device_id}" was of class "{device_class}" since {format_instant(from_ms)}; to judge that anew: ./fleet amend'
+    )
+    _give(home, [_registry(device_id, site, content)], done)
+
+
 @device.command("maintain")
 def maintain(
     device_id: DeviceArgument,

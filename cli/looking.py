@@ -107,6 +107,8 @@ def show_status(home: Home, *, json_lines: bool) -> None:
     shown.print(
         "not judged: " + (", ".join(f"{count:,} {kind}" for kind, count in others.items()) or "none") + _LIST_THEM[not others]
     )
+    if facts["amended"]:
+        shown.print("amended: " + ", ".join(f"{count:,} {kind}" for kind, count in facts["amended"].items()))
     refused = ", ".join(f"{count:,} {reason}" for reason, count in facts["quarantine"].items()) or "none"
     shown.print(f"messages: {facts['messages']:,} landed; quarantined: {refused}")
     for label, name in (("newest received", "newest_received_at_ms"), ("judged up to (frontier)", "frontier_ms")):
@@ -169,20 +171,24 @@ def transitions(
     last: LastOption = 50,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")] = False,
     device: Annotated[str | None, typer.Option("--device", help="Of this device only.")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="What was judged, and what amendments took back and added, row by row.")
+    ] = False,
 ) -> None:
-    """List mode changes, in order of event time."""
+    """List mode changes, in order of event time, as far as is known by now; --all with what was taken back."""
     from fleetpulse.ops import reports
 
     opened = _opened(home)
     newest = reports.newest_judged_at(opened) if follow else None  # of all: the last by event time need not be the last judged
-    rows = reports.transitions(opened, device, None if json_lines else last)
-    show(rows, TRANSITION_COLUMNS, "transitions", json_lines=json_lines)
+    rows = reports.transitions(opened, device, None if json_lines else last, everything=everything)
+    columns = ("kind", "amendment_no", *TRANSITION_COLUMNS) if everything else TRANSITION_COLUMNS
+    show(rows, columns, "transitions", json_lines=json_lines)
     if follow:
         _follow(opened, rows, newest, device, json_lines=json_lines)
 
 
 def _id(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["device_id"], row["life"], row["transition_no"]
+    return row["device_id"], row["life"], row["transition_no"], row["amendment_no"]
 
 
 def _follow(home: Home, rows: list[dict[str, Any]], newest: datetime | None, device: str | None, *, json_lines: bool) -> None:
@@ -245,7 +251,8 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
     if standing is None:
         raise FleetError(f'no device "{device_id}" was registered or heard in "{home.path}"; list them with: ./fleet devices')
     if json_lines:
-        as_json([{**standing.summary, "timeline": [plain_row(row) for row in standing.transitions]}])
+        away = [plain_row(one) for one in standing.unreachable]
+        as_json([{**standing.summary, "timeline": [plain_row(row) for row in standing.transitions], "unreachable": away}])
         return
     shown = console()
     for name, value in standing.summary.items():
@@ -259,6 +266,10 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
             value = cell(name, value)
         shown.print(f"{name.removesuffix('_ms').replace('_', ' '):>18}  {value}", highlight=False)
     shown.print(as_table(standing.transitions[-50:], _LIFE_COLUMNS, f"life of {device_id}, the newest 50 changes"))
+    if standing.unreachable:
+        spans = [{name: one[name] and format_instant(one[name]) for name in one} for one in standing.unreachable[-50:]]
+        title = "unreachable: judged offline, and alive as messages say that came late"
+        shown.print(as_table(spans, ("since_ms", "until_ms"), title))
 
 
 def _from_now(instant: int) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from cli import access, backtest, develop, devices, looking, maintaining, planning, policies, rewind, state, stream
+from cli.amending import amend
 from cli.chaos.command import chaos
 from cli.drill import drill
 from cli.jobs import jobs
@@ -42,6 +43,7 @@ backtest.register(app)
 develop.register(app)
 app.command("chaos")(chaos)
 app.command("drill")(drill)
+app.command("amend")(amend)
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 BrokerOption = Annotated[

@@ -1,15 +1,34 @@
-"""Homes for tests: rows as landing would have left them, without a broker or a job."""
+"""Homes for tests in which nothing runs: bronze as landing writes it, judgements and checkpoint as the job does."""
 
+import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
+from fleetpulse.core.judgements import Judgement
 from fleetpulse.core.messages import Row, hash64
-from fleetpulse.core.replay import Deployment
-from fleetpulse.core.tables import MESSAGES
+from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, TABLES
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
+
+
+def empty(path: Path, deployment: Deployment) -> Home:
+    """Return a home with tables and without rows."""
+    home = Home(path)
+    home.prepare(deployment)
+    for table in TABLES:
+        delta.create(home, table)
+    return home
+
+
+def land(home: Home, rows: Sequence[Row], number: int) -> None:
+    """Append rows to bronze."""
+    arrival = {"origin": "replay", "bridge": "b", "segment": number}
+    table = [{**asdict(one), "device_hash": hash64(one.device_id), **arrival} for one in rows]
+    delta.append(home, MESSAGES, delta.to_table(MESSAGES, table), "test", number)
 
 
 def landed_home(path: Path, rows: Sequence[Row], deployment: Deployment, cuts: Sequence[int] = ()) -> Home:
@@ -26,7 +45,40 @@ def landed_home(path: Path, rows: Sequence[Row], deployment: Deployment, cuts: S
     delta.create(home, MESSAGES)
     edges = [0, *sorted(cuts), len(rows)]
     for number, (begin, end) in enumerate(pairwise(edges), 1):
-        arrival = {"origin": "replay", "bridge": "b", "segment": number}
-        table = [{**asdict(one), "device_hash": hash64(one.device_id), **arrival} for one in rows[begin:end]]
-        delta.append(home, MESSAGES, delta.to_table(MESSAGES, table), "test", number)
+        land(home, rows[begin:end], number)
     return home
+
+
+def commit_batch(checkpoint: Path, number: int, watermark_ms: int, *, committed: bool = True) -> None:
+    """Write what a checkpoint says of a batch."""
+    for folder in ("offsets", "commits"):
+        (checkpoint / folder).mkdir(parents=True, exist_ok=True)
+    metadata = json.dumps({"batchWatermarkMs": watermark_ms})
+    (checkpoint / "offsets" / str(number)).write_text(f'v1\n{metadata}\n{{"version": 1}}\n')
+    if committed:
+        (checkpoint / "commits" / str(number)).write_text("v1\n{}")
+
+
+class Judged:
+    """A home that is judged by the definition, some rows at a time.
+
+    Args:
+        home: an empty one.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.rows: list[Row] = []
+        self._said: Counter[Judgement] = Counter()
+        self._number = 0
+
+    def take(self, *rows: Row) -> None:
+        """Land rows, and judge up to the newest of them."""
+        self._number += 1
+        self.rows += rows
+        land(self.home, rows, self._number)
+        fresh = Counter(replay(self.rows, self.home.deployment())) - self._said
+        self._said += fresh
+        told = [{**asdict(one), "last_errors": json.dumps(one.last_errors)} for one in fresh.elements()]
+        delta.append(self.home, JUDGEMENTS, delta.to_table(JUDGEMENTS, told), "test", self._number)
+        commit_batch(self.home.checkpoint, self._number, max(one.received_at_ms for one in self.rows) - 1)

@@ -18,7 +18,7 @@ from fleetpulse.core.messages import FROM_DEVICES, Row
 from fleetpulse.core.replay import outcome
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
-from fleetpulse.ops import reports
+from fleetpulse.ops import bronze, reports
 from fleetpulse.ops.agreement import defined, differences, told
 
 FAULTS: Final = ("lost", "judged_twice", "differences", "false_offline")
@@ -125,7 +125,7 @@ def account(home: Home, acknowledged: Sequence[Acknowledged], kills: Sequence[Ki
     ledger = Ledger(kills)
     for one in acknowledged:
         ledger.at(one.at_ms).acknowledged += 1
-    rows = reports.rows(home)
+    rows = bronze.rows(home)
     landed = Counter(identity_of(row) for row in rows if row.kind in FROM_DEVICES)
     quarantined = Counter(one["payload"] for one in reports.quarantine(home))
     for one in missing(acknowledged, landed, quarantined):

@@ -5,20 +5,24 @@ Rule: a report computes no verdict. What is due for a device is asked of the def
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from fleetpulse.core.amending import unreachable
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import World, next_due
 from fleetpulse.core.health import THRESHOLDS
+from fleetpulse.core.judgements import AMENDMENTS
 from fleetpulse.core.machine import Trigger
-from fleetpulse.core.messages import EVERYONE, SIGNALS, Clock, Kind, Row
+from fleetpulse.core.messages import SIGNALS, Row
 from fleetpulse.core.replay import Outcome, outcome
 from fleetpulse.core.tables import MESSAGES, STREAM_HEALTH
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.delta import fetch, files_of, query, reading
 from fleetpulse.io.home import Home
+from fleetpulse.ops.bronze import ROW, as_row, rows_through, span, through
+from fleetpulse.ops.verdicts import said_by_device
 
 if TYPE_CHECKING:
     from fleetpulse.io.delta import DuckDBPyConnection
@@ -26,38 +30,39 @@ if TYPE_CHECKING:
 COUNTED: Final = ("judgements", "quarantine", "devices")
 _SIGNALS: Final = ", ".join(f"'{kind.value}'" for kind in sorted(SIGNALS))
 _NEWEST_OF_DEVICE: Final = """
-    SELECT * FROM transitions
-    QUALIFY row_number() OVER (PARTITION BY device_id ORDER BY life DESC, transition_no DESC) = 1
+    SELECT *, count(*) OVER (PARTITION BY device_id, life) AS in_life FROM transitions
+    QUALIFY row_number() OVER (PARTITION BY device_id ORDER BY event_time DESC, coalesce(amendment_no, transition_no) DESC) = 1
 """
 _TRANSITION: Final = """
     device_id, life, transition_no, from_mode, to_mode, "trigger", event_time, site, device_class, gateway, last_seen,
-    runtime_ms, last_errors, reason, policy_version, received_at, judged_at
+    runtime_ms, last_errors, reason, policy_version, received_at, judged_at, kind, amendment_no
 """
 
-_ROW: Final = ", ".join(
-    f"epoch_ms({name.removesuffix('_ms')}) AS {name}" if name in ("received_at_ms", "event_time_ms") else name
-    for name in (field.name for field in fields(Row))
-)
 
-
-def transitions(home: Home, device_id: str | None = None, last: int | None = None) -> list[dict[str, Any]]:
+def transitions(
+    home: Home, device_id: str | None = None, last: int | None = None, *, everything: bool = False
+) -> list[dict[str, Any]]:
     """Return transitions, in order of event time.
 
     Args:
         home: the home.
         device_id: of this device only.
         last: only so many, the newest.
+        everything: what was judged and what amendments said of it, row by row, instead of what comes of the two.
     """
     with reading(home) as tables:
-        return transitions_of(tables, device_id, last)
+        return transitions_of(tables, device_id, last, everything=everything)
 
 
-def transitions_of(tables: "DuckDBPyConnection", device_id: str | None = None, last: int | None = None) -> list[dict[str, Any]]:
+def transitions_of(
+    tables: "DuckDBPyConnection", device_id: str | None = None, last: int | None = None, *, everything: bool = False
+) -> list[dict[str, Any]]:
     """Return what `transitions` does, from judgements that are open."""
     where, parameters = ("WHERE device_id = ?", [device_id]) if device_id else ("", [])
     limit = f"LIMIT {int(last)}" if last is not None else ""
-    order = "event_time {0}, device_id {0}, life {0}, transition_no {0}"
-    inner = f"SELECT {_TRANSITION} FROM transitions {where} ORDER BY {order.format('DESC')} {limit}"
+    order = "event_time {0}, device_id {0}, life {0}, coalesce(amendment_no, transition_no) {0}"
+    source = "(SELECT * FROM judgements WHERE kind IN ('transition', 'retract', 'add'))" if everything else "transitions"
+    inner = f"SELECT {_TRANSITION} FROM {source} {where} ORDER BY {order.format('DESC')} {limit}"
     return fetch(tables, f"SELECT * FROM ({inner}) ORDER BY {order.format('ASC')}", parameters)
 
 
@@ -69,13 +74,16 @@ def newest_judged_at(home: Home) -> datetime | None:
 def transitions_since(home: Home, version: int | None) -> list[dict[str, Any]]:
     """Return the transitions judged after an instant of `judged_at` (epoch microseconds), oldest first."""
     where = "" if version is None else f"WHERE epoch_us(judged_at) > {int(version)}"
-    return query(home, f"SELECT {_TRANSITION} FROM transitions {where} ORDER BY judged_at, event_time, device_id, transition_no")
+    return query(
+        home,
+        f"SELECT {_TRANSITION} FROM transitions {where} ORDER BY judged_at, event_time, device_id, transition_no, amendment_no",
+    )
 
 
 def unjudged(home: Home, kind: str | None = None, last: int | None = None) -> list[dict[str, Any]]:
     """Return what was not judged, of one kind of judgement or of all, in the order in which it was received."""
     limit = f"LIMIT {int(last)}" if last is not None else ""
-    where, parameters = ("kind = ?", [kind]) if kind else ("kind NOT IN ('transition', 'summary')", [])
+    where, parameters = ("kind = ?", [kind]) if kind else ("kind NOT IN ('transition', 'summary', 'retract', 'add')", [])
     inner = f"""SELECT kind, device_id, message_kind, seq, event_time, received_at, late_by_ms, reason, site, gateway, judged_at
                 FROM judgements WHERE {where} ORDER BY received_at DESC, device_id DESC {limit}"""
     return query(home, f"SELECT * FROM ({inner}) ORDER BY received_at, device_id, event_time", parameters)
@@ -105,7 +113,7 @@ def devices(home: Home, mode: str | None = None) -> list[dict[str, Any]]:
            newest.event_time AS since, heard.last_heard AS last_seen, heard.last_received,
            coalesce(newest.site, registered.site, heard.site) AS site,
            coalesce(newest.device_class, registered.device_class) AS device_class, newest.gateway,
-           coalesce(newest.transition_no, 0) AS transitions, newest.runtime_ms, coalesce(heard.messages, 0) AS messages,
+           coalesce(newest.in_life, 0) AS transitions, newest.runtime_ms, coalesce(heard.messages, 0) AS messages,
            CASE WHEN newest.to_mode IS NULL AND registered.op IS NULL
                 THEN coalesce(doubted.reason, 'waiting for the frontier') END AS reason
     FROM newest FULL JOIN registered USING (device_id) FULL JOIN heard USING (device_id) LEFT JOIN doubted USING (device_id)
@@ -117,6 +125,15 @@ def devices(home: Home, mode: str | None = None) -> list[dict[str, Any]]:
         [mode] if mode else [],
         tables=["judgements", "devices", "messages"],
     )
+
+
+def site_of(home: Home, device_id: str) -> str | None:
+    """Return the site that a device was last registered or heard at; None where it was neither."""
+    for name, such in (("devices", "op = 'add'"), ("messages", f"kind IN ({_SIGNALS})")):
+        sql = f"SELECT site FROM {name} WHERE device_id = ? AND {such} ORDER BY received_at DESC LIMIT 1"
+        if found := query(home, sql, [device_id], tables=[name]):
+            return found[0]["site"]
+    return None
 
 
 def is_known(home: Home, device_id: str) -> bool:
@@ -132,10 +149,12 @@ class Standing:
     Attributes:
         summary: what is known of it, by name.
         transitions: its transitions, oldest first.
+        unreachable: spans in which it was judged offline and was not: ``since`` and ``until``, see `core.amending`.
     """
 
     summary: dict[str, Any]
     transitions: list[dict[str, Any]]
+    unreachable: list[dict[str, Any]]
 
 
 def standing(home: Home, device_id: str, judged_ms: int | None) -> Standing | None:
@@ -152,8 +171,10 @@ def standing(home: Home, device_id: str, judged_ms: int | None) -> Standing | No
     if judged_ms is None:  # the first batch is under way: what is due is not known, and nothing is guessed
         facts: dict[str, Any] = {"judged_up_to_ms": _first_frontier_ms(home)}
     else:
-        facts = _due(outcome(_rows(home, device_id, judged_ms), home.deployment()), device_id)
-    return Standing({**listed[0], **facts}, transitions(home, device_id))
+        facts = _due(outcome(rows_through(home, [device_id], judged_ms), home.deployment()), device_id)
+    spans = unreachable(said_by_device(home, [device_id])[device_id])
+    away = [{"since_ms": since_ms, "until_ms": until_ms} for since_ms, until_ms in spans]
+    return Standing({**listed[0], **facts}, transitions(home, device_id), away)
 
 
 def frontier_ms(home: Home, judged_ms: int | None) -> int | None:
@@ -187,16 +208,16 @@ def listening(home: Home, through_ms: int | None) -> Listening | None:
 
     Of bronze only the files with gap rows are opened: somebody asks each second.
     """
-    span = _span(home)
-    if span is None:
+    listened = span(home)
+    if listened is None:
         return None
     told = query(home, "SELECT DISTINCT received_at FROM coverage", tables=["coverage"])
     gaps: list[Row] = []
     if told:
         only = {"messages": ("received_at", [row["received_at"] for row in told])}
-        found = query(home, f"SELECT {_ROW} FROM messages WHERE kind = 'gap'", tables=["messages"], only=only)
-        gaps = [_row(row) for row in found]
-    return outcome(_through(gaps, span, through_ms), home.deployment()).listening
+        found = query(home, f"SELECT {ROW} FROM messages WHERE kind = 'gap'", tables=["messages"], only=only)
+        gaps = [as_row(row) for row in found]
+    return outcome(through(gaps, listened, through_ms), home.deployment()).listening
 
 
 def recent(home: Home, last: int, before_ms: int) -> list[dict[str, Any]]:
@@ -206,12 +227,12 @@ def recent(home: Home, last: int, before_ms: int) -> list[dict[str, Any]]:
         ``received_at_ms``, ``topic``, ``payload`` (as text, and of what was decoded), ``row`` (None where it was quarantined),
         ``reason`` and ``detail``.
     """
-    decoded = f"SELECT {_ROW} FROM messages WHERE origin != 'bridge' AND epoch_ms(received_at) < ?"
+    decoded = f"SELECT {ROW} FROM messages WHERE origin != 'bridge' AND epoch_ms(received_at) < ?"
     refused = """SELECT epoch_ms(received_at) AS received_at_ms, topic, payload, reason, detail FROM quarantine
                  WHERE epoch_ms(received_at) < ?"""
     order = f"ORDER BY received_at_ms DESC LIMIT {int(last)}"
     with reading(home, ("messages", "quarantine")) as tables:
-        rows_ = [_row(found) for found in fetch(tables, f"{decoded} {order}", [before_ms])]
+        rows_ = [as_row(found) for found in fetch(tables, f"{decoded} {order}", [before_ms])]
         quarantined = fetch(tables, f"{refused} {order}", [before_ms])
     nothing: dict[str, Any] = {"row": None, "reason": None, "detail": None}
     listed = [
@@ -246,49 +267,10 @@ def said_of(home: Home, messages: Iterable[Row]) -> list[dict[str, Any]]:
     return query(
         home,
         """SELECT kind, device_id, message_kind, epoch_ms(event_time) AS event_time_ms, seq, from_mode, to_mode, "trigger",
-           reason, late_by_ms FROM judgements WHERE message_kind IS NOT NULL AND epoch_ms(event_time) BETWEEN ? AND ?
-           AND list_contains(?, device_id) ORDER BY life, transition_no""",
+           reason, late_by_ms FROM judgements WHERE message_kind IS NOT NULL AND kind NOT IN ('retract', 'add')
+           AND epoch_ms(event_time) BETWEEN ? AND ? AND list_contains(?, device_id) ORDER BY life, transition_no""",
         [min(instants), max(instants), sorted({row.device_id for row in wanted})],
     )
-
-
-def _rows(home: Home, device_id: str, through_ms: int) -> list[Row]:
-    """Return a device's rows and those for everybody, up to an instant."""
-    span = _span(home)
-    return [] if span is None else _through(rows(home, device_id), span, through_ms)
-
-
-def _through(rows_: list[Row], span: tuple[int, int], through_ms: int | None) -> list[Row]:
-    """Return rows up to an instant; two ticks stand for how far we have listened."""
-    first_ms, last_ms = span
-    through_ms = last_ms if through_ms is None else min(through_ms, last_ms)
-    ticks = [Row(at, Kind.TICK, EVERYONE, EVERYONE, at, Clock.RECEIVED) for at in (first_ms, through_ms)]
-    return [row for row in rows_ if row.received_at_ms <= through_ms] + ticks
-
-
-def _span(home: Home) -> tuple[int, int] | None:
-    """Return ``received_at`` of the first and of the newest row of bronze, from its log; None without rows."""
-    files = [file for file in files_of(home, MESSAGES, "received_at") if file.rows != 0]
-    if not files:
-        return None
-    if any(file.least is None or file.greatest is None for file in files):
-        found = query(home, "SELECT min(received_at) AS a, max(received_at) AS z FROM messages", tables=["messages"])
-        least, greatest = found[0]["a"], found[0]["z"]
-    else:
-        least, greatest = min(file.least for file in files), max(file.greatest for file in files)
-    return round(least.timestamp() * 1000), round(greatest.timestamp() * 1000)
-
-
-def rows(home: Home, device_id: str | None = None) -> list[Row]:
-    """Return the rows of bronze: all, or those of a device and those that may concern everybody, but for ticks."""
-    everybody = "kind IN ('gap', 'policy') OR (kind = 'death' AND gateway = device_id)"
-    where = "" if device_id is None else f"WHERE device_id = ? OR {everybody}"
-    found = query(home, f"SELECT {_ROW} FROM messages {where}", [] if device_id is None else [device_id], tables=["messages"])
-    return [_row(row) for row in found]
-
-
-def _row(found: dict[str, Any]) -> Row:
-    return Row(**{**found, "kind": Kind(found["kind"]), "clock": Clock(found["clock"])})
 
 
 def _due(told: Outcome, device_id: str) -> dict[str, Any]:
@@ -370,6 +352,7 @@ def counts_of(home: Home, tables: "DuckDBPyConnection") -> dict[str, Any]:
         tables, f"SELECT to_mode AS mode, count(*) AS n FROM ({_NEWEST_OF_DEVICE}) GROUP BY to_mode ORDER BY n DESC, mode"
     )
     kinds = fetch(tables, "SELECT kind, count(*) AS n FROM judgements WHERE kind != 'summary' GROUP BY kind ORDER BY kind")
+    amended = {row["kind"]: row["n"] for row in kinds if row["kind"] in AMENDMENTS}
     became = fetch(tables, "SELECT to_mode AS mode, count(*) AS n FROM transitions GROUP BY to_mode ORDER BY to_mode")
     refused = fetch(tables, "SELECT reason, count(*) AS n FROM quarantine GROUP BY reason ORDER BY reason")
     silent = fetch(
@@ -380,12 +363,13 @@ def counts_of(home: Home, tables: "DuckDBPyConnection") -> dict[str, Any]:
     by_mode = {row["mode"]: row["n"] for row in modes}
     if silent[0]["n"]:
         by_mode["provisioned"] = by_mode.get("provisioned", 0) + silent[0]["n"]
-    span = _span(home)
+    listened = span(home)
     return {
         "devices": by_mode,
         "transitions": {row["mode"]: row["n"] for row in became},
-        "judgements": {row["kind"]: row["n"] for row in kinds},
+        "judgements": {row["kind"]: row["n"] for row in kinds if row["kind"] not in AMENDMENTS},
+        "amended": amended,
         "messages": sum(file.rows or 0 for file in files_of(home, MESSAGES, "received_at")),
-        "newest_received_at_ms": span[1] if span else None,
+        "newest_received_at_ms": listened[1] if listened else None,
         "quarantine": {row["reason"]: row["n"] for row in refused},
     }

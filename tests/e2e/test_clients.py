@@ -20,7 +20,7 @@ from fleetpulse.io.broker import renew_access
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import read_status
 from fleetpulse.io.receiver import Receiver
-from fleetpulse.ops import reports
+from fleetpulse.ops import bronze, reports
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]  # each wait has its own, shorter limit
 ROOT = Path(__file__).parents[2]
@@ -99,7 +99,7 @@ def node(modules: Path, script: str, known: Mapping[str, str]) -> subprocess.Pop
 
 def due(home: Home, device_id: str) -> list[tuple[str, str]]:
     """Return what becomes of a device by what has landed: modes, each with what moved it there."""
-    judged = (one for one in replay(reports.rows(home), home.deployment()) if one.kind == "transition")
+    judged = (one for one in replay(bronze.rows(home), home.deployment()) if one.kind == "transition")
     its = sorted((one for one in judged if one.device_id == device_id), key=lambda one: one.transition_no or 0)
     return [(str(one.to_mode), str(one.trigger)) for one in its]
 
@@ -110,7 +110,7 @@ def became(home: Home, device_id: str) -> list[tuple[str, str]]:
 
 
 def messages(home: Home, device_id: str) -> list[Any]:
-    its = (one for one in reports.rows(home, device_id) if one.device_id == device_id)
+    its = (one for one in bronze.rows(home, [device_id]) if one.device_id == device_id)
     return sorted(its, key=lambda one: one.received_at_ms)
 
 

@@ -24,7 +24,7 @@ from fleetpulse.core.times import format_instant
 from fleetpulse.io import recording
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
-from fleetpulse.ops import reports
+from fleetpulse.ops import bronze, reports
 from tests.histories import START, row
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]  # each step has its own, shorter limit
@@ -167,7 +167,7 @@ def test_with_a_jitter_a_replay_tells_the_same_and_nothing_is_held_back_at_a_sto
     assert done.returncode == 0, done.stderr + done.stdout
     assert "held back" not in done.stderr
     assert judged_to_the_end(Home(home))
-    flushes = [one for one in reports.rows(Home(home)) if one.contents().get("op") == FLUSH]
+    flushes = [one for one in bronze.rows(Home(home)) if one.contents().get("op") == FLUSH]
     assert len(flushes) == 2, "one at the end of the recording, one at the stop"
     await_none_left(home)
 
@@ -258,7 +258,7 @@ def told_equals_the_definition(home: Home) -> None:
     """The job may not have come to the end when it was stopped: all that it said is right, and up to there all is said."""
     reached = judged_up_to(home.checkpoint)
     assert reached is not None
-    rows = reports.rows(home)
+    rows = bronze.rows(home)
 
     def transitions(up_to_ms: int) -> set[tuple[Any, ...]]:
         judged = replay([one for one in rows if one.received_at_ms <= up_to_ms], home.deployment())

@@ -1,0 +1,185 @@
+"""Amend: late messages and corrected entries of the registry, replayed over the devices that they concern.
+
+Rule 1: what is said of a device follows from bronze and from what was said of it: killed and begun again, it is said once.
+Rule 2: a device is looked at until its judged and its amended history have met; only then is what came late to it done with.
+Rule 3: it only appends to judgements, and hands rows that correct to the bridge as any command: a job goes on beside it.
+"""
+
+import fcntl
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from deltalake import DeltaTable
+
+from fleetpulse.core.amending import Histories, amend, content, corrections, histories, transitions
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.judgements import AMENDMENTS, Judgement, Verdict
+from fleetpulse.core.messages import Kind
+from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.io import delta
+from fleetpulse.io.checkpoint import judged_up_to
+from fleetpulse.io.commands import commanded, spool
+from fleetpulse.io.home import Home
+from fleetpulse.ops.bronze import rows_through
+from fleetpulse.ops.verdicts import said_by_device
+
+WRITER: Final = "amend"  # its number in judgements: up to which ``received_at`` all that came late is done with
+_AT_ONCE: Final = 500  # devices whose rows are in memory together
+_CONCERNED: Final = f"""
+    SELECT device_id, epoch_ms(min(received_at)) AS first_ms FROM judgements
+    WHERE (kind = '{Verdict.LATE}' OR (kind = '{Verdict.REFUSED}' AND message_kind = '{Kind.REGISTRY}'))
+    AND epoch_ms(received_at) > ? AND epoch_ms(received_at) <= ? GROUP BY device_id ORDER BY device_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be amended.
+
+    Attributes:
+        device_ids: these devices; empty: those that something came late for.
+        since_ms: that came at or after this ``received_at``; None: since the last amend.
+        dry_run: say what would be done, and do nothing.
+    """
+
+    device_ids: tuple[str, ...] = ()
+    since_ms: int | None = None
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Amended:
+    """What became of one device.
+
+    Attributes:
+        device_id: the device.
+        retracted: transitions that did not happen.
+        added: transitions that did.
+        corrected: whether a row that corrects was sent for it.
+        left: why something is left to be done; None where its two histories have met.
+    """
+
+    device_id: str
+    retracted: int
+    added: int
+    corrected: bool
+    left: str | None
+
+
+def amend_home(home: Home, wanted: Wanted) -> list[Amended]:
+    """Amend the judgements of a home, see `Wanted`; return what became of each device that was looked at.
+
+    Raises:
+        FleetError: another amend is at work, or the table of judgements is of an older version.
+    """
+    judged = judged_up_to(home.checkpoint)
+    if judged is None or not (home.table(JUDGEMENTS.name) / "_delta_log").exists():
+        return []
+    with _alone(home):
+        _check_columns(home)
+        through_ms, before_ms = judged[1], delta.landed(home, JUDGEMENTS, WRITER)
+        concerned = _concerned(home, wanted, before_ms, through_ms)
+        order, done = sorted(concerned), list[Amended]()
+        for first in range(0, len(order), _AT_ONCE):
+            done += _amend_some(home, order[first : first + _AT_ONCE], through_ms, wanted)
+        if concerned and not (wanted.device_ids or wanted.dry_run or wanted.since_ms is not None):
+            left = [concerned[one.device_id] - 1 for one in done if one.left is not None]
+            if (reached_ms := min([through_ms, *left])) > before_ms:
+                delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), WRITER, reached_ms)
+        return done
+
+
+@contextmanager
+def _alone(home: Home) -> Iterator[None]:
+    with (home.path / "amend.lock").open("a") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FleetError(f'another amend is at work in "{home.path}"; let it end, and try again if need be') from None
+        yield
+
+
+def _check_columns(home: Home) -> None:
+    """A column that is added under a running job would end it: the job adds them itself when it starts."""
+    there = {field.name for field in DeltaTable(str(home.table(JUDGEMENTS.name))).schema().fields}
+    if absent := [column.name for column in JUDGEMENTS.columns if column.name not in there]:
+        raise FleetError(
+            f'the judgements of "{home.path}" were made by an older version: they have no {", ".join(absent)}; '
+            f"start the fleet with this version first (./fleet up)"
+        )
+
+
+def _concerned(home: Home, wanted: Wanted, before_ms: int, through_ms: int) -> dict[str, int]:
+    """Return the devices to be looked at, with the ``received_at`` of what first came late for them."""
+    if wanted.device_ids and wanted.since_ms is None:
+        return dict.fromkeys(wanted.device_ids, 0)
+    after_ms = before_ms if wanted.since_ms is None else wanted.since_ms - 1
+    found = {one["device_id"]: one["first_ms"] for one in delta.query(home, _CONCERNED, [after_ms, through_ms])}
+    return {one: first_ms for one, first_ms in found.items() if not wanted.device_ids or one in wanted.device_ids}
+
+
+def _amend_some(home: Home, device_ids: Sequence[str], through_ms: int, wanted: Wanted) -> list[Amended]:
+    deployment = home.deployment()
+    told = histories(rows_through(home, device_ids, through_ms), deployment)
+    said = said_by_device(home, device_ids)
+    strange = _strange(told, said, deployment.verdict_jitter_ms)
+    before = {one: [each for each in said[one] if each.kind in AMENDMENTS] for one in device_ids if one not in strange}
+    fresh = amend(told, before)
+    if fresh and not wanted.dry_run:
+        rows = [_row(one) for some in fresh.values() for one in some]
+        delta.append_of(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), {})
+    apart = [device_id for device_id in before if told.differ(device_id)]
+    corrected, why = _correct(home, apart, wanted)
+    left = {
+        **dict.fromkeys(apart, why),
+        **dict.fromkeys(strange, "its verdicts do not follow from the rows of bronze that are kept"),
+    }
+    return [
+        Amended(
+            device_id,
+            sum(one.kind is Verdict.RETRACT for one in fresh.get(device_id, [])),
+            sum(one.kind is Verdict.ADD for one in fresh.get(device_id, [])),
+            device_id in corrected,
+            left.get(device_id),
+        )
+        for device_id in device_ids
+    ]
+
+
+def _strange(told: Histories, said: Mapping[str, Sequence[Judgement]], held_back_ms: int) -> set[str]:
+    """Return the devices of which the table has not the transitions that follow from bronze, as far as none is held back."""
+    listening = told.judged.listening
+    if listening is None or listening.frontier_ms is None:
+        return set()
+    last_ms, defined = listening.frontier_ms - held_back_ms, transitions(told.judged)
+
+    def counted(some: Iterable[Judgement]) -> Counter[tuple[Any, ...]]:
+        judged = (one for one in some if one.kind is Verdict.TRANSITION and (one.event_time_ms or 0) <= last_ms)
+        return Counter((one.transition_no, *content(one)) for one in judged)
+
+    return {device_id for device_id, its in said.items() if counted(its) != counted(defined.get(device_id, []))}
+
+
+def _row(one: Judgement) -> Mapping[str, Any]:
+    errors = json.dumps(one.last_errors) if one.last_errors else None
+    return {**asdict(one), "last_errors": errors, "judged_at_ms": time.time_ns() // 1_000_000}
+
+
+def _correct(home: Home, device_ids: Sequence[str], wanted: Wanted) -> tuple[set[str], str]:
+    """Send rows that correct to devices whose histories have not met; return for which, and what is left to be done then."""
+    if not device_ids:
+        return set(), ""
+    idle = sorted({*device_ids} - commanded(home))
+    found = corrections(rows_through(home, idle, None), home.deployment(), idle)
+    if found is None:
+        return set(), "nobody listens now, so that nothing can take effect: amend again when the gap is closed"
+    if found and not wanted.dry_run:
+        spool(home, [(one.topic, one.payload) for one in found])
+    return {
+        one.device_id for one in found
+    }, "it goes on as its amended history says when the fleet has judged so far: amend again then"

@@ -1,0 +1,55 @@
+"""``fleet amend``: late messages and corrected entries of the registry, replayed."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.output import as_json, as_table, console
+from fleetpulse.core.times import parse_instant_ms
+from fleetpulse.io.home import Home
+
+if TYPE_CHECKING:
+    from batch.amend import Amended
+
+DEFAULT_HOME = Path(".fleet")
+_COLUMNS = ("device_id", "retracted", "added", "corrected", "left")
+
+
+def amend(
+    home: Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")] = DEFAULT_HOME,
+    device: Annotated[list[str] | None, typer.Option("--device", help="This device; may be given several times.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="What was received since an instant; otherwise since the last amend.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="One JSON object a device.")] = False,
+) -> None:
+    """Judge anew what late messages concern: take back what did not happen, add what did, correct who stands wrong."""
+    from batch.amend import Wanted, amend_home
+
+    opened = Home(home)
+    opened.record()
+    wanted = Wanted(tuple(dict.fromkeys(device or ())), None if since is None else parse_instant_ms(since), dry_run)
+    done = amend_home(opened, wanted)
+    if json_lines:
+        as_json([asdict(one) for one in done])
+    else:
+        _show(done, opened, dry_run=dry_run)
+
+
+def _show(done: Sequence["Amended"], home: Home, *, dry_run: bool) -> None:
+    shown = console()
+    changed = [asdict(one) for one in done if one.retracted or one.added or one.left]
+    if changed:
+        title = "what would be amended" if dry_run else "amended"
+        shown.print(as_table(changed, _COLUMNS, title))
+    retracted, added = sum(one.retracted for one in done), sum(one.added for one in done)
+    corrected = sum(one.corrected for one in done)
+    shown.print(
+        f"{len(done):,} devices looked at: {retracted:,} transitions taken back, {added:,} added, {corrected:,} corrected"
+    )
+    if corrected and not dry_run and home.owner() is None:
+        shown.print("what corrects takes effect when the fleet runs (./fleet up)")

@@ -1,0 +1,297 @@
+"""What amend says, sends and refuses; and that it says it once, wherever it is killed."""
+
+import fcntl
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import write_deltalake
+
+from batch.amend import Amended, Wanted, amend_home
+from fleetpulse.core.amending import content, histories, shown, transitions
+from fleetpulse.core.correcting import corrected, fingerprint, plain
+from fleetpulse.core.decoding import Rejection, decode
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.messages import Kind, Origin, Row
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment, outcome, replay
+from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.io import delta
+from fleetpulse.io.home import Home
+from fleetpulse.ops import reports
+from fleetpulse.ops.bronze import rows_through
+from fleetpulse.ops.verdicts import said_by_device
+from tests.histories import START, row, signal, tick
+from tests.homes import Judged, empty
+
+ROOT = Path(__file__).parents[2]
+DEPLOYMENT = Deployment(allowed_lateness_ms=1_000, max_clock_lead_ms=300_000)
+RULES: dict[str, Any] = {"rules": {"timeout": "60s", "forget_after": "10h"}, "classes": {"slow": {"timeout": "10m"}}}
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Judged:
+    """A device that was judged offline at 70 s, and whose messages of 40 and 90 s came at 110 s."""
+    told = Judged(empty(tmp_path / "home", DEPLOYMENT))
+    policy = row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000)
+    told.take(policy, signal(10), tick(100))
+    told.take(signal(40, received_s=110), signal(90, received_s=110), tick(120))
+    return told
+
+
+def seen(home: Home, device_id: str = "d") -> list[tuple[float, str, str]]:
+    """Return a device's transitions as they are shown: seconds after START, mode, trigger."""
+    rows = reports.transitions(home, device_id)
+    return [(one["event_time"].timestamp() - START / 1000, one["to_mode"], one["trigger"]) for one in rows]
+
+
+def sent(home: Home, received_s: float) -> list[Row]:
+    """Take the commands that wait, as the bridge does."""
+    rows: list[Row] = []
+    for path in sorted(home.commands.glob("*.json")):
+        for one in json.loads(path.read_text()):
+            decoded = decode(one["topic"], json.dumps(one["payload"]).encode(), START + int(received_s * 1000), Origin.COMMAND)
+            assert isinstance(decoded, Row), decoded
+            rows.append(decoded)
+        path.unlink()
+    return rows
+
+
+def agrees(home: Home, device_id: str = "d") -> bool:
+    """Whether what is shown is what would have been judged, had nothing come late."""
+    told = histories(rows_through(home, [device_id], None), home.deployment())
+    known = shown(said_by_device(home, [device_id])[device_id])
+    read = [(one["kind"], one["transition_no"], one["amendment_no"]) for one in reports.transitions(home, device_id)]
+    assert read == [(one.kind, one.transition_no, one.amendment_no) for one in known]
+    return [content(one) for one in known] == [content(one) for one in transitions(told.amended).get(device_id, [])]
+
+
+def test_an_offline_that_late_delivery_takes_back_is_shown_as_unreachable(judged: Judged) -> None:
+    home = judged.home
+    assert seen(home) == [(10, "online", "signal"), (70, "offline", "silence")]
+    [done] = amend_home(home, Wanted())
+    assert (done.retracted, done.added, done.corrected) == (1, 0, True)
+    assert seen(home) == [(10, "online", "signal")]
+    assert agrees(home)
+    standing = reports.standing(home, "d", START + 120_000)
+    assert standing is not None
+    assert standing.unreachable == [{"since_ms": START + 70_000, "until_ms": None}]
+    assert standing.summary["mode"] == "online"
+    everything = reports.transitions(home, everything=True)
+    assert [(one["kind"], one["amendment_no"], one["transition_no"]) for one in everything] == [
+        ("transition", None, 1),
+        ("retract", 1, 2),
+        ("transition", None, 2),
+    ]
+
+
+def test_a_corrected_device_goes_on_as_its_amended_history_and_then_there_is_nothing_left(judged: Judged) -> None:
+    home = judged.home
+    amend_home(home, Wanted())
+    judged.take(*sent(home, 121), tick(200))
+    assert seen(home) == [(10, "online", "signal"), (129, "online", "amended"), (150, "offline", "silence")]
+    assert amend_home(home, Wanted()) == [Amended("d", 1, 0, corrected=False, left=None)]
+    assert seen(home) == [(10, "online", "signal"), (150, "offline", "silence")]
+    assert agrees(home)
+    standing = reports.standing(home, "d", START + 200_000)
+    assert standing is not None
+    assert standing.unreachable == [{"since_ms": START + 70_000, "until_ms": START + 129_000}]
+    assert amend_home(home, Wanted()) == []
+    assert not sent(home, 201)
+
+
+def test_amending_again_says_nothing_new_and_sends_no_second_correction(judged: Judged) -> None:
+    home = judged.home
+    amend_home(home, Wanted())
+    version = delta.version(home.table(JUDGEMENTS.name))
+    again = amend_home(home, Wanted())
+    assert [(one.retracted, one.added, one.corrected, one.left is None) for one in again] == [(0, 0, False, False)]
+    assert delta.version(home.table(JUDGEMENTS.name)) == version
+    assert len(sent(home, 121)) == 1
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(judged: Judged) -> None:
+    home = judged.home
+    version = delta.version(home.table(JUDGEMENTS.name))
+    [done] = amend_home(home, Wanted(dry_run=True))
+    assert (done.retracted, done.corrected) == (1, True)
+    assert (delta.version(home.table(JUDGEMENTS.name)), sent(home, 121)) == (version, [])
+
+
+def test_where_nothing_came_late_nothing_is_written(tmp_path: Path) -> None:
+    told = Judged(empty(tmp_path / "home", DEPLOYMENT))
+    assert amend_home(told.home, Wanted()) == []
+    told.take(signal(10), tick(100))
+    version = delta.version(told.home.table(JUDGEMENTS.name))
+    assert amend_home(told.home, Wanted()) == []
+    assert delta.version(told.home.table(JUDGEMENTS.name)) == version
+
+
+def test_what_came_late_and_changes_nothing_is_done_with(tmp_path: Path) -> None:
+    told = Judged(empty(tmp_path / "home", DEPLOYMENT))
+    told.take(signal(10), signal(40), signal(20, received_s=50), tick(55))
+    assert amend_home(told.home, Wanted()) == [Amended("d", 0, 0, corrected=False, left=None)]
+    assert amend_home(told.home, Wanted()) == []
+    assert len(amend_home(told.home, Wanted(since_ms=START))) == 1
+    assert len(amend_home(told.home, Wanted(device_ids=("d", "e")))) == 2
+
+
+def test_a_correction_of_a_device_that_has_moved_on_is_refused_and_made_anew(judged: Judged) -> None:
+    home = judged.home
+    amend_home(home, Wanted())
+    judged.take(
+        *sent(home, 121), signal(125), tick(140)
+    )  # heard before the correction is in effect, and unknown when it was made
+    reasons = [one["reason"] for one in reports.unjudged(home, "refused")]
+    assert reasons == ["the device has moved on since this was worked out: amend again"]
+    [done] = amend_home(home, Wanted())
+    assert done.corrected
+    assert agrees(home)
+    judged.take(*sent(home, 141), tick(180))
+    [done] = amend_home(home, Wanted())
+    assert done.left is None
+    assert agrees(home)
+
+
+def test_a_correction_that_comes_when_its_time_was_judged_is_refused(judged: Judged) -> None:
+    home = judged.home
+    amend_home(home, Wanted())
+    judged.take(*sent(home, 180), tick(181))
+    assert [one["reason"] for one in reports.unjudged(home, "refused")] == ["effective_from lies in what has been judged"]
+
+
+def test_a_corrected_entry_of_the_registry_is_judged_from_its_own_instant(judged: Judged) -> None:
+    home = judged.home
+    judged.take(
+        signal(130, "e"), tick(200), row(210, "e/registry", op="add", effective_from_s=120, **{"class": "slow"}), tick(220)
+    )
+    assert seen(home, "e") == [(130, "online", "signal"), (190, "offline", "silence")]
+    done = {one.device_id: one for one in amend_home(home, Wanted())}
+    assert (done["e"].retracted, done["e"].added) == (2, 1)  # it is of another class from its first row on, 10 s earlier
+    assert seen(home, "e") == [(130, "online", "signal")]
+    assert agrees(home, "e")
+    standing = reports.standing(home, "e", START + 220_000)
+    assert standing is not None
+    assert standing.unreachable == [], "it was heard by then: its timeout was another"
+
+
+def test_a_device_whose_verdicts_do_not_follow_from_bronze_is_left_alone(judged: Judged) -> None:
+    home = judged.home
+    stray = {"kind": "transition", "device_id": "d", "event_time_ms": START + 30_000, "life_ms": START, "transition_no": 7}
+    write_deltalake(str(home.table(JUDGEMENTS.name)), delta.to_table(JUDGEMENTS, [stray]), mode="append")
+    [done] = amend_home(home, Wanted())
+    assert (done.retracted, done.added, done.corrected) == (0, 0, False)
+    assert done.left is not None
+    assert "do not follow from the rows of bronze" in done.left
+
+
+def test_two_amends_do_not_work_at_once(judged: Judged) -> None:
+    with (judged.home.path / "amend.lock").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(FleetError, match="another amend is at work"):
+            amend_home(judged.home, Wanted())
+
+
+def test_a_table_of_an_older_version_is_refused_and_not_changed(judged: Judged, tmp_path: Path) -> None:
+    home = judged.home
+    older = Judged(empty(tmp_path / "older", DEPLOYMENT)).home
+    (older.table(JUDGEMENTS.name)).rename(tmp_path / "gone")
+    kept = delta.to_table(JUDGEMENTS, []).drop_columns(["amendment_no", "takes_back"])
+    write_deltalake(str(older.table(JUDGEMENTS.name)), kept)
+    home.checkpoint.parent.rename(older.path / "checkpoints" / "lifecycle") if not (older.path / "checkpoints").mkdir() else None
+    with pytest.raises(FleetError, match=r"have no amendment_no, takes_back; start the fleet"):
+        amend_home(older, Wanted())
+
+
+def test_while_a_gap_is_open_no_correction_is_sent(judged: Judged) -> None:
+    judged.take(row(120.5, "fleet/_/b/gap", op="open", from_s=120, after_s=120))
+    [done] = amend_home(judged.home, Wanted())
+    assert not done.corrected
+    assert done.left is not None
+    assert "nobody listens now" in done.left
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import batch.amend as job
+from fleetpulse.io.home import Home
+
+def killing(whole, which, after):
+    def call(*arguments):
+        if not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        whole(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return call
+
+step, after = sys.argv[2], sys.argv[3] == "after"
+where = job if step == "spool" else job.delta
+setattr(where, step, killing(getattr(where, step), step, after))
+job.amend_home(Home(Path(sys.argv[1])), job.Wanted())
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("step", ["append_of", "spool", "append"])
+def test_killed_at_any_step_and_given_again_it_says_everything_once(judged: Judged, step: str, moment: str) -> None:
+    home = judged.home
+    judged.take(signal(130, "e"), signal(150, "e"), signal(140, "e", received_s=155), tick(156))
+    command = [sys.executable, "-W", "error", "-c", KILLED, str(home.path), step, moment]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if step != "append":  # nothing is done with as long as a correction is under way: that commit is not come to
+        assert done.returncode == -9, done.stderr
+    amend_home(home, Wanted())
+    assert agrees(home)
+    numbers = [one.amendment_no for one in said_by_device(home, ["d"])["d"] if one.kind is Verdict.RETRACT]
+    assert numbers == [1]
+    judged.take(*sent(home, 157), tick(300))
+    subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    amend_home(home, Wanted())
+    assert agrees(home)
+    assert amend_home(home, Wanted()) == []
+    numbers = [one.amendment_no for one in said_by_device(home, ["d"])["d"] if one.amendment_no is not None]
+    assert sorted(numbers) == list(range(1, len(numbers) + 1))
+
+
+def test_a_client_cannot_correct_a_device() -> None:
+    refused = decode("fleet/_/d/correct", b"{}", START, Origin.MQTT)
+    assert isinstance(refused, Rejection)
+    assert refused.reason == "reserved"
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        None,
+        7,
+        [],
+        {},
+        {"mode": "gone"},
+        "x",
+        *({name: value} for name in ("mode", "seq", "codes") for value in (-1, "é\n", {})),
+    ],
+)
+def test_whatever_a_row_that_corrects_carries_the_fold_lives_on(device: Any) -> None:
+    rows = [signal(10), tick(30)]
+    known = outcome(rows, DEPLOYMENT, through_ms=START + 24_999)
+    was = fingerprint(known.devices["d"], 25_000 - 10_000)
+    whole = plain(known.devices["d"], 0)
+    told = {**whole, **device} if isinstance(device, dict) and device.keys() <= whole.keys() and device else device
+    row_ = row(20, "fleet/_/d/correct", was=was, device=told, effective_from_s=25)
+    assert row_.kind is Kind.CORRECT
+    judged = replay([*rows, row_], DEPLOYMENT)
+    refused = [one for one in judged if one.kind is Verdict.REFUSED]
+    forgotten = [one for one in judged if one.to_mode == "forgotten"]
+    assert len(forgotten) == (told is None)
+    assert len(refused) == (told is not None)
+
+
+def test_a_device_comes_back_as_it_was_told() -> None:
+    errors = [signal(at, kind="error", code=code) for at, code in ((10, "x"), (11, "reconnaissance"), (12, "auth_failed"))]
+    known = outcome([*errors, row(20, "d/death"), tick(30)], DEPLOYMENT).devices["d"]
+    assert corrected("d", json.loads(json.dumps(plain(known, 99_000))), 99_000) == known
