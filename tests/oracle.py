@@ -11,6 +11,8 @@ Rule 2: where the text leaves a choice, the choice is named here.
 - An error is judged by the rule at its own instant, and so is what is remembered for it: of the errors before, those that
   were among the newest k and within the window at every error since; of a sequence, the steps that were in time when taken.
 - A sequence is begun anew by a release, and by an error that came under another sequence.
+- A row that corrects says: from here on as if nothing had come late of what was received before this row. What was worked out
+  for a device that has moved on since is refused; that takes a look at what the row carries, and is not asked here.
 - Registering a decommissioned device again clears its facts and goes on with its life. Its tombstone counts event time.
 """
 
@@ -19,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-KINDS = ("heartbeat", "telemetry", "error", "birth", "death", "control", "registry", "policy", "gap", "tick")
+KINDS = ("heartbeat", "telemetry", "error", "birth", "death", "control", "registry", "policy", "gap", "tick", "correct")
 SIGNALS = KINDS[:4]
 PRESENT = ("online", "degraded", "flagged")
 END = 10**18  # after all instants
@@ -131,6 +133,8 @@ class Life:
     log: list[Message] = field(default_factory=list)
     before: list[Message] = field(default_factory=list)  # the log until it was registered again
     told: list[tuple[Any, ...]] = field(default_factory=list)
+    unsaid: int = 0  # of ``told``: what the amended history has, from which the device goes on
+    numbered: int = 0  # transitions of this life that were judged before that
 
     @property
     def mode(self) -> str:
@@ -206,7 +210,8 @@ class Life:
 
     def go(self, mode: str, trigger: str) -> None:
         if mode != self.mode:
-            ids, change = (self.device_id, self.born, len(self.told) + 1), (self.mode, mode, trigger)
+            number = self.numbered + len(self.told) - self.unsaid + 1
+            ids, change = (self.device_id, self.born, number), (self.mode, mode, trigger)
             self.told.append(("transition", *ids, *change, self.now, self.last_seen()))
 
     def next_deadline(self) -> tuple[int, int, str] | None:
@@ -226,7 +231,8 @@ class Life:
         if mode == "offline":
             due.append((over(quiet_since, "forget_after_ms"), 5, "forget"))
         if mode == "decommissioned":
-            due = [(over(self.told[-1][7], "forget_after_ms", Listening(0)), 5, "forget")]
+            since = [change[7] for change in self.told if change[6] != "amended"][-1]
+            due = [(over(since, "forget_after_ms", Listening(0)), 5, "forget")]
         return min(((at, place, trigger) for at, place, trigger in due if at is not None), default=None)
 
     def expire(self, before: int) -> None:
@@ -302,7 +308,7 @@ def judge(rows: Iterable[Message], lateness: int, lead: int, built_in: dict[str,
     read = sorted(rows, key=lambda row: (row.received_at, row.kind != "gap", row.code or "", row.digest))
     world = World(Listening(read[0].received_at), [(-1, -1, built_in)])
     frontier: int | None = None
-    told, waiting = list[tuple[Any, ...]](), list[Message]()
+    told, waiting, belated = list[tuple[Any, ...]](), list[Message](), list[Message]()
     for row in read:
         if row.kind == "gap":
             world.listening.read(row, frontier)  # before it moves the frontier
@@ -315,6 +321,7 @@ def judge(rows: Iterable[Message], lateness: int, lead: int, built_in: dict[str,
         elif frontier is not None and row.event_time <= frontier:
             late = _about("late", row, frontier - row.event_time)
             told.append(late if row.kind in SIGNALS else _about("refused", row))
+            belated += [row] if row.kind in (*SIGNALS, "registry") else []
         elif row.kind == "policy":
             world.policies.append((row.at, row.received_at, row.content["policy"]))
         else:
@@ -323,7 +330,8 @@ def judge(rows: Iterable[Message], lateness: int, lead: int, built_in: dict[str,
     deaths = [row for row in due if row.kind == "death" and row.gateway == row.device_id]
     for device_id in sorted({row.device_id for row in due}):
         its = [row for row in due if row.device_id == device_id]
-        told += _judge_device(its, [row for row in deaths if row.device_id != device_id], world, frontier or 0)
+        others = [row for row in deaths if row.device_id != device_id]
+        told += _judge_device(its, others, world, frontier or 0, [row for row in belated if row.device_id == device_id])
     return told
 
 
@@ -340,13 +348,23 @@ def _place(row: Message) -> tuple[Any, ...]:
     )
 
 
-def _judge_device(rows: list[Message], deaths: list[Message], world: World, frontier: int) -> list[tuple[Any, ...]]:
+def _judge_device(
+    rows: list[Message], deaths: list[Message], world: World, frontier: int, belated: list[Message]
+) -> list[tuple[Any, ...]]:
     """Judge the messages of one device in their order, deadlines between them, and after the last up to the frontier.
 
-    ``deaths`` are those of gateways, be it its own or not.
+    ``deaths`` are those of gateways, be it its own or not; ``belated`` are its messages that came when their time was judged.
     """
+    lives, told = _lives(rows, deaths, world, frontier, belated)
+    return told + [change for life in lives for change in life.told[life.unsaid :]]
+
+
+def _lives(
+    rows: list[Message], deaths: list[Message], world: World, through: int, belated: list[Message]
+) -> tuple[list[Life], list[tuple[Any, ...]]]:
+    """Return the lives of a device through an instant, and what is said of rows that change nothing."""
     first: dict[tuple[Any, ...], Message] = {}
-    for row in rows:  # as they were received
+    for row in sorted(rows, key=lambda row: row.received_at):  # as they were received
         first.setdefault((row.kind, row.at, row.boot, row.seq, row.digest if row.seq is None else None), row)
     counted = list(first.values())
     told = [_about("duplicate", row) for row in rows if not any(row is one for one in counted)]
@@ -354,6 +372,12 @@ def _judge_device(rows: list[Message], deaths: list[Message], world: World, fron
     for row in sorted([*counted, *deaths], key=lambda row: (row.at, row.device_id != rows[0].device_id, _place(row))):
         if lives:
             lives[-1].expire(row.at)
+        if row.kind == "correct":
+            known = [one for one in [*rows, *belated] if one.received_at < row.received_at and one.at < row.at]
+            known = [one for one in known if one.kind != "correct"]
+            amended = _lives(known, [one for one in deaths if one.at < row.at], world, row.at - 1, [])[0] if known else []
+            _correct(lives, amended, row)
+            continue
         if not lives or lives[-1].mode == "forgotten":
             admitted = row.kind in SIGNALS and world.policy(row.at)["unknown_devices"] == "admit"
             if not admitted and not (row.kind == "registry" and row.content["op"] == "add"):
@@ -363,5 +387,23 @@ def _judge_device(rows: list[Message], deaths: list[Message], world: World, fron
         verdict = lives[-1].judge(row)
         told += [_about(verdict, row)] if verdict else []
     if lives:
-        lives[-1].expire(frontier + 1)
-    return told + [change for life in lives for change in life.told]
+        lives[-1].expire(through + 1)
+    return lives, told
+
+
+def _correct(lives: list[Life], amended: list[Life], row: Message) -> None:
+    """Let a device go on as its amended history does, saying so where its mode is another."""
+    alive = bool(lives) and lives[-1].mode != "forgotten"
+    before = lives[-1].mode if alive else "provisioned"
+    if not amended or amended[-1].mode == "forgotten":
+        if alive:
+            lives[-1].now = row.at
+            lives[-1].go("forgotten", "amended")
+        return
+    life = amended[-1]
+    numbers = [change[3] for one in lives for change in one.told[one.unsaid :] if change[2] == life.born]
+    life.unsaid, life.numbered, life.now = len(life.told), max(numbers, default=0), row.at
+    if life.mode != before:
+        ids = (life.device_id, life.born, life.numbered + 1)
+        life.told.append(("transition", *ids, before, life.mode, "amended", row.at, life.last_seen()))
+    lives.append(life)

@@ -14,6 +14,7 @@ from fleetpulse.core.messages import Kind, Origin, Row, gateway_death
 from fleetpulse.core.replay import Deployment, Outcome, outcome, replay
 from tests.histories import START, any_own_row, any_policy, any_signal, as_the_bridge_says, choosing, row
 from tests.property.test_laws import DEPLOYMENTS, in_batches, said_once
+from tests.property.test_oracle import by_the_core, by_the_oracle
 
 DEVICES = "abc"
 DELAYS = (0, 0, 0, 5, 10, 70, 70, 100, 200)
@@ -125,6 +126,18 @@ def test_a_corrected_device_goes_on_as_its_amended_history_does(
     for device_id in {one.device_id for one in ours} - unforeseen:
         assert device_id not in refused
         assert device_id in late or not both.differ(device_id)
+
+
+@given(_rows(), st.integers(0, 30), st.sampled_from([1, 5, 20, 60]))
+def test_the_oracle_says_the_same_of_a_device_that_is_corrected(rows: list[Row], cut: int, lateness_s: int) -> None:
+    rows, ours = _corrected(rows, cut, Deployment(lateness_s * 1000, 30_000))
+    if not ours:
+        return
+    at_ms, sent_ms = ours[-1].event_time_ms or 0, ours[-1].received_at_ms
+    foreseen = [one for one in rows if one.received_at_ms <= sent_ms or (one.event_time_ms or 0) > at_ms]
+    foreseen = [one for one in foreseen if one.received_at_ms <= sent_ms or one.kind is not Kind.GAP]
+    foreseen.append(row(1000, "fleet/_/b/tick"))
+    assert by_the_core(foreseen, lateness_s) == by_the_oracle(foreseen, lateness_s)
 
 
 @given(_rows(), st.integers(0, 30), DEPLOYMENTS, st.lists(st.integers(0, 60), max_size=6), st.integers(1, 3))
