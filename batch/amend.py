@@ -77,10 +77,10 @@ def amend_home(home: Home, wanted: Wanted) -> list[Amended]:
     Raises:
         FleetError: another amend is at work, or the table of judgements is of an older version.
     """
-    judged = judged_up_to(home.checkpoint)
-    if judged is None or not (home.table(JUDGEMENTS.name) / "_delta_log").exists():
-        return []
     with _alone(home):
+        judged = judged_up_to(home.checkpoint)
+        if judged is None or not (home.table(JUDGEMENTS.name) / "_delta_log").exists():
+            return []
         _check_columns(home)
         through_ms, before_ms = judged[1], delta.landed(home, JUDGEMENTS, WRITER)
         concerned = _concerned(home, wanted, before_ms, through_ms)

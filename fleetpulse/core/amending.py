@@ -46,16 +46,18 @@ def content(one: Judgement) -> tuple[Any, ...]:
     return tuple(getattr(one, name) for name in _SAID)
 
 
-def amendments(said: Iterable[Judgement], wanted: Iterable[Judgement], why: str) -> list[Judgement]:
+def amendments(said: Iterable[Judgement], wanted: Iterable[Judgement], why: str, through_ms: int) -> list[Judgement]:
     """Return what must be said of one device, so that what is shown is what is wanted.
 
     Args:
         said: its transitions, and what amendments said of them.
         wanted: the transitions of its amended history.
         why: the reason, for what is retracted.
+        through_ms: up to where that history is known: what was said beyond it stands.
     """
     kept = list(said)
-    now, then = _by_instant(shown(kept)), _by_instant(sorted(wanted, key=numbered))
+    known = (one for one in shown(kept) if (one.event_time_ms or 0) <= through_ms)
+    now, then = _by_instant(known), _by_instant(sorted(wanted, key=numbered))
     number = max((one.amendment_no or 0 for one in kept), default=0)
     rows: list[Judgement] = []
     for instant_ms in sorted({*now, *then}):
@@ -135,9 +137,13 @@ def amend(told: Histories, said: Mapping[str, Iterable[Judgement]]) -> dict[str,
     judged, amended = transitions(told.judged), transitions(told.amended)
     late = {one.device_id for one in told.judged.judgements if one.kind is Verdict.LATE}
     found: dict[str, list[Judgement]] = {}
+    listening = told.judged.listening
+    if listening is None or listening.frontier_ms is None:
+        return found
     for device_id, before in said.items():
         why = REASONS[Verdict.RETRACT] if device_id in late else CORRECTED_ENTRY
-        rows = amendments([*judged.get(device_id, []), *before], amended.get(device_id, []), why)
+        known = [*judged.get(device_id, []), *before]
+        rows = amendments(known, amended.get(device_id, []), why, listening.frontier_ms)
         if rows:
             found[device_id] = rows
     return found

@@ -149,3 +149,14 @@ def test_batch_cuts_do_not_change_what_a_correction_does(
         rows = [*rows, row(1000, "fleet/_/b/tick")]
         want = compared(replay(rows, deployment))
         assert said_once(in_batches(rows, cuts, deployment, groups), want) == want
+
+
+@given(_rows(), st.integers(0, 30), DEPLOYMENTS)
+def test_what_was_amended_further_on_stands(rows: list[Row], cut: int, deployment: Deployment) -> None:
+    said = _amend(rows, deployment, _nothing_said())
+    earlier = histories(rows[: cut % len(rows)], deployment)
+    frontier_ms = earlier.judged.listening.frontier_ms if earlier.judged.listening else None
+    for device_id, fresh in amend(earlier, said).items():
+        assert frontier_ms is not None
+        assert all((one.event_time_ms or 0) <= frontier_ms for one in fresh)
+        assert [one.amendment_no for one in fresh] == [len(said[device_id]) + place for place, _ in enumerate(fresh, 1)]

@@ -1,0 +1,115 @@
+"""Amend beside the running job: neither disturbs the other, and the live device goes on as its amended history does."""
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from batch.amend import WRITER, Wanted, amend_home
+from fleetpulse.core.decoding import decode
+from fleetpulse.core.messages import Origin, Row
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.io import delta
+from fleetpulse.io.checkpoint import judged_up_to
+from fleetpulse.io.home import Home
+from fleetpulse.ops import reports
+from fleetpulse.ops.agreement import defined, told
+from streaming.lifecycle import start
+from tests.histories import START, row, signal, tick
+from tests.homes import empty, land
+
+pytestmark = pytest.mark.spark
+DEPLOYMENT = Deployment(1_000, 300_000)
+PATIENCE_S = 120
+APPENDS = 25
+
+
+def _await(query: StreamingQuery, home: Home, received_s: float) -> None:
+    limit = time.monotonic() + PATIENCE_S
+    while (reached := judged_up_to(home.checkpoint)) is None or reached[1] < START + received_s * 1000:
+        assert query.isActive, query.exception()
+        assert time.monotonic() < limit, "the stream does not come to the end of its input"
+        time.sleep(0.1)
+    query.processAllAvailable()
+
+
+def _sent(home: Home, received_s: float) -> list[Row]:
+    [path] = home.commands.glob("*.json")
+    [one] = json.loads(path.read_text())
+    path.unlink()
+    decoded = decode(one["topic"], json.dumps(one["payload"]).encode(), START + int(received_s * 1000), Origin.COMMAND)
+    assert isinstance(decoded, Row)
+    return [decoded]
+
+
+def test_late_delivery_takes_an_offline_back_and_the_running_job_goes_on_from_there(spark: SparkSession, tmp_path: Path) -> None:
+    home = empty(tmp_path / "home", DEPLOYMENT)
+    rules = parse_policy({"rules": {"timeout": "60s", "forget_after": "10h"}}).normalised()
+    batches = [
+        [row(0, "fleet/_/_/policy", policy=rules, effective_from_s=-1000), signal(10), tick(100)],
+        [signal(40, received_s=110), signal(90, received_s=110), tick(120)],
+    ]
+    query = start(spark, home)
+    try:
+        for number, batch in enumerate(batches, 1):
+            land(home, batch, number)
+            _await(query, home, 100 + 20 * (number - 1))
+        assert [one["to_mode"] for one in reports.transitions(home)] == ["online", "offline"]
+        [done] = amend_home(home, Wanted())
+        assert (done.retracted, done.added, done.corrected) == (1, 0, True)
+        assert [one["to_mode"] for one in reports.transitions(home)] == ["online"]
+        batches.append([*_sent(home, 121), tick(140)])
+        land(home, batches[-1], 3)
+        _await(query, home, 140)
+        assert [(one["to_mode"], one["trigger"]) for one in reports.transitions(home)][1:] == [("online", "amended")]
+        batches.append([tick(200)])
+        land(home, batches[-1], 4)
+        _await(query, home, 200)
+        [done] = amend_home(home, Wanted())
+        assert done.left is None
+        assert query.isActive
+    finally:
+        query.stop()
+    assert told(home) == defined([one for batch in batches for one in batch], DEPLOYMENT)
+    shown = [(one["to_mode"], one["trigger"], one["runtime_ms"]) for one in reports.transitions(home)]
+    assert shown == [("online", "signal", 0), ("offline", "silence", 80_000)]
+    standing = reports.standing(home, "d", START + 200_000)
+    assert standing is not None
+    assert standing.unreachable == [{"since_ms": START + 70_000, "until_ms": START + 129_000}]
+
+
+def test_what_amend_appends_and_what_the_job_appends_do_not_hinder_each_other(spark: SparkSession, tmp_path: Path) -> None:
+    home = empty(tmp_path / "home", DEPLOYMENT)
+    done = threading.Event()
+
+    def append() -> int:
+        number = 0
+        while not done.is_set() or number < APPENDS:
+            number += 1
+            said = {"kind": "add", "device_id": "z", "amendment_no": number, "event_time_ms": START}
+            delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [said]), WRITER, number)
+        return number
+
+    query = start(spark, home)
+    rows: list[Row] = []
+    with ThreadPoolExecutor(1) as pool:
+        appending = pool.submit(append)
+        try:
+            for number in range(1, 7):
+                batch = [signal(100 * number, device=f"d{number}"), tick(100 * number + 50)]
+                rows += batch
+                land(home, batch, number)
+                _await(query, home, 100 * number + 50)
+        finally:
+            done.set()
+            query.stop()
+    assert told(home) == defined(rows, DEPLOYMENT)
+    [counted] = delta.query(home, "SELECT count(*) AS n, max(amendment_no) AS newest FROM judgements WHERE kind = 'add'")
+    assert counted["n"] == counted["newest"] == appending.result() >= APPENDS
