@@ -5,12 +5,10 @@ Rule 2: a device is looked at until its judged and its amended history have met;
 Rule 3: it only appends to judgements, and hands rows that correct to the bridge as any command: a job goes on beside it.
 """
 
-import fcntl
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -22,9 +20,10 @@ from fleetpulse.core.judgements import AMENDMENTS, Judgement, Verdict
 from fleetpulse.core.messages import Kind
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io import delta
-from fleetpulse.io.checkpoint import judged_up_to
+from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, judged_up_to
 from fleetpulse.io.commands import commanded, spool
 from fleetpulse.io.home import Home
+from fleetpulse.io.locks import held
 from fleetpulse.ops.bronze import rows_through
 from fleetpulse.ops.verdicts import said_by_device
 
@@ -77,9 +76,9 @@ def amend_home(home: Home, wanted: Wanted) -> list[Amended]:
     Raises:
         FleetError: another amend is at work, or the table of judgements is of an older version.
     """
-    with _alone(home):
+    with held(home.path / "amend.lock", "fleet amend", _refused):
         judged = judged_up_to(home.checkpoint)
-        if judged is None or not (home.table(JUDGEMENTS.name) / "_delta_log").exists():
+        if judged is None or judged[1] <= WATERMARK_DELAY_MS or not (home.table(JUDGEMENTS.name) / "_delta_log").exists():
             return []
         _check_columns(home)
         through_ms, before_ms = judged[1], delta.landed(home, JUDGEMENTS, WRITER)
@@ -94,14 +93,8 @@ def amend_home(home: Home, wanted: Wanted) -> list[Amended]:
         return done
 
 
-@contextmanager
-def _alone(home: Home) -> Iterator[None]:
-    with (home.path / "amend.lock").open("a") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FleetError(f'another amend is at work in "{home.path}"; let it end, and try again if need be') from None
-        yield
+def _refused(other: str) -> FleetError:
+    return FleetError(f"another amend is at work: {other}; let it end, and try again if need be")
 
 
 def _check_columns(home: Home) -> None:

@@ -19,9 +19,9 @@ from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
+from fleetpulse.io.lifecycle_query import start
 from fleetpulse.ops import reports
 from fleetpulse.ops.agreement import defined, told
-from streaming.lifecycle import start
 from tests.histories import START, row, signal, tick
 from tests.homes import empty, land
 
