@@ -49,7 +49,7 @@ def _show(done: Sequence["Amended"], home: Home, *, dry_run: bool) -> None:
     retracted, added = sum(one.retracted for one in done), sum(one.added for one in done)
     corrected = sum(one.corrected for one in done)
     shown.print(
-        f"{len(done):,} devices looked at: {retracted:,} transitions taken back, {added:,} added, {corrected:,} corrected"
+        f"devices looked at: {len(done):,}; transitions taken back: {retracted:,}, added: {added:,}; corrected: {corrected:,}"
     )
     if corrected and not dry_run and home.owner() is None:
         shown.print("what corrects takes effect when the fleet runs (./fleet up)")

@@ -11,10 +11,11 @@ import pytest
 from deltalake import write_deltalake
 
 from batch.amend import Amended, Wanted, amend_home
+from cli.devices import correct
 from fleetpulse.core.amending import content, histories, shown, transitions
 from fleetpulse.core.correcting import corrected, fingerprint, plain
 from fleetpulse.core.decoding import Rejection, decode
-from fleetpulse.core.errors import FleetError
+from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.messages import Kind, Origin, Row
 from fleetpulse.core.policy import parse_policy
@@ -26,7 +27,7 @@ from fleetpulse.ops import reports
 from fleetpulse.ops.bronze import rows_through
 from fleetpulse.ops.verdicts import said_by_device
 from tests.histories import START, row, signal, tick
-from tests.homes import Judged, empty
+from tests.homes import Judged, commit_batch, empty
 
 ROOT = Path(__file__).parents[2]
 DEPLOYMENT = Deployment(allowed_lateness_ms=1_000, max_clock_lead_ms=300_000)
@@ -196,15 +197,15 @@ def test_two_amends_do_not_work_at_once(judged: Judged) -> None:
             amend_home(judged.home, Wanted())
 
 
-def test_a_table_of_an_older_version_is_refused_and_not_changed(judged: Judged, tmp_path: Path) -> None:
-    home = judged.home
-    older = Judged(empty(tmp_path / "older", DEPLOYMENT)).home
-    (older.table(JUDGEMENTS.name)).rename(tmp_path / "gone")
-    kept = delta.to_table(JUDGEMENTS, []).drop_columns(["amendment_no", "takes_back"])
-    write_deltalake(str(older.table(JUDGEMENTS.name)), kept)
-    home.checkpoint.parent.rename(older.path / "checkpoints" / "lifecycle") if not (older.path / "checkpoints").mkdir() else None
-    with pytest.raises(FleetError, match=r"have no amendment_no, takes_back; start the fleet"):
-        amend_home(older, Wanted())
+def test_a_table_of_an_older_version_is_refused_and_not_changed(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(DEPLOYMENT)
+    older = delta.to_table(JUDGEMENTS, []).drop_columns(["amendment_no", "takes_back"])
+    write_deltalake(str(home.table(JUDGEMENTS.name)), older)
+    commit_batch(home.checkpoint, 1, START)
+    with pytest.raises(FleetError, match="have no amendment_no, takes_back; start the fleet"):
+        amend_home(home, Wanted())
+    assert delta.version(home.table(JUDGEMENTS.name)) == 0
 
 
 def test_while_a_gap_is_open_no_correction_is_sent(judged: Judged) -> None:
@@ -256,6 +257,18 @@ def test_killed_at_any_step_and_given_again_it_says_everything_once(judged: Judg
     assert amend_home(home, Wanted()) == []
     numbers = [one.amendment_no for one in said_by_device(home, ["d"])["d"] if one.amendment_no is not None]
     assert sorted(numbers) == list(range(1, len(numbers) + 1))
+
+
+def test_a_corrected_class_names_the_site_that_the_device_has_and_an_instant_in_the_past(judged: Judged) -> None:
+    home = judged.home
+    correct("d", device_class="slow", from_="1700000000000", home=home.path)
+    [command] = [one for path in home.commands.glob("*.json") for one in json.loads(path.read_text())]
+    assert command["topic"] == "fleet/site/d/registry"
+    assert command["payload"] == {"op": "add", "class": "slow", "effective_from": START}
+    with pytest.raises(Misuse, match="what is corrected lies in the past"):
+        correct("d", device_class="slow", from_="9999-01-01T00:00:00Z", home=home.path)
+    with pytest.raises(FleetError, match='no device "x" was registered or heard'):
+        correct("x", device_class="slow", from_="1700000000000", home=home.path)
 
 
 def test_a_client_cannot_correct_a_device() -> None:
