@@ -18,11 +18,13 @@ from fleetpulse.core.amending import Histories, amend, content, corrections, his
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, Judgement, Verdict
 from fleetpulse.core.messages import Kind
-from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
+from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, judged_up_to
 from fleetpulse.io.commands import commanded, spool
 from fleetpulse.io.home import Home
+from fleetpulse.io.kept import oldest_kept_ms
 from fleetpulse.io.locks import held
 from fleetpulse.ops.bronze import rows_through
 from fleetpulse.ops.verdicts import said_by_device
@@ -130,7 +132,7 @@ def _amend_some(home: Home, device_ids: Sequence[str], through_ms: int, wanted: 
     corrected, why = _correct(home, apart, wanted)
     left = {
         **dict.fromkeys(apart, why),
-        **dict.fromkeys(strange, "its verdicts do not follow from the rows of bronze that are kept"),
+        **dict.fromkeys(strange, _why_strange(home)),
     }
     return [
         Amended(
@@ -156,6 +158,12 @@ def _strange(told: Histories, said: Mapping[str, Sequence[Judgement]], held_back
         return Counter((one.transition_no, *content(one)) for one in judged)
 
     return {device_id for device_id, its in said.items() if counted(its) != counted(defined.get(device_id, []))}
+
+
+def _why_strange(home: Home) -> str:
+    kept_ms = oldest_kept_ms(home, MESSAGES.name)
+    since = "" if kept_ms is None else f" ({format_instant(kept_ms)} and later)"
+    return f"its verdicts do not follow from the rows of bronze that are kept{since}"
 
 
 def _row(one: Judgement) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.judgements import AMENDMENTS, Verdict
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH, TABLES
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import compaction, delta, leftovers, tidying
@@ -26,7 +26,7 @@ from fleetpulse.io.needs import Need, floor, needs
 
 _BUSY: Final = "left for the next time: others were writing"
 _OURS_ASIDE: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
-_OF_MESSAGES: Final = tuple(kind for kind in Verdict if kind not in (Verdict.TRANSITION, Verdict.SUMMARY))
+_OF_MESSAGES: Final = tuple(kind for kind in Verdict if kind not in (Verdict.TRANSITION, Verdict.SUMMARY, *AMENDMENTS))
 
 
 @dataclass(frozen=True, slots=True)

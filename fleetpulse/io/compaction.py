@@ -35,7 +35,7 @@ DAY_MS: Final = 86_400_000
 TARGET_BYTES: Final = 64 * 1024 * 1024  # of a piece: Parquet of some millions of messages
 MIN_FILES: Final = 10  # of a day that is not over: each file is so written again a few times, not at each maintenance
 _ROW_GROUP: Final = 131_072
-_OURS: Final = pa.array([Kind.REGISTRY.value, Kind.POLICY.value, Kind.GAP.value, Kind.CONTROL.value])
+_OURS: Final = pa.array([Kind.REGISTRY.value, Kind.POLICY.value, Kind.GAP.value, Kind.CONTROL.value, Kind.CORRECT.value])
 _STATS: Final = ("received_at", "event_time")
 
 

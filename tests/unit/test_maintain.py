@@ -231,6 +231,15 @@ def test_old_rows_of_other_tables_go_and_each_key_groups_newest_summary_stays(ho
     ]
 
 
+def test_what_amendments_say_stays_as_long_as_transitions_do(home: Home) -> None:
+    said = ("transition", "retract", "add", "late")
+    rows = [{"kind": kind, "device_id": "a", "judged_at_ms": START + day * DAY_MS} for kind in said for day in (0, 9)]
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "job", 1)
+    _run(home, replace(KEEP, late_ms=DAY_MS))
+    left = delta.query(home, "SELECT kind, count(*) AS n FROM judgements GROUP BY kind ORDER BY kind")
+    assert {one["kind"]: one["n"] for one in left} == {"add": 2, "late": 1, "retract": 2, "transition": 2}
+
+
 def test_landing_goes_on_beside_it_and_no_row_is_lost_or_doubled(home: Home) -> None:
     last = DAYS * EACH + 60
 
