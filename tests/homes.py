@@ -79,6 +79,8 @@ class Judged:
         land(self.home, rows, self._number)
         fresh = Counter(replay(self.rows, self.home.deployment())) - self._said
         self._said += fresh
-        told = [{**asdict(one), "last_errors": json.dumps(one.last_errors)} for one in fresh.elements()]
+        newest_ms = max(one.received_at_ms for one in self.rows)
+        more = {"judged_at_ms": newest_ms}
+        told = [{**asdict(one), **more, "last_errors": json.dumps(one.last_errors)} for one in fresh.elements()]
         delta.append(self.home, JUDGEMENTS, delta.to_table(JUDGEMENTS, told), "test", self._number)
-        commit_batch(self.home.checkpoint, self._number, max(one.received_at_ms for one in self.rows) - 1)
+        commit_batch(self.home.checkpoint, self._number, newest_ms - 1)

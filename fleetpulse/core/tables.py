@@ -325,19 +325,28 @@ def _of_kind(name: str, kind: str) -> Reading:
     return Reading(name, f"kind {kind}", f"SELECT * FROM judgements WHERE kind = '{kind}'")
 
 
+def transitions_in(judgements: str) -> str:
+    """Return the SQL that selects transitions as amendments left them.
+
+    Args:
+        judgements: the name of the table, or a query in brackets: by what was said in there.
+    """
+    return f"""
+        SELECT * FROM (SELECT * FROM {judgements} WHERE kind = 'transition') AS judged
+        ANTI JOIN (SELECT * FROM {judgements} WHERE kind = 'retract' AND takes_back IS NULL) AS retracted
+        USING (device_id, life, transition_no)
+        UNION ALL BY NAME
+        SELECT * FROM (SELECT * FROM {judgements} WHERE kind = 'add') AS added
+        ANTI JOIN (SELECT device_id, takes_back AS amendment_no FROM {judgements} WHERE kind = 'retract') AS retracted
+        USING (device_id, amendment_no)
+    """
+
+
 READINGS: Final = (
     Reading(
         "transitions",
         "kind transition, without those that were retracted, and kind add, likewise: what happened, as far as is known",
-        """
-        SELECT * FROM (SELECT * FROM judgements WHERE kind = 'transition') AS judged
-        ANTI JOIN (SELECT * FROM judgements WHERE kind = 'retract' AND takes_back IS NULL) AS retracted
-        USING (device_id, life, transition_no)
-        UNION ALL BY NAME
-        SELECT * FROM (SELECT * FROM judgements WHERE kind = 'add') AS added
-        ANTI JOIN (SELECT device_id, takes_back AS amendment_no FROM judgements WHERE kind = 'retract') AS retracted
-        USING (device_id, amendment_no)
-        """,
+        transitions_in("judgements"),
     ),
     _of_kind("judged_transitions", "transition"),
     _of_kind("late_events", "late"),

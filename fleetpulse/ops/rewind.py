@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.machine import Mode, Trigger
 from fleetpulse.core.policy import DEFAULT_CLASS
-from fleetpulse.core.tables import DEVICES, JUDGEMENTS
+from fleetpulse.core.tables import DEVICES, JUDGEMENTS, transitions_in
 from fleetpulse.core.times import END_OF_TIME_MS, format_instant
 from fleetpulse.io.delta import fetch, reading
 from fleetpulse.io.home import Home
@@ -24,7 +24,8 @@ READ: Final = (JUDGEMENTS.name, DEVICES.name)
 _BY_SILENCE: Final = frozenset({Trigger.SILENCE, Trigger.DEATH, Trigger.GATEWAY_DEATH, Trigger.FORGET})
 _BY_ERRORS: Final = frozenset({Trigger.ERRORS, Trigger.SEQUENCE})
 _COLUMNS: Final = """device_id, life, transition_no, from_mode, to_mode, "trigger", event_time, site, device_class, gateway,
-    last_seen, runtime_ms, last_errors, reason, policy_version, judged_at"""
+    last_seen, runtime_ms, last_errors, reason, policy_version, judged_at, amendment_no"""
+_NEWEST: Final = "event_time DESC, coalesce(amendment_no, transition_no) DESC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,10 @@ class Moment:
 def _known(moment: Moment) -> tuple[str, list[Any]]:
     """Return the transitions that count at a moment, as SQL with its parameters: all that was judged by then, of up to then.
 
-    A verdict that was taken back, or one that was put in later, would count or not by when that was said: here.
+    A verdict that was taken back, or one that was put in later, counts or not by when that was said.
     """
-    sql = f"SELECT {_COLUMNS} FROM transitions WHERE epoch_ms(event_time) <= ? AND epoch_ms(judged_at) <= ?"
-    return sql, [moment.at_ms, moment.known_ms]
+    said = f"(SELECT * FROM judgements WHERE epoch_ms(judged_at) <= {int(moment.known_ms)})"
+    return f"SELECT {_COLUMNS} FROM ({transitions_in(said)}) WHERE epoch_ms(event_time) <= ?", [moment.at_ms]
 
 
 def _registered(moment: Moment) -> tuple[str, list[Any]]:
@@ -72,7 +73,7 @@ def fleet_of(tables: "DuckDBPyConnection", moment: Moment) -> list[dict[str, Any
     registered, registered_values = _registered(moment)
     sql = f"""
     WITH known AS ({known}),
-    newest AS (SELECT * FROM known QUALIFY row_number() OVER (PARTITION BY device_id ORDER BY life DESC, transition_no DESC) = 1),
+    newest AS (SELECT * FROM known QUALIFY row_number() OVER (PARTITION BY device_id ORDER BY {_NEWEST}) = 1),
     registrations AS ({registered}),
     begun AS (SELECT registrations.* FROM registrations LEFT JOIN newest USING (device_id) WHERE newest.to_mode IS NULL
               OR (newest.to_mode = 'forgotten' AND registrations.effective_from > newest.event_time))
@@ -104,7 +105,7 @@ def life_of(tables: "DuckDBPyConnection", device_id: str, moment: Moment) -> lis
     changes = fetch(
         tables,
         f"""SELECT *, epoch_ms(event_time) AS at_ms, epoch_ms(life) AS life_ms, epoch_ms(last_seen) AS last_seen_ms
-            FROM ({known}) WHERE device_id = ? ORDER BY life, transition_no""",
+            FROM ({known}) WHERE device_id = ? ORDER BY event_time, coalesce(amendment_no, transition_no)""",
         [*values, device_id],
     )
     spans = [span for place, change in enumerate(changes) for span in _spans(changes[place - 1] if place else None, change)]

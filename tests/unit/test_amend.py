@@ -23,7 +23,7 @@ from fleetpulse.core.replay import Deployment, outcome, replay
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
-from fleetpulse.ops import reports
+from fleetpulse.ops import reports, rewind
 from fleetpulse.ops.bronze import rows_through
 from fleetpulse.ops.verdicts import said_by_device
 from tests.histories import START, row, signal, tick
@@ -88,6 +88,16 @@ def test_an_offline_that_late_delivery_takes_back_is_shown_as_unreachable(judged
         ("retract", 1, 2),
         ("transition", None, 2),
     ]
+
+
+def test_what_was_known_before_an_amend_and_what_is_known_now_can_both_be_looked_at(judged: Judged) -> None:
+    amend_home(judged.home, Wanted())
+
+    def mode(moment: rewind.Moment) -> list[str]:
+        return [one["mode"] for one in rewind.fleet(judged.home, moment)]
+
+    assert mode(rewind.Moment(START + 100_000)) == ["online"]
+    assert mode(rewind.Moment(START + 100_000, known_ms=START + 200_000)) == ["offline"]
 
 
 def test_a_corrected_device_goes_on_as_its_amended_history_and_then_there_is_nothing_left(judged: Judged) -> None:
