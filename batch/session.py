@@ -3,13 +3,17 @@
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import psutil
 from pyspark.sql import SparkSession
 
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.checkpoint import relocate
 from fleetpulse.io.home import Home
 from fleetpulse.io.spark import spark_session
 
@@ -38,9 +42,28 @@ def batch_session(home: Home, memory: str = "1g") -> Iterator[SparkSession]:
         shutil.rmtree(own, ignore_errors=True)
 
 
+@contextmanager
+def plainly_named(home: Home) -> Iterator[Home]:
+    """Give a home by a path that is the same as an address: Spark's doors to state look for ``a%20b`` where it is ``a b``."""
+    real = str(home.path.resolve())
+    if quote(real) == real:
+        yield home
+        return
+    with tempfile.TemporaryDirectory(prefix="fleet-") as place:
+        link = Path(place) / "home"
+        link.symlink_to(real)
+        try:
+            yield Home(link)
+        except FleetError as error:
+            raise FleetError(str(error).replace(str(link), str(home.path))) from error
+        finally:
+            for checkpoint in home.lifecycle.glob("gen-*"):
+                relocate(checkpoint)
+
+
 def told_of(error: Exception) -> str:
     """Return the sentence of Spark's that says most: the innermost cause that has one."""
-    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line.strip(": ") for line in str(error).splitlines() if not line.startswith("An error occurred while calling")]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     telling = [line for line in causes if "FleetError" in line] or causes[-1:] or lines[:1] or ["it says nothing"]
     return telling[0].rpartition("FleetError: ")[2][:400]

@@ -61,15 +61,15 @@ def _session(home: Home, *, dry: bool) -> "Iterator[Work]":
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    from batch.session import batch_session, told_of
+    from batch.session import batch_session, plainly_named, told_of
     from batch.verbs import Work
 
     for one in home.lifecycle.glob("gen-*"):
         relocate(one)  # the home may have been moved
     _say("starting Spark")
-    with batch_session(home) as spark:
+    with plainly_named(home) as named, batch_session(named) as spark:
         try:
-            yield Work(spark, home, _say, dry)
+            yield Work(spark, named, _say, dry)
         except (PySparkException, Py4JError) as error:
             raise FleetError(
                 f"generation {home.generation().number} cannot be read ({told_of(error)}); nothing has changed; more is in "
