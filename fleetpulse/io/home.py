@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -216,8 +217,18 @@ class Home:
             for folder in (self.broker, self.segments, self.commands, self.logs, self.path / "run", self.path / "tables"):
                 folder.mkdir(parents=True, exist_ok=True)
             (self.path / "lock").touch()
+            probe = self.path / f"lock.{os.getpid()}"
+            probe.unlink(missing_ok=True)
         except OSError as error:
             raise FleetError(f'the home "{self.path}" cannot be written ({error.strerror}); {_cure(error)}') from None
+        try:
+            os.link(self.path / "lock", probe)
+            probe.unlink()
+        except OSError as error:
+            raise FleetError(
+                f'the file system of "{self.path}" has no hard links ({error.strerror}), by which a segment gets a number that '
+                f"no other has; {_ANOTHER}, on a local disk"
+            ) from None
 
     def divide(self, bridges: Mapping[str, Sequence[str]]) -> None:
         """Write down which further bridge takes which sites.

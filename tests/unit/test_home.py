@@ -1,5 +1,6 @@
 """A home is used by whom it fits, and refused in one sentence otherwise."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -92,3 +93,12 @@ def test_a_home_that_had_a_session_before_it_had_a_name_of_its_own_keeps_it(tmp_
     home.prepare(None)
     (home.segments / "000000000001.arrow").touch()
     assert home.session(BRIDGE) == "fleetpulse-bridge-1"
+
+
+def test_a_file_system_without_hard_links_is_named_as_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(FleetError, match=r"has no hard links .* name another with --home, on a local disk"):
+        Home(tmp_path / "home").prepare(None)

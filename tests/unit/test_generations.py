@@ -1,0 +1,164 @@
+"""The record of generations: one is current, another becomes so in one step, and what was half made is made anew."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.device_lists import read_devices
+from fleetpulse.columnar.forms import STORED_FORM
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.checkpoint import begun_with, is_settled, judged_up_to, note_begin, query_id, relocate, stand, unfinished
+from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired
+from fleetpulse.io.generations import (
+    Generation,
+    begin_generation,
+    checkpoint_of,
+    discard_generation,
+    load_generations,
+    save_generations,
+)
+from fleetpulse.io.home import KEY_GROUPS, Home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    home.lifecycle.mkdir(parents=True)
+    return home
+
+
+def _begun(home: Home, key_groups: int = 3) -> Generation:
+    return begin_generation(
+        home.lifecycle, home.generation(), key_groups=key_groups, form=4, made_by="rescale", made_from={"generation": 1}
+    )
+
+
+def _batch(checkpoint: Path, batch: int, version: int, watermarks: tuple[int, int], *, committed: bool = True) -> None:
+    """Write what Spark writes of a batch: the watermark that it was judged with, and the next one."""
+    for name in ("offsets", "commits"):
+        (checkpoint / name).mkdir(parents=True, exist_ok=True)
+    conf = {"spark.sql.shuffle.partitions": "2"}
+    metadata = json.dumps({"batchWatermarkMs": watermarks[0], "conf": conf})
+    (checkpoint / "offsets" / str(batch)).write_text(f"v1\n{metadata}\n" + json.dumps({"version": version}))
+    if committed:
+        (checkpoint / "commits" / str(batch)).write_text("v1\n" + json.dumps({"nextBatchWatermarkMs": watermarks[1]}))
+
+
+def test_a_home_begins_with_generation_1_in_the_newest_form(home: Home) -> None:
+    assert home.generation() == Generation.first(KEY_GROUPS, STORED_FORM)
+    assert home.checkpoint == checkpoint_of(home.lifecycle, 1)
+
+
+def test_a_home_from_before_there_were_generations_goes_on_in_the_form_it_has(home: Home) -> None:
+    record = home.record()
+    del record["form"]
+    (home.path / "home.json").write_text(json.dumps(record))
+    assert home.generation().form == 3
+
+
+def test_a_generation_that_is_being_made_changes_nothing_until_the_switch(home: Home) -> None:
+    made = _begun(home)
+    assert (home.generation().number, home.key_groups()) == (1, KEY_GROUPS)
+    save_generations(home.lifecycle, load_generations(home.lifecycle).switched(made.number, {"batch": 7}))
+    assert (home.generation().number, home.key_groups()) == (2, 3)
+    former = load_generations(home.lifecycle).predecessor()
+    assert former is not None and (former.number, former.status, former.stands) == (1, "retired", {"batch": 7})
+
+
+def test_what_was_half_made_is_removed_by_the_next_that_makes_one(home: Home) -> None:
+    left = checkpoint_of(home.lifecycle, _begun(home).number)
+    (left / "state").mkdir(parents=True)
+    again = _begun(home)
+    assert again.number == 3 and not left.exists()
+    discard_generation(home.lifecycle, again)
+    assert {one.number: one.status for one in load_generations(home.lifecycle).known.values()} == {
+        1: "current",
+        2: "discarded",
+        3: "discarded",
+    }
+
+
+def test_a_record_that_is_damaged_or_newer_is_refused(home: Home) -> None:
+    made = _begun(home)
+    save_generations(home.lifecycle, load_generations(home.lifecycle).switched(made.number, {}))
+    path = home.lifecycle / "generations.json"
+    whole = path.read_text()
+    path.write_text(whole.replace('"form": 4,\n   "made_by": "rescale"', '"form": 5,\n   "made_by": "rescale"'))
+    with pytest.raises(FleetError, match="writes stored form 5; this version knows forms up to 4; use the fleet"):
+        home.generation()
+    path.write_text(whole[:40])
+    with pytest.raises(FleetError, match=r"generations.json\" is damaged .* restore it from a backup"):
+        home.generation()
+
+
+def test_the_state_has_one_holder(home: Home) -> None:
+    assert home.state_holder() is None
+    with home.state_held("one"):
+        assert (home.state_holder() or "").startswith("one (process")
+        with pytest.raises(FleetError, match=r"in use by one .* ./fleet stream stop"), home.state_held("two"):
+            pass
+    assert home.state_holder() is None
+
+
+def test_what_is_wanted_is_remembered_with_who_wants_it(home: Home) -> None:
+    assert desired(home).what == RUNNING
+    desire(home, STOPPED, "ann")
+    assert (desired(home).what, desired(home).by) == (STOPPED, "ann")
+    (home.path / "desired.json").write_text("no")
+    with pytest.raises(FleetError, match=r"is damaged .* ./fleet stream start"):
+        desired(home)
+
+
+def test_a_checkpoint_says_where_it_stands_and_whether_all_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match="has no batch yet"):
+        stand(tmp_path)
+    _batch(tmp_path, 4, 10, (100, 200))
+    assert (stand(tmp_path).version, stand(tmp_path).newest_ms, judged_up_to(tmp_path)) == (10, 201, (4, 101))
+    assert not is_settled(tmp_path), "what became due in batch 4 is said by batch 5"
+    _batch(tmp_path, 5, 10, (200, 200))
+    assert is_settled(tmp_path)
+    _batch(tmp_path, 6, 12, (200, 300), committed=False)
+    assert unfinished(tmp_path) == 6 and not is_settled(tmp_path)
+    with pytest.raises(FleetError, match="batch 3 is not in the checkpoint, which keeps 4 to 5"):
+        stand(tmp_path, 3)
+    (tmp_path / "offsets" / "5").write_text('v1\n{"conf": {}}\n{"someone": "else"}')
+    with pytest.raises(FleetError, match="is not the lifecycle job's, or is damaged"):
+        stand(tmp_path)
+
+
+def test_a_new_checkpoint_has_judged_what_it_was_begun_with(tmp_path: Path) -> None:
+    _batch(tmp_path, 0, 10, (0, 0))
+    note_begin(tmp_path, 5_000)
+    assert begun_with(tmp_path) == 5_000
+    assert judged_up_to(tmp_path) == (0, 5_000)
+    assert stand(tmp_path).newest_ms == 5_000 and is_settled(tmp_path)
+
+
+def test_a_checkpoint_that_was_moved_names_the_schemas_in_its_own_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "a home" / "state" / "0" / "_metadata" / "v2"
+    folder.mkdir(parents=True)
+    stores = [{"storeName": "default", "stateSchemaFilePaths": ["file:/elsewhere/state/0/_stateSchema/default/0_ab"]}]
+    (folder / "0").write_text("v2\n" + json.dumps({"operatorInfo": {}, "stateStoreInfo": stores}))
+    (folder / ".0.crc").write_bytes(b"of what it was")
+    relocate(tmp_path / "a home")
+    [store] = json.loads((folder / "0").read_text().split("\n", 1)[1])["stateStoreInfo"]
+    assert store["stateSchemaFilePaths"] == [f"file:{tmp_path}/a home/state/0/_stateSchema/default/0_ab"]
+    assert not (folder / ".0.crc").exists()
+    before = (folder / "0").stat().st_mtime_ns
+    relocate(tmp_path / "a home")
+    assert (folder / "0").stat().st_mtime_ns == before
+    assert query_id(tmp_path / "a home") is None
+
+
+def test_a_list_of_devices_is_read_or_refused_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "devices.csv"
+    path.write_text("device_id,site,registered_at\npump-1,oslo,2026-01-31T12:00:00Z\n")
+    [device] = read_devices(path).to_pylist()
+    assert (device["device_id"], device["site"], device["device_class"]) == ("pump-1", "oslo", None)
+    path.write_text("device_id,site,registered_at\npump-1,oslo,yesterday\n")
+    with pytest.raises(FleetError, match=r"is no list of devices .* registered_at as in 2026"):
+        read_devices(path)
+    with pytest.raises(FleetError, match="there is no file"):
+        read_devices(tmp_path / "absent.parquet")
