@@ -17,6 +17,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
+from pyspark import StorageLevel
 from pyspark.sql import functions as F
 
 from batch.generation import Plan, await_end, build, compare, settle, state_of, take_over
@@ -25,7 +26,7 @@ from fleetpulse.columnar.snapshots import PENDING
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import COMPARED, Verdict
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io.checkpoint import Stand, query_id, stand
+from fleetpulse.io.checkpoint import Stand, newest_begun, query_id, stand
 from fleetpulse.io.generations import Generation, checkpoint_of, discard_generation
 from fleetpulse.io.lifecycle_query import start
 from fleetpulse.io.stored_state import snapshot_rows
@@ -60,7 +61,8 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
     """
     spark, home, say = work.spark, work.home, work.say
     current, began = home.generation(), stand(home.checkpoint)
-    rows = snapshot_rows(spark, home.checkpoint, began, home.deployment())
+    rows = snapshot_rows(spark, home.checkpoint, began, home.deployment()).persist(StorageLevel.DISK_ONLY)
+    rows.count()  # at once: the running job keeps a batch for as long as it takes it to do twenty more
     plan = Plan(
         f"{verb} --canary",
         {"generation": current.number, "batch": began.batch},
@@ -79,7 +81,7 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
         say(f"both generations judge the live input for {trial.for_s:.0f} s; generation {made.number} says it aside")
         _side_by_side(work, made, aside, trial.for_s)
         with trial.stopped():
-            at = settle(spark, home, say)
+            at = settle(spark, home, say, newest_begun(checkpoint_of(home.lifecycle, made.number)))
             await_end(start(spark, home, None, generation=made, through=at.version, told=aside))
             say("comparing what both have said, all devices, and all that waits")
             was = _said(home.table(JUDGEMENTS.name), query_id(home.checkpoint), began, at)
@@ -95,6 +97,7 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+        rows.unpersist()
     return made
 
 

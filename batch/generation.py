@@ -67,8 +67,14 @@ class Plan:
     chosen: bool = False
 
 
-def settle(spark: SparkSession, home: Home, say: Say) -> Stand:
+def settle(spark: SparkSession, home: Home, say: Say, through: int = 0) -> Stand:
     """Bring the current generation to the end of what it has begun, so that all it has read is judged and said.
+
+    Args:
+        spark: the session.
+        home: the home, its state held by the caller.
+        say: told each step.
+        through: the version of bronze that it is to come to at the least.
 
     Raises:
         FleetError: it has judged nothing yet, or fails.
@@ -76,9 +82,9 @@ def settle(spark: SparkSession, home: Home, say: Say) -> Stand:
     checkpoint = home.checkpoint
     if not committed(checkpoint):
         return stand(checkpoint)  # says that there is none
-    if not is_settled(checkpoint):
+    if not is_settled(checkpoint) or newest_begun(checkpoint) < through:
         say(f"finishing what generation {home.generation().number} has begun")
-        await_end(start(spark, home, None, through=newest_begun(checkpoint)))
+        await_end(start(spark, home, None, through=max(through, newest_begun(checkpoint))))
     return stand(checkpoint)
 
 
@@ -174,17 +180,15 @@ def take_over(home: Home, made: Generation, at: Stand, say: Say) -> None:
 def seeds(spark: SparkSession, plan: Plan, deployment: Deployment) -> DataFrame:
     """Return the key groups that rows of a snapshot make, see `Begin.groups`."""
     for_all = (F.col("part") == OWN_ROW) & (F.col("device_id") == EVERYONE)
-    heads = plan.rows.filter(for_all | (F.col("part") == GROUP)).select("part", "key_group", "content").collect()
-    world = the_world(row.content for row in heads if row.part == GROUP)
-    first = min(row.key_group for row in heads)
-    shared = shared_rows(row.content for row in heads if row.part == OWN_ROW and row.key_group == first)
+    world, waiting = shared(plan.rows)
+    of_all = shared_rows(waiting)
     form, key_groups = plan.form, plan.key_groups
     rows = plan.rows.filter(F.col("part").isin(DEVICE, SIGNAL, OWN_ROW) & ~for_all)
     rows = rows.withColumn("place", F.pmod("device_hash", F.lit(key_groups)).cast("int"))
     empty = spark.range(key_groups).select(F.col("id").cast("int").alias("place"))
 
     def grown(key: tuple[pa.Scalar, ...], table: pa.Table) -> pa.Table:
-        return seed(key[0].as_py(), table, shared, world, deployment, form)
+        return seed(key[0].as_py(), table, of_all, world, deployment, form)
 
     return rows.unionByName(empty, allowMissingColumns=True).groupBy("place").applyInArrow(grown, _SEEDS)
 
@@ -203,7 +207,7 @@ def compare(spark: SparkSession, home: Home, old: DataFrame, after: Generation) 
     """
     new = state_of(spark, home, after)
     was, now = fingerprint(old), fingerprint(new)
-    if was == now:
+    if was == now and shared(old) == shared(new):
         return
     told = [name for name in old.columns if name not in _PLACE]
     of_devices = F.col("part").isin(DEVICE, SIGNAL, OWN_ROW)
@@ -217,6 +221,15 @@ def compare(spark: SparkSession, home: Home, old: DataFrame, after: Generation) 
         f"{_counted(was)} before, {_counted(now)} after; lost or changed: {', '.join(lost) or 'none'}; "
         f"new or changed: {', '.join(more) or 'none'}; nothing has changed"
     )
+
+
+def shared(rows: DataFrame) -> tuple[str, list[str]]:
+    """Return what all key groups of a snapshot share: coverage, frontier and policies, and the rows that wait in each."""
+    for_all = (F.col("part") == OWN_ROW) & (F.col("device_id") == EVERYONE)
+    heads = rows.filter(for_all | (F.col("part") == GROUP)).select("part", "key_group", "content").collect()
+    first = min((row.key_group for row in heads), default=0)
+    waiting = sorted(row.content for row in heads if row.part == OWN_ROW and row.key_group == first)
+    return the_world(row.content for row in heads if row.part == GROUP), waiting
 
 
 Fingerprint = dict[str, tuple[int, int]]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -11,19 +12,27 @@ from pyspark.sql import functions as F
 from fleetpulse.columnar.seeds import seeds
 from fleetpulse.columnar.snapshots import DEVICE, GROUP, taken, the_world
 from fleetpulse.columnar.standing import world_from_plain
+from fleetpulse.core.coverage import Coverage
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.stored_state import SNAPSHOT_COLUMNS
 
 _DEVICES_A_PIECE: Final = 8_000
 
 
-def rows_of_devices(spark: SparkSession, state: DataFrame, listed: pa.Table, deployment: Deployment) -> DataFrame:
+def rows_of_devices(
+    spark: SparkSession, state: DataFrame, listed: Callable[[int | None], pa.Table], coverage: Coverage, deployment: Deployment
+) -> DataFrame:
     """Return the rows of a snapshot with other devices: what waits, gaps and policies stay.
+
+    Their lives begin at the frontier, so that no number is given again that was given in a life before; silence counts from
+    their registration on.
 
     Args:
         spark: the session.
         state: rows of a snapshot.
-        listed: columns of `columnar.seeds.REGISTERED_SCHEMA`.
+        listed: returns columns of `columnar.seeds.REGISTERED_SCHEMA` as they are at a frontier (epoch milliseconds).
+        coverage: when we listened, from the first row on: what the state knows of it begins at its frontier.
         deployment: lateness, clock lead and jitter.
 
     Raises:
@@ -31,11 +40,15 @@ def rows_of_devices(spark: SparkSession, state: DataFrame, listed: pa.Table, dep
     """
     world = the_world(row.content for row in state.filter(F.col("part") == GROUP).select("content").collect())
     listening, policies = world_from_plain(json.loads(world))
-    pieces = seeds(listed, listening, policies, 1 + len(listed) // _DEVICES_A_PIECE)
-    devices = spark.createDataFrame(pieces.select(["key_group", "block"])).mapInArrow(
-        _taker(listening.newest_ms, deployment), SNAPSHOT_COLUMNS
-    )
-    return state.filter(F.col("part") != DEVICE).unionByName(devices.filter(F.col("part") == DEVICE))
+    devices = listed(listening.frontier_ms)
+    if not len(devices):
+        raise FleetError("a generation begins with the devices of a list; got a list without any; nothing has changed")
+    known = replace(listening, coverage=coverage)
+    pieces = seeds(devices, known, policies, 1 + len(devices) // _DEVICES_A_PIECE)
+    blocks = spark.createDataFrame(pieces.select(["key_group", "block"]))
+    rows = blocks.mapInArrow(_taker(listening.newest_ms, deployment), SNAPSHOT_COLUMNS).filter(F.col("part") == DEVICE)
+    rows = rows.withColumn("life", F.timestamp_millis(F.lit(listening.frontier_ms)))
+    return state.filter(F.col("part") != DEVICE).unionByName(rows)
 
 
 def _taker(newest_ms: int, deployment: Deployment) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

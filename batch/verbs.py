@@ -5,6 +5,7 @@ Rule 2: what is planned is known before anything is changed; ``dry`` ends there.
 """
 
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -16,10 +17,11 @@ from pyspark.sql import functions as F
 from batch.generation import Plan, Say, make, settle, take_over
 from batch.registered import rows_of_devices
 from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
-from fleetpulse.columnar.snapshots import DEVICE, GROUP
+from fleetpulse.columnar.snapshots import DEVICE
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoint import Stand, is_settled, relocate, stand, unfinished
 from fleetpulse.io.generations import (
+    REPARTITION,
     RETIRED,
     Generation,
     begin_generation,
@@ -30,7 +32,9 @@ from fleetpulse.io.generations import (
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import Taken, read_snapshot
 from fleetpulse.io.stored_state import VARIABLES, overview, snapshot_rows, state_rows, timers
+from fleetpulse.ops.reports import listening
 
+Listed = Callable[[int | None], pa.Table]
 _MOST_GROUPS: Final = 100_000
 _MOST_PARTITIONS: Final = 10_000
 
@@ -94,7 +98,7 @@ def check_form(home: Home, form: int) -> None:
 def repartition_anew(work: Work, partitions: int) -> Generation | None:
     """Go on with another number of partitions, by a new generation."""
     _check_partitions(work.home, partitions)
-    return _anew(work, "repartition", partitions=partitions)
+    return _anew(work, "repartition --anew", partitions=partitions)
 
 
 def _check_partitions(home: Home, partitions: int) -> None:
@@ -139,7 +143,7 @@ def repartition(work: Work, partitions: int) -> Generation | None:
         return None
     at, current = settle(work.spark, home, work.say), home.generation()
     made = begin_generation(
-        home.lifecycle, current, key_groups=current.key_groups, form=current.form, made_by="repartition",
+        home.lifecycle, current, key_groups=current.key_groups, form=current.form, made_by=REPARTITION,
         made_from={"generation": current.number, "batch": at.batch},
     )  # fmt: skip
     copy = checkpoint_of(home.lifecycle, made.number)
@@ -223,9 +227,12 @@ def bootstrap(work: Work, snapshot: Taken, only: str | None = None, *, damaged: 
     home = work.home
     assert snapshot.version is not None, "it was read from the table"
     rows = read_snapshot(work.spark, home, snapshot.version)
-    if only is not None:
-        rows = _only(rows, only)
-    devices = rows.filter(F.col("part") == DEVICE).count()
+    if only is not None and damaged:
+        raise FleetError(
+            "--only takes what devices have come to from the present state, which --damaged says cannot be read: leave --only"
+        )
+    fitting = rows.filter(F.col("part") == DEVICE) if only is None else _fitting(rows, only)
+    devices = fitting.count()
     if not devices and snapshot.devices:
         raise FleetError(f'no device of snapshot version {snapshot.version} fits "{only}"; got 0 of {snapshot.devices:,}')
     current, before = home.generation(), stand(home.checkpoint)
@@ -237,7 +244,10 @@ def bootstrap(work: Work, snapshot: Taken, only: str | None = None, *, damaged: 
         return None
     at = _as_it_stopped(home) if damaged else settle(work.spark, home, work.say)
     source = {"snapshot": snapshot.version, "generation": snapshot.generation, "batch": snapshot.batch, "only": only}
-    plan = Plan("bootstrap", source, rows, snapshot.bronze, current.key_groups, before.partitions, current.form,
+    bronze = snapshot.bronze
+    if only is not None:  # the snapshot chooses; what they have come to since is the present state
+        rows, bronze = _these(snapshot_rows(work.spark, home.checkpoint, at, home.deployment()), fitting), at.version
+    plan = Plan("bootstrap", source, rows, bronze, current.key_groups, before.partitions, current.form,
                 chosen=damaged or only is not None)  # fmt: skip
     made = make(work.spark, home, plan, at, work.say)
     take_over(home, made, at, work.say)
@@ -254,36 +264,47 @@ def _as_it_stopped(home: Home) -> Stand:
     return stand(home.checkpoint)
 
 
-def _only(rows: DataFrame, only: str) -> DataFrame:
+def _fitting(rows: DataFrame, only: str) -> DataFrame:
+    """Return the devices that fit a condition."""
     try:
-        chosen = rows.filter((F.col("part") == DEVICE) & F.expr(f"({only})")).select("device_id").distinct()
+        chosen = rows.filter((F.col("part") == DEVICE) & F.expr(f"({only})"))
         chosen.limit(1).collect()
     except PySparkException as error:
         raise FleetError(f'"{only}" is no condition on a device ({str(error).splitlines()[0][:200]}); write one in SQL over the '
                          f"columns of device_snapshots, such as: site = 'north'") from None  # fmt: skip
-    for_all = (F.col("part") == GROUP) | (F.col("device_id") == "_")
-    return rows.filter(for_all).unionByName(rows.filter(~for_all).join(chosen, "device_id", "left_semi"))
+    return chosen
 
 
-def bootstrap_devices(work: Work, listed: pa.Table, named: str) -> Generation | None:
+def _these(rows: DataFrame, fitting: DataFrame) -> DataFrame:
+    """Return a state without the devices that do not fit; what waits of devices that have no state yet stays."""
+    devices = rows.filter(F.col("part") == DEVICE).select("device_id")
+    others = devices.join(fitting.select("device_id"), "device_id", "left_anti")
+    return rows.join(others, "device_id", "left_anti").select(rows.columns)
+
+
+def bootstrap_devices(work: Work, listed: Listed, named: str) -> Generation | None:
     """Go on with the devices of a list, none of which has been heard: they are silent from their registration on.
 
     What waits for its time stays, and is judged when that comes.
 
     Args:
         work: what to work with.
-        listed: columns of `columnar.seeds.REGISTERED_SCHEMA`.
+        listed: see `registered.rows_of_devices`.
         named: where the list is from.
+
+    Raises:
+        FleetError: the list is empty, or has faults.
     """
     home = work.home
     current, before = home.generation(), stand(home.checkpoint)
-    work.say(f"{len(listed):,} devices of {named}; bronze is read from version {before.version}")
+    work.say(f"the devices of {named}; bronze is read from version {before.version}")
     if work.dry:
         return None
     at = settle(work.spark, home, work.say)
-    rows = rows_of_devices(
-        work.spark, snapshot_rows(work.spark, home.checkpoint, at, home.deployment()), listed, home.deployment()
-    )
+    known = listening(home, at.newest_ms)
+    assert known is not None, "what was judged was received"
+    state = snapshot_rows(work.spark, home.checkpoint, at, home.deployment())
+    rows = rows_of_devices(work.spark, state, listed, known.coverage, home.deployment())
     source = {"devices": named, "generation": current.number, "batch": at.batch}
     plan = Plan("bootstrap", source, rows, at.version, current.key_groups, at.partitions, current.form, chosen=True)
     made = make(work.spark, home, plan, at, work.say)

@@ -16,15 +16,14 @@ _NEWEST = """
     SELECT device_id, site, device_class, gateway, registered_at FROM (
         SELECT *, min(effective_from) FILTER (op = 'add') OVER (PARTITION BY device_id) AS registered_at,
             row_number() OVER (PARTITION BY device_id ORDER BY effective_from DESC, received_at DESC) AS place
-        FROM devices
+        FROM devices WHERE epoch_ms(effective_from) <= ?
     ) WHERE place = 1 AND op = 'add' ORDER BY device_id
 """
 
 
-def registered_devices(home: Home) -> pa.Table:
-    """Return the devices that the registry has now: columns of `REGISTERED_SCHEMA`."""
-    home.record()
-    found = delta.query(home, _NEWEST, tables=(DEVICES.name,))
+def registered_devices(home: Home, frontier_ms: int | None) -> pa.Table:
+    """Return the devices that the registry has at a frontier, columns of `REGISTERED_SCHEMA`; later entries come as rows."""
+    found = delta.query(home, _NEWEST, [frontier_ms or 0], tables=(DEVICES.name,))
     if not found:
         raise FleetError(f'the registry of "{home.path}" has no device; add some: ./fleet device add ID --home {home.path}')
     return pa.Table.from_pylist(found, schema=REGISTERED_SCHEMA)

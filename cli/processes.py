@@ -220,7 +220,12 @@ class Run:
             resolve_jars(jars=jars)
         job = Job(self.home, name, arguments, restarts)
         self.jobs.append(job)
-        job.start()
+        wanted = desired(self.home)
+        if name == "lifecycle" and wanted.what != RUNNING:
+            typer.echo(f"the lifecycle job stays stopped, as {wanted.by} wants it; start it: ./fleet stream start", err=True)
+            job.held = True
+        else:
+            job.start()
         return job
 
     def start_further_bridges(self, restarts: int) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,9 +19,12 @@ from fleetpulse.core.times import format_instant, parse_duration_ms, parse_insta
 from fleetpulse.io.checkpoint import relocate
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
+from fleetpulse.io.making import making
 from fleetpulse.io.snapshot_table import find_snapshot, snapshots
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from batch.verbs import Work
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
@@ -49,15 +52,16 @@ def _work(path: Path, verb: str, *, dry: bool, changes: bool) -> "Iterator[Work]
     home = Home(path)
     home.record()
     if not changes or dry:
-        with _session(home, dry=dry) as work:
+        with _session(home, dry=dry, changes=False) as work:
             yield work
         return
-    with home.state_held(f"fleet state {verb}"), _session(home, dry=dry) as work:
+    by = f"fleet state {verb}"
+    with making(home, by, _say), home.state_held(by), _session(home, dry=dry, changes=True) as work:
         yield work
 
 
 @contextmanager
-def _session(home: Home, *, dry: bool) -> "Iterator[Work]":
+def _session(home: Home, *, dry: bool, changes: bool) -> "Iterator[Work]":
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -71,9 +75,11 @@ def _session(home: Home, *, dry: bool) -> "Iterator[Work]":
         try:
             yield Work(spark, named, _say, dry)
         except (PySparkException, Py4JError) as error:
+            anew = f"begin anew from a snapshot: ./fleet state bootstrap --damaged --home {home.path}"
+            cure = f"where it is damaged, {anew}" if changes else "the job may have gone on meanwhile: try again"
             raise FleetError(
                 f"generation {home.generation().number} cannot be read ({told_of(error)}); nothing has changed; more is in "
-                f'"{home.logs / "batch.log"}"; begin anew from a snapshot: ./fleet state bootstrap --damaged --home {home.path}'
+                f'"{home.logs / "batch.log"}"; {cure}'
             ) from error
 
 
@@ -100,7 +106,9 @@ def snapshot(
     """Copy the state at one batch to the table device_snapshots; beside a running job as well."""
     from batch.snapshot import take
 
-    with _work(home, "snapshot", dry=dry_run, changes=False) as work:
+    Home(home).record()
+    kept_still = nullcontext() if dry_run else making(Home(home), "fleet state snapshot", _say)
+    with kept_still, _work(home, "snapshot", dry=dry_run, changes=False) as work:
         if dry_run:
             from batch.snapshot import about
             from fleetpulse.io.checkpoint import stand
@@ -148,7 +156,12 @@ def bootstrap(
     if devices is not None or registry:
         from cli.device_lists import read_devices, registered_devices
 
-        listed, named = (registered_devices(Home(home)), "the registry") if registry else (read_devices(devices), str(devices))
+        found = None if registry else read_devices(devices)
+
+        def listed(frontier_ms: int | None) -> "pa.Table":
+            return registered_devices(Home(home), frontier_ms) if found is None else found
+
+        named = "the registry" if registry else str(devices)
         with _work(home, "bootstrap", dry=dry_run, changes=True) as work:
             from batch.verbs import bootstrap_devices
 
@@ -277,7 +290,7 @@ def prune(
     if dry_run:
         remove(opened, keep, _say, dry=True)
         return
-    with opened.state_held("fleet state prune"):
+    with making(opened, "fleet state prune", _say), opened.state_held("fleet state prune"):
         remove(opened, keep, _say, dry=False)
 
 

@@ -1,5 +1,6 @@
 """A canary beside the running job: how that is stopped for the comparison, and started again."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,9 +8,9 @@ from contextlib import contextmanager
 from batch.canary import Trial, canary
 from batch.verbs import Work, check_form
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.desired import RUNNING, STOPPED, desire
+from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired
 from fleetpulse.io.home import Home
-from fleetpulse.io.locks import held
+from fleetpulse.io.making import making
 
 _PATIENCE_S = 120.0
 
@@ -28,17 +29,15 @@ def beside(work: Work, verb: str, form: int, for_s: float) -> None:
             f"or leave --canary"
         )
 
-    def refused(other: str) -> FleetError:
-        return FleetError(f"{other} is making a generation already; wait for it, or stop it")
-
-    with held(home.lifecycle / "making", f"fleet state {verb} --canary", refused):
+    with making(home, f"fleet state {verb} --canary", work.say):
         canary(work, verb, Trial(home.key_groups(), form, for_s, lambda: _stopped(home, verb)))
 
 
 @contextmanager
 def _stopped(home: Home, verb: str) -> Iterator[None]:
     """Hold the running job stopped, and its state."""
-    desire(home, STOPPED, f"fleet state {verb} --canary")
+    ours = f"fleet state {verb} --canary (process {os.getpid()})"
+    desire(home, STOPPED, ours)
     try:
         limit = time.monotonic() + _PATIENCE_S
         while holder := home.state_holder():
@@ -48,4 +47,5 @@ def _stopped(home: Home, verb: str) -> Iterator[None]:
         with home.state_held(f"fleet state {verb} --canary"):
             yield
     finally:
-        desire(home, RUNNING, f"fleet state {verb} --canary")
+        if desired(home).by == ours:  # otherwise somebody has said another word meanwhile
+            desire(home, RUNNING, ours)

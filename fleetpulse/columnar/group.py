@@ -98,7 +98,7 @@ class KeyGroup:
             commands = [row for batch in due_others for row in batch_to_rows(batch)]
             commands += [row for row in others if _at(row) <= frontier_ms]
             others = [row for row in others if _at(row) > frontier_ms]
-            told += self._judge(_concat(due_signals, SIGNAL_SCHEMA), commands, frontier_ms, deployment, flushed=flushed)
+            told += self._judge(_concat(due_signals, SIGNAL_SCHEMA), commands, frontier_ms, deployment, flushed)
         else:
             self.arm(deployment)
         advance_ms = 0 if frontier_ms is None or before_ms is None else frontier_ms - before_ms
@@ -116,8 +116,8 @@ class KeyGroup:
         newest_ms: int,
         deployment: Deployment,
         told: list[pa.RecordBatch],
-    ) -> tuple[pa.RecordBatch, list[Row], bool]:
-        """Move coverage, frontier and policies; return what may still act, and whether verdicts are to be written at once."""
+    ) -> tuple[pa.RecordBatch, list[Row], int | None]:
+        """Move coverage, frontier and policies; return what may still act, and up to where no verdict is held back."""
         intake = Intake(deployment, self.listening, self.policies, [])
         received = signals["received_at_ms"].to_numpy()
         if (received[1:] < received[:-1]).any():
@@ -136,7 +136,7 @@ class KeyGroup:
                 told.extend(sifted.told)
 
         waiting: list[Row] = []
-        flushed = False
+        flushed: int | None = None
         for row in sorted(others, key=arrival):
             if row.kind is Kind.GAP:
                 end = int(np.searchsorted(received, row.received_at_ms))
@@ -144,9 +144,10 @@ class KeyGroup:
                 if end > begin and intake.listening is not None:
                     intake.listening = intake.listening.read(int(received[end - 1]), deployment.allowed_lateness_ms)
                 begin = end
-            flushed |= row.kind is Kind.TICK and row.contents().get("op") == FLUSH
             if intake.read(row):
                 waiting.append(row)
+            if row.kind is Kind.TICK and row.contents().get("op") == FLUSH and intake.listening is not None:
+                flushed = intake.listening.frontier_ms  # as it is at that row, however the batch was cut
             if row.kind is Kind.GAP and intake.listening is not None:
                 base = intake.listening
         part(signals.num_rows)
@@ -159,15 +160,20 @@ class KeyGroup:
         return _concat(kept, SIGNAL_SCHEMA), waiting, flushed
 
     def _judge(
-        self, signals: pa.RecordBatch, commands: Sequence[Row], frontier_ms: int, deployment: Deployment, *, flushed: bool
+        self,
+        signals: pa.RecordBatch,
+        commands: Sequence[Row],
+        frontier_ms: int,
+        deployment: Deployment,
+        flushed_ms: int | None,
     ) -> list[pa.RecordBatch]:
         judging = Judging(self.devices, self.listening.coverage, self.policies)
         judging.rows(signals, commands)
-        width_ms = 0 if flushed else deployment.verdict_jitter_ms
-        through_ms = frontier_ms - self._delays(width_ms)
+        width_ms, at_least_ms = deployment.verdict_jitter_ms, _BEFORE_ALL if flushed_ms is None else flushed_ms
+        through_ms = np.maximum(frontier_ms - self._delays(width_ms), at_least_ms)
         left_ms = judging.pass_time(through_ms)
         self.devices.drop_absent()
-        behind_ms = frontier_ms - width_ms
+        behind_ms = max(frontier_ms - width_ms, at_least_ms)
         self.listening = replace(self.listening, coverage=self.listening.coverage.forget_before(behind_ms))
         self.policies = self.policies.pruned(behind_ms)
         self.due_ms = None

@@ -300,7 +300,7 @@ DEVICE_SNAPSHOTS: Final = Table(
         Column("content", "string", "JSON object: a row, a judgement, or how far a group is"),
     ),
     ("part",),
-    (("delta.logRetentionDuration", "interval 91 days"), ("delta.deletedFileRetentionDuration", "interval 91 days")),
+    (("delta.enableExpiredLogCleanup", "false"),),  # maintenance clears it, by its own setting
 )
 
 TABLES: Final = (MESSAGES, QUARANTINE, COVERAGE, DEVICES, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS)

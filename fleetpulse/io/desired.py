@@ -1,6 +1,7 @@
 """Whether the lifecycle job is to run: written down, so that whoever supervises it obeys the same word.
 
-Rule: a job that is to be stopped is started by nobody, however often it is looked after; only the word is changed.
+Rule: a job that is to be stopped is started by nobody, however often it is looked after; only the word is changed. A process
+that stops it for as long as it works says so by its number: with the process its word is gone.
 """
 
 import json
@@ -8,6 +9,8 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from typing import Final
+
+import psutil
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home import Home
@@ -34,7 +37,11 @@ class Desired:
 def desired(home: Home) -> Desired:
     """Return what is written down; running where nothing is."""
     try:
-        return Desired(**json.loads((home.path / "desired.json").read_text()))
+        found = Desired(**json.loads((home.path / "desired.json").read_text()))
+        _, for_itself, process = found.by.rpartition(" (process ")
+        if found.what == STOPPED and for_itself and not psutil.pid_exists(int(process.rstrip(")"))):
+            return Desired(RUNNING, found.by, found.at_ms)
+        return found
     except FileNotFoundError:
         return Desired()
     except (OSError, ValueError, TypeError) as error:

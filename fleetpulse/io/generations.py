@@ -18,6 +18,7 @@ from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import FleetError
 
 _RECORD: Final = "generations.json"
+REPARTITION: Final = "repartition"
 NEW, CURRENT, RETIRED, DISCARDED, PRUNED = "new", "current", "retired", "discarded", "pruned"
 
 
@@ -75,6 +76,13 @@ class Generations:
         """Return the one that the current one took over from, where it has not been pruned."""
         before = [one for one in self.known.values() if one.status == RETIRED and one.number < self.current]
         return max(before, key=lambda one: one.number, default=None)
+
+    def of_the_same_groups(self, number: int) -> list[int]:
+        """Return a generation and those of whose checkpoints it is a copy: what their groups said last may still be so."""
+        found = [number]
+        while (one := self.of(found[-1])) is not None and one.made_by == REPARTITION:
+            found.append(int(one.made_from["generation"]))
+        return found
 
     def with_one(self, one: Generation) -> "Generations":
         """Return the record with a generation added or changed."""
@@ -152,14 +160,24 @@ def begin_generation(
     """
     record = load_generations(lifecycle)
     record = record if record.known else record.with_one(current)
-    for one in record.known.values():
-        if one.status == NEW:
-            shutil.rmtree(checkpoint_of(lifecycle, one.number), ignore_errors=True)
-            record = record.with_one(replace(one, status=DISCARDED))
+    record = sweep(lifecycle, record)
     made = Generation(record.newest() + 1, key_groups, form, made_by, made_from, int(time.time() * 1000), NEW)
     shutil.rmtree(checkpoint_of(lifecycle, made.number), ignore_errors=True)
     save_generations(lifecycle, record.with_one(made))
     return made
+
+
+def sweep(lifecycle: Path, record: Generations) -> Generations:
+    """Remove what those that were killed have left behind; return the record that says so. For one who makes, alone."""
+    for one in record.known.values():
+        if one.status == NEW:
+            record = record.with_one(replace(one, status=DISCARDED))
+    for one in record.known.values():
+        if one.status in (DISCARDED, PRUNED):
+            shutil.rmtree(checkpoint_of(lifecycle, one.number), ignore_errors=True)
+    for aside in lifecycle.glob("told-*"):  # what a canary said
+        shutil.rmtree(aside, ignore_errors=True)
+    return record
 
 
 def discard_generation(lifecycle: Path, made: Generation) -> None:

@@ -40,11 +40,13 @@ class GroupProcessor(StatefulProcessor):
     Args:
         deployment: lateness, clock lead and jitter.
         form: the stored form to write.
+        silent: whether what is said is heard by nobody: then a summary is still to be said.
     """
 
-    def __init__(self, deployment: Deployment, form: int) -> None:
+    def __init__(self, deployment: Deployment, form: int, *, silent: bool = False) -> None:
         self.deployment = deployment
         self.form = form
+        self.silent = silent
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state: the group with its timer, and what waits in it."""
@@ -89,7 +91,7 @@ class GroupProcessor(StatefulProcessor):
         group = KeyGroup.from_bytes(stored[0]) if stored else begin(started_ms)
         newest_ms = max([watermark_ms + WATERMARK_DELAY_MS, *(row.received_at_ms for row in others)])
         step = group.fold(signals, others, newest_ms, self.deployment, self.state.chunk)
-        summary = group.summary(key_group)
+        summary = None if self.silent else group.summary(key_group)
         self._keep(group, step, stored[1] if stored and not fired else None, watermark_ms)  # a timer that fired is gone
         told = [step.told, from_judgements([summary])] if summary else [step.told]
         if any(batch.num_rows for batch in told):

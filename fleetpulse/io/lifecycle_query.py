@@ -43,6 +43,7 @@ def judged(
     begin: Begin | None = None,
     through: int | None = None,
     max_rows: int = MAX_ROWS,
+    silent: bool = False,
 ) -> DataFrame:
     """Return the streaming table of judgements over a table of messages.
 
@@ -54,6 +55,7 @@ def judged(
         begin: to be given until a new checkpoint's first batch is committed; passed over from then on.
         through: the version of bronze at which to stop; None goes on.
         max_rows: what a batch aims at; 1 makes each version a batch.
+        silent: whether nobody hears what is said.
     """
     spark.dataSource.register(BlockSource)
     options: dict[str, str | int] = {"path": str(messages), "key_groups": generation.key_groups, "max_rows": max_rows}
@@ -68,7 +70,7 @@ def judged(
         .withWatermark("received_at", f"{WATERMARK_DELAY_MS} milliseconds")
     )
     begun = None if begin is None else begin.groups.groupBy("key_group")
-    processor = GroupProcessor(deployment, generation.form)
+    processor = GroupProcessor(deployment, generation.form, silent=silent)
     folded = blocks.groupBy("key_group").transformWithState(processor, OUTPUT, "append", "eventtime", begun)
     return folded.mapInArrow(unpacker(generation.number), TOLD)
 
@@ -99,7 +101,7 @@ def start(
     generation = generation or home.generation()
     checkpoint = checkpoint_of(home.lifecycle, generation.number)
     relocate(checkpoint)
-    rows = judged(spark, home.table(MESSAGES.name), home.deployment(), generation, begin=begin, through=through)
+    rows = judged(spark, home.table(MESSAGES.name), home.deployment(), generation, begin=begin, through=through, silent=silent)
     writer = rows.writeStream.queryName("lifecycle").outputMode("append")
     writer = writer.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if pause is None else writer.trigger(processingTime=pause)

@@ -9,16 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote
-
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.tables import DEVICE_SNAPSHOTS
 from fleetpulse.io.checkpoint import committed
-from fleetpulse.io.generations import DISCARDED, PRUNED, RETIRED, checkpoint_of, load_generations
+from fleetpulse.io.generations import DISCARDED, NEW, PRUNED, RETIRED, checkpoint_of, load_generations
 from fleetpulse.io.home import Home
+from fleetpulse.io.making import is_making
 from fleetpulse.io.snapshot_table import snapshots
 
 
@@ -44,7 +40,7 @@ def _generations(home: Home) -> Iterable[Need]:
     known = {**record.known, record.current: record.of(record.current) or home.generation()}
     for number, one in sorted(known.items()):
         checkpoint = checkpoint_of(home.lifecycle, number)
-        if one.status in (DISCARDED, PRUNED):
+        if one.status in (DISCARDED, PRUNED) or (one.status == NEW and not is_making(home)):  # its maker was killed
             continue
         ends = batch_ends(checkpoint)
         if one.status == RETIRED:
@@ -83,20 +79,8 @@ def batch_ends(checkpoint: Path) -> list[int]:
 
 def _snapshots(home: Home) -> Iterable[Need]:
     """Yield from where one who begins with a snapshot reads on, of those whose files are there."""
-    table = home.table(DEVICE_SNAPSHOTS.name)
     for one in snapshots(home):
-        assert one.version is not None, "it was read from the table's history"
-        if is_whole(table, one.version):
-            yield Need(f"snapshot {one.version}", one.bronze)
-
-
-def is_whole(table: Path, version: int) -> bool:
-    """Whether a version of a table can be opened, and all its files are there."""
-    try:
-        names = DeltaTable(str(table), version=version).get_add_actions()["path"].to_pylist()
-    except DeltaError:  # it is no longer in the log
-        return False
-    return all((table / unquote(str(name))).exists() for name in names)
+        yield Need(f"snapshot {one.version}", one.bronze)
 
 
 # Further needs are added here: a function of a home each.

@@ -5,9 +5,12 @@ Rule: a snapshot replaces the one before in one commit; older ones are the table
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
@@ -55,7 +58,7 @@ def write_snapshot(home: Home, rows: "DataFrame", about: Taken) -> None:
 
 
 def snapshots(home: Home) -> list[Taken]:
-    """Return the snapshots that the table's history knows, the newest first."""
+    """Return the snapshots that are kept, the newest first: maintenance thins them out."""
     path = home.table(DEVICE_SNAPSHOTS.name)
     if not (path / "_delta_log").exists():
         return []
@@ -65,9 +68,18 @@ def snapshots(home: Home) -> list[Taken]:
             told = json.loads(commit.get("userMetadata") or "null")
         except ValueError:
             continue
-        if isinstance(told, dict) and "generation" in told:
+        if isinstance(told, dict) and "generation" in told and is_whole(path, commit["version"]):
             found.append(Taken(**told, version=commit["version"], at_ms=commit["timestamp"]))
     return found
+
+
+def is_whole(table: Path, version: int) -> bool:
+    """Whether a version of a table can be opened, and all its files are there."""
+    try:
+        names = DeltaTable(str(table), version=version).get_add_actions()["path"].to_pylist()
+    except DeltaError:  # it is no longer in the log
+        return False
+    return all((table / unquote(str(name))).exists() for name in names)
 
 
 def find_snapshot(home: Home, version: int | None = None, at_ms: int | None = None) -> Taken:

@@ -27,6 +27,7 @@ from fleetpulse.core.machine import Mode
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
+from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
 
 _LOG: Final = structlog.get_logger("stream_health")
@@ -104,9 +105,9 @@ class Commits:
     def _newest_summaries(self) -> dict[int, Mapping[str, int]]:
         found = delta.query(
             self.home,
-            """SELECT key_group, arg_max(counts, (judged_at, event_time)) AS counts FROM judgements
-               WHERE kind = ? AND generation = ? GROUP BY key_group""",
-            [Verdict.SUMMARY.value, self.generation],
+            """SELECT key_group, arg_max(counts, (generation, judged_at, event_time)) AS counts FROM judgements
+               WHERE kind = ? AND list_contains(?, generation) GROUP BY key_group""",
+            [Verdict.SUMMARY.value, load_generations(self.home.lifecycle).of_the_same_groups(self.generation)],
         )
         return {row["key_group"]: json.loads(row["counts"]) for row in found}
 

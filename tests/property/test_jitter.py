@@ -72,3 +72,12 @@ def test_devices_that_share_a_deadline_are_spread_over_the_jitter() -> None:
     assert offline[-1] == len(ids)
     steps = [after - before for before, after in zip([0, *offline], offline, strict=False)]
     assert max(steps) < 45, "a tenth of the jitter has about a tenth of the devices"
+
+
+@given(histories(), CUTS, CUTS, DEPLOYMENTS, st.integers(1, 3), JITTERS, st.lists(st.integers(0, 300), max_size=2, unique=True))
+def test_a_flush_counts_up_to_its_own_row_however_batches_are_cut(
+    rows: list[Row], cuts: list[int], others: list[int], deployment: Deployment, groups: int, jitter_ms: int, at_s: list[int]
+) -> None:
+    spread = replace(deployment, verdict_jitter_ms=jitter_ms)
+    flushed = _flushed(rows, at_s)[:-1]
+    assert in_batches(flushed, cuts, spread, groups) == in_batches(flushed, others, spread, groups)

@@ -1,10 +1,14 @@
 """The record of generations: one is current, another becomes so in one step, and what was half made is made anew."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from batch.pruning import prune
 from cli.device_lists import read_devices
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import FleetError
@@ -19,6 +23,8 @@ from fleetpulse.io.generations import (
     save_generations,
 )
 from fleetpulse.io.home import KEY_GROUPS, Home
+from fleetpulse.io.making import is_making, making
+from fleetpulse.io.needs import needs
 
 
 @pytest.fixture
@@ -162,3 +168,35 @@ def test_a_list_of_devices_is_read_or_refused_with_the_reason(tmp_path: Path) ->
         read_devices(path)
     with pytest.raises(FleetError, match="there is no file"):
         read_devices(tmp_path / "absent.parquet")
+
+
+def test_what_a_killed_process_wanted_is_wanted_no_more(home: Home) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    desire(home, STOPPED, f"a canary (process {gone.pid})")
+    assert desired(home).what == RUNNING
+    desire(home, STOPPED, f"a canary (process {os.getpid()})")
+    assert desired(home).what == STOPPED
+
+
+def test_one_makes_at_a_time_and_what_a_killed_maker_left_holds_nobody_back(home: Home) -> None:
+    left = _begun(home)
+    aside = home.lifecycle / "told-0002"
+    aside.mkdir()
+    with making(home, "a test", lambda words: None):
+        assert is_making(home)
+        assert f"generation {left.number}" in {need.who for need in needs(home)}
+    assert not is_making(home)
+    assert f"generation {left.number}" not in {need.who for need in needs(home)}
+    prune(home, 1, lambda words: None, dry=False)
+    assert not aside.exists()
+    known = load_generations(home.lifecycle).of(left.number)
+    assert known is not None and known.status == "discarded"
+
+
+def test_a_copy_of_a_checkpoint_has_the_groups_of_what_it_was_copied_from(home: Home) -> None:
+    record = load_generations(home.lifecycle)
+    for number, verb, source in ((1, "up", 0), (2, "rescale", 1), (3, "repartition", 2), (4, "repartition", 3)):
+        record = record.with_one(Generation(number, 8, 4, verb, {"generation": source}))
+    assert record.of_the_same_groups(4) == [4, 3, 2]
+    assert record.of_the_same_groups(2) == [2]
