@@ -21,8 +21,10 @@ from fleetpulse.columnar.wire import from_wire
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.messages import Row
 from fleetpulse.core.policy import Policy
+from fleetpulse.core.tables import MESSAGES
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.home import Home
+from fleetpulse.io.kept import oldest_kept_ms, require_kept
 from fleetpulse.io.slices import Piece, Slice, blocks_of, pieces_of, slices_of
 from fleetpulse.io.workers import settle
 from fleetpulse.ops.backtest import Backtest, figures
@@ -64,12 +66,12 @@ def backtest(home: Home, policy: Policy, from_ms: int | None, to_ms: int | None,
     Args:
         home: the home.
         policy: that stands in for every recorded one that takes effect in the range.
-        from_ms: from when on, epoch milliseconds; None from the start.
+        from_ms: from when on, epoch milliseconds; None from the start, or from when on bronze has all its rows.
         to_ms: up to when verdicts are compared; None to the frontier of what has landed.
         spark: whether on Spark; None where the history is long.
 
     Raises:
-        FleetError: the home has no history, or none of that time.
+        FleetError: the home has no history, or none of that time, or retention has removed rows of it.
         Misuse: the range ends before it begins.
     """
     pieces = pieces_of(home)
@@ -78,7 +80,7 @@ def backtest(home: Home, policy: Policy, from_ms: int | None, to_ms: int | None,
     if spark is None:
         spark = rows >= SPARK_FROM_ROWS
     found = _on_spark(question, pieces, home.key_groups()) if spark else here(question, slices_of(pieces))
-    begin_ms = question.started_ms if from_ms is None else from_ms
+    begin_ms = question.started_ms if question.from_ms is None else question.from_ms
     if found.frontier_ms is None or found.frontier_ms < begin_ms:
         reached = "nothing" if found.frontier_ms is None else f"what happened up to {format_instant(found.frontier_ms)}"
         raise FleetError(
@@ -97,11 +99,18 @@ def _question(home: Home, policy: Policy, pieces: Sequence[Piece], from_ms: int 
             f'the home "{home.path}" has no messages to judge; play some with: ./fleet replay RECORDING --home {home.path}'
         )
     started_ms, newest_ms = pieces[0].first_ms, max(piece.last_ms for piece in pieces)
-    kept = f'the history of "{home.path}" is kept from {format_instant(started_ms)} to {format_instant(newest_ms)}'
+    kept_ms = oldest_kept_ms(home, MESSAGES.name)
+    oldest_ms = started_ms if kept_ms is None else max(started_ms, kept_ms)
+    kept = f'the history of "{home.path}" is kept from {format_instant(oldest_ms)} to {format_instant(newest_ms)}'
     for name, instant_ms in (("--from", from_ms), ("--to", to_ms)):
-        if instant_ms is not None and not started_ms <= instant_ms <= newest_ms:
-            cure = f"{format_instant(started_ms)} is the oldest instant, leave {name} out for all that is kept"
+        if instant_ms is None:
+            continue
+        require_kept(home, MESSAGES.name, instant_ms, f"a backtest {name} {format_instant(instant_ms)}")
+        if not oldest_ms <= instant_ms <= newest_ms:
+            cure = f"{format_instant(oldest_ms)} is the oldest instant, leave {name} out for all that is kept"
             raise FleetError(f"{kept}; got {name} {format_instant(instant_ms)}; {cure}")
+    if from_ms is None:
+        from_ms = kept_ms  # what is left of older rows (registry, policies) is folded, and nothing of it compared
     return Question(home.deployment(), policy.normalised(), from_ms, to_ms, started_ms, newest_ms)
 
 

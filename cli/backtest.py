@@ -25,7 +25,8 @@ def backtest(
     policy: Annotated[Path, typer.Option("--policy", help="The policy to try (TOML).")],
     home: HomeOption = DEFAULT_HOME,
     from_: Annotated[
-        str | None, typer.Option("--from", help="It acts from this instant on, and is compared from there; else from the start.")
+        str | None,
+        typer.Option("--from", help="It acts and is compared from this instant on; else from the start of what is kept."),
     ] = None,
     to: Annotated[str | None, typer.Option("--to", help="Compare up to this instant; else all that can be judged.")] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="The figures as one JSON object.")] = False,
