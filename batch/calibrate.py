@@ -219,7 +219,7 @@ def piece_bytes(home: Home, rows: int, devices: int, versions: int = 12) -> floa
     delta.create(home, MESSAGES)
     for number in range(1, versions + 1):
         delta.append(home, MESSAGES, bronze(rows // versions, devices, number), "calibrate", number)
-    planned = compaction.plan(home.table(MESSAGES.name), [Need("calibration", versions + 1, by_version=True)], None)
+    planned = compaction.plan(home.table(MESSAGES.name), [Need("calibration", versions + 1, by_version=True)], None, START_MS)
     assert planned is not None, "there are rows"
     assert len(planned.merges) == 1, "they are a day's"
     part = compaction.put_together(home.table(MESSAGES.name), planned.merges[0])

@@ -3,6 +3,7 @@
 Rule 1: rows are promised to be gone (`kept.promise`) before the first one goes.
 Rule 2: every step may be broken off by kill -9 and done again; the next maintenance takes away what it left.
 Rule 3: a step that others are in the way of is left for the next time: the jobs go first.
+Rule 4: ages count back from the newest row, or from now where a clock that was ahead has stamped that one.
 """
 
 import re
@@ -24,6 +25,7 @@ from fleetpulse.io.kept import promise
 from fleetpulse.io.locks import held
 from fleetpulse.io.needs import Need, floor, needs
 
+_AHEAD_MS: Final = 3_600_000  # rows land while it works, and clocks differ a little: that is not worth a word
 _BUSY: Final = "left for the next time: others were writing"
 _OURS_ASIDE: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
 _OF_MESSAGES: Final = tuple(kind for kind in Verdict if kind not in (Verdict.TRANSITION, Verdict.SUMMARY, *AMENDMENTS))
@@ -92,17 +94,18 @@ def maintain(home: Home, keep: Keep, *, dry_run: bool, now_s: float | None = Non
         FleetError: another maintenance is under way, or it is not known what somebody needs.
     """
     now_s = time.time() if now_s is None else now_s
+    now_ms = int(now_s * 1000)
     with only_one(home):
         there = [path for path in sorted((home.path / "tables").glob("*")) if (path / "_delta_log").exists()]
         if not dry_run:
             _remove_aside(there)
         wanted = needs(home)
         if home.table(DEVICE_SNAPSHOTS.name) in there:
-            yield from _thin_out(home, keep, dry_run=dry_run)
+            yield from _thin_out(home, keep, now_ms, dry_run=dry_run)
             wanted = needs(home)
         if home.table(MESSAGES.name) in there:
-            yield from _bronze(home, keep, wanted, dry_run=dry_run)
-        yield from _rows(home, keep, there, dry_run=dry_run)
+            yield from _bronze(home, keep, wanted, now_ms, dry_run=dry_run)
+        yield from _rows(home, keep, there, now_ms, dry_run=dry_run)
         known = {table.name for table in TABLES} - {MESSAGES.name, DEVICE_SNAPSHOTS.name}
         for path in there:
             if path.name in known:
@@ -120,17 +123,20 @@ def _remove_aside(there: list[Path]) -> None:
                 leftover.unlink(missing_ok=True)
 
 
-def _bronze(home: Home, keep: Keep, wanted: list[Need], *, dry_run: bool) -> Iterator[Step]:
+def _bronze(home: Home, keep: Keep, wanted: list[Need], now_ms: int, *, dry_run: bool) -> Iterator[Step]:
     table = home.table(MESSAGES.name)
-    planned = compaction.plan(table, wanted, keep.messages_ms)
+    planned = compaction.plan(table, wanted, keep.messages_ms, now_ms)
     if planned is None:
         return
     first, oldest = planned.held_by, min(wanted, key=lambda need: need.version)
     yield Step(MESSAGES.name, "hold", note=f"{first.who} needs version {first.version} and those after it as they are")
     if oldest.version < first.version:
         yield Step(MESSAGES.name, "hold", note=f"{oldest.who} needs the rows of version {oldest.version} and those after it")
+    if planned.newest_ms > now_ms + _AHEAD_MS and keep.messages_ms is not None:
+        note = f"{_ahead(planned.newest_ms)}; what landed with that row and after it stays until then"
+        yield Step(MESSAGES.name, "hold", note=note)
     if planned.drop:
-        yield _drop(home, table, planned, dry_run=dry_run)
+        yield _drop(home, table, planned, now_ms, dry_run=dry_run)
     for group in planned.merges:
         parts = [part for unit in group for part in unit.parts]
         note = f"versions {group[0].begin} to {group[-1].end - 1}"
@@ -139,9 +145,10 @@ def _bronze(home: Home, keep: Keep, wanted: list[Need], *, dry_run: bool) -> Ite
         yield Step(MESSAGES.name, "join", len(parts), sum(one.size_bytes for one in parts), sum(one.rows for one in parts), note)
 
 
-def _drop(home: Home, table: Path, planned: compaction.Plan, *, dry_run: bool) -> Step:
+def _drop(home: Home, table: Path, planned: compaction.Plan, now_ms: int, *, dry_run: bool) -> Step:
     parts = [part for unit in planned.drop for part in unit.parts]
-    note, rows = f"received before {format_instant(planned.cutoff_ms)}", compaction.doomed(table, planned)
+    note = _since(f"received before {format_instant(planned.cutoff_ms)}", planned.newest_ms, now_ms)
+    rows = compaction.doomed(table, planned)
     if not dry_run:
         promise(home, MESSAGES.name, planned.cutoff_ms)
         if compaction.cut_off(table, planned) is None:
@@ -149,8 +156,16 @@ def _drop(home: Home, table: Path, planned: compaction.Plan, *, dry_run: bool) -
     return Step(MESSAGES.name, "remove", len(parts), sum(part.size_bytes for part in parts), rows, note)
 
 
-def _rows(home: Home, keep: Keep, there: list[Path], *, dry_run: bool) -> Iterator[Step]:
-    """Remove old rows of the other tables: each has the column that its age is told by, counted back from the newest."""
+def _ahead(newest_ms: int) -> str:
+    return f"the newest is of {format_instant(newest_ms)}, which lies ahead, so ages count back from now"
+
+
+def _since(note: str, newest_ms: int, now_ms: int) -> str:
+    return f"{note}; {_ahead(newest_ms)}" if newest_ms > now_ms + _AHEAD_MS else note
+
+
+def _rows(home: Home, keep: Keep, there: list[Path], now_ms: int, *, dry_run: bool) -> Iterator[Step]:
+    """Remove old rows of the other tables: each has the column that its age is told by."""
     of_messages = ", ".join(f"'{kind.value}'" for kind in _OF_MESSAGES)
     for table, column, where, keep_ms, promised in (
         (QUARANTINE, "received_at", "", keep.quarantine_ms, QUARANTINE.name),
@@ -160,15 +175,17 @@ def _rows(home: Home, keep: Keep, there: list[Path], *, dry_run: bool) -> Iterat
     ):
         if keep_ms is None or home.table(table.name) not in there:
             continue
-        cutoff_ms = _cutoff_ms(home, table.name, column, where, keep_ms)
-        if cutoff_ms is None:
+        found = _cutoff_ms(home, table.name, column, where, keep_ms, now_ms)
+        if found is None:
             continue
+        cutoff_ms, newest_ms = found
         old = f"{column} < {tidying.cutoff_text(cutoff_ms)}" + (f" AND {where}" if where else "")
         sql = f"SELECT count(*) AS n FROM {table.name} WHERE {old}"
         doomed = int(delta.query(home, sql, tables=[table.name])[0]["n"])
         if not doomed:
             continue
         note = f"{column} before {format_instant(cutoff_ms)}" + (f", {promised}" if where else "")
+        note = _since(note, newest_ms, now_ms)
         if not dry_run:
             promise(home, promised, cutoff_ms)
             if tidying.remove_rows(home.table(table.name), old) is None:
@@ -176,8 +193,8 @@ def _rows(home: Home, keep: Keep, there: list[Path], *, dry_run: bool) -> Iterat
         yield Step(table.name, "remove", rows=doomed, note=note)
 
 
-def _cutoff_ms(home: Home, table: str, column: str, where: str, keep_ms: int) -> int | None:
-    """Return the day before which rows go; of summaries each key group's newest stays, since reports count by it."""
+def _cutoff_ms(home: Home, table: str, column: str, where: str, keep_ms: int, now_ms: int) -> tuple[int, int] | None:
+    """Return the day before which rows go, and the newest's instant; each key group's newest summary stays."""
     newest = f"max({column})"
     grouped = "GROUP BY key_group, generation" if Verdict.SUMMARY.value in where.split("'") else ""
     found = delta.query(
@@ -188,8 +205,9 @@ def _cutoff_ms(home: Home, table: str, column: str, where: str, keep_ms: int) ->
     )[0]
     if found["newest"] is None:
         return None
-    cutoff_ms = (int(found["newest"]) - keep_ms) // tidying.DAY_MS * tidying.DAY_MS
-    return min(cutoff_ms, int(found["oldest"])) if grouped else cutoff_ms
+    newest_ms = int(found["newest"])
+    cutoff_ms = (min(newest_ms, now_ms) - keep_ms) // tidying.DAY_MS * tidying.DAY_MS
+    return (min(cutoff_ms, int(found["oldest"])) if grouped else cutoff_ms), newest_ms
 
 
 def _join(table: Path, *, dry_run: bool) -> Iterator[Step]:
@@ -200,10 +218,10 @@ def _join(table: Path, *, dry_run: bool) -> Iterator[Step]:
         yield Step(table.name, "join", small.files, small.size_bytes, small.rows, note)
 
 
-def _thin_out(home: Home, keep: Keep, *, dry_run: bool) -> Iterator[Step]:
+def _thin_out(home: Home, keep: Keep, now_ms: int, *, dry_run: bool) -> Iterator[Step]:
     """Delete the files of snapshots that are not kept: every version is a whole, and readable while its files are there."""
     table = home.table(DEVICE_SNAPSHOTS.name)
-    kept = tidying.kept_versions(table, keep.device_snapshots_ms)
+    kept = tidying.kept_versions(table, keep.device_snapshots_ms, now_ms)
     files = tidying.unneeded(table, keep.replaced_ms, kept)
     if not files:
         return
@@ -220,7 +238,7 @@ def _delete(table: Path, keep: Keep, wanted: list[Need], now_s: float, *, dry_ru
             yield Step(table.name, "delete", count, size, note="files that others replaced, or nobody committed")
     if tidying.write_checkpoint(table, dry_run=dry_run):
         yield Step(table.name, "checkpoint")
-    below = min(tidying.kept_versions(table, keep.device_snapshots_ms)) if snapshots else None
+    below = min(tidying.kept_versions(table, keep.device_snapshots_ms, int(now_s * 1000))) if snapshots else None
     spared = _StillRead(table, floor(wanted).version) if bronze else _none
     log = tidying.outdated_log(table, keep.replaced_ms, now_s, below, spared)
     if log:

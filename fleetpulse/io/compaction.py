@@ -82,6 +82,7 @@ class Plan:
         drop: what is too old, from the oldest on.
         merges: what is put together, each at least one file.
         cutoff_ms: rows received before it are to go.
+        newest_ms: ``received_at`` of the newest row.
         held_by: who keeps the rest from being touched.
     """
 
@@ -89,31 +90,35 @@ class Plan:
     drop: tuple[Unit, ...]
     merges: tuple[tuple[Unit, ...], ...]
     cutoff_ms: int
+    newest_ms: int
     held_by: Need
 
 
-def plan(table: Path, needs: Sequence[Need], keep_ms: int | None) -> Plan | None:
+def plan(table: Path, needs: Sequence[Need], keep_ms: int | None, now_ms: int) -> Plan | None:
     """Return what is to be done to bronze; None before its first row.
 
     Args:
         table: its folder.
         needs: who may read on from where.
-        keep_ms: how long rows are kept, counted back from the newest ``received_at``; None for ever.
+        keep_ms: how long rows are kept, counted back from the newest ``received_at``, or from now where that lies ahead; None
+            for ever.
+        now_ms: the time, epoch milliseconds.
     """
     live = _live(table)
     if not live:
         return None
     remainder = next((part for name, part in live.items() if remainder_end(name) is not None), None)
     newest_ms = max(part.greatest_ms for part in live.values())
-    cutoff_ms = 0 if keep_ms is None else (newest_ms - keep_ms) // DAY_MS * DAY_MS
+    base_ms = min(newest_ms, now_ms)  # a clock that was ahead once must not make everything old
+    cutoff_ms = 0 if keep_ms is None else (base_ms - keep_ms) // DAY_MS * DAY_MS
     held_by = floor(needs)
     units = [unit for unit in _units(table, live, remainder) if unit.end <= held_by.version]
     oldest = min(need.version for need in needs)
     drop = tuple(takewhile(lambda unit: unit.end <= oldest and _greatest_ms(unit) < cutoff_ms, units))
     if not any(unit.parts for unit in drop):
         drop = ()
-    merges = groups(units[len(drop) :], {need.version for need in needs}, newest_ms // DAY_MS)
-    return Plan(remainder, drop, tuple(merges), cutoff_ms, held_by)
+    merges = groups(units[len(drop) :], {need.version for need in needs}, base_ms // DAY_MS)
+    return Plan(remainder, drop, tuple(merges), cutoff_ms, newest_ms, held_by)
 
 
 def covered(table: Path) -> tuple[int, list[tuple[int, int]]]:

@@ -176,22 +176,23 @@ def remove_files(paths: Iterable[Path], *, dry_run: bool = False) -> tuple[int, 
     return count, size
 
 
-def kept_versions(table: Path, keep_ms: int | None) -> list[int]:
+def kept_versions(table: Path, keep_ms: int | None, now_ms: int) -> list[int]:
     """Return the versions of a table that stay: those of the last day, and the newest of each day of the time that is kept.
 
     Args:
         table: a table whose every version is a whole, written over the one before.
-        keep_ms: counted back from the newest version; None keeps all.
+        keep_ms: counted back from the newest version, or from now where that lies ahead; None keeps all.
+        now_ms: the time, epoch milliseconds.
     """
     history = [(int(one["version"]), int(one["timestamp"])) for one in DeltaTable(str(table)).history()]
-    newest_ms = max(at_ms for _, at_ms in history)
+    base_ms = min(now_ms, max(at_ms for _, at_ms in history))
     if keep_ms is None:
         return sorted(version for version, _ in history)
     of_day: dict[int, int] = {}
     for version, at_ms in history:
-        if newest_ms - at_ms <= keep_ms:
+        if base_ms - at_ms <= keep_ms:
             of_day[at_ms // DAY_MS] = max(version, of_day.get(at_ms // DAY_MS, 0))
-    return sorted({*of_day.values(), *(version for version, at_ms in history if newest_ms - at_ms <= DAY_MS)})
+    return sorted({*of_day.values(), *(version for version, at_ms in history if base_ms - at_ms <= DAY_MS)})
 
 
 def cutoff_text(cutoff_ms: int) -> str:

@@ -130,7 +130,7 @@ def test_what_retention_removed_is_refused_and_nothing_of_it_is_compared(tmp_pat
     home = landed_home(tmp_path / "home", [*_history(), *later], DEPLOYMENT, (len(_history()),))
     assert backtest(home, SHORT, None, None).figures.from_ms == START
     table = home.table(MESSAGES.name)
-    planned = compaction.plan(table, [Need("nobody", 2, by_version=True)], DAY_MS)
+    planned = compaction.plan(table, [Need("nobody", 2, by_version=True)], DAY_MS, START + 9 * DAY_MS)
     assert planned is not None
     promise(home, MESSAGES.name, planned.cutoff_ms)
     assert compaction.cut_off(table, planned)

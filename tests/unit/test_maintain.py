@@ -172,6 +172,24 @@ def test_retention_leaves_our_own_rows_and_the_first_and_says_from_when_on_all_a
     assert BlockReader(reader)._started() == started
 
 
+def test_a_clock_that_was_ahead_once_does_not_make_everything_old(home: Home) -> None:
+    ahead_s = (NOW_S - START / 1000) + 3650 * DAY_S
+    _land(home, [tick(ahead_s)], DAYS * EACH + 1)
+    said = {"judged_at_ms": START, "kind": "late", "device_id": "a"}
+    later = [said, {**said, "judged_at_ms": START + int(ahead_s * 1000)}]
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, later), "job", 1)
+    keep = replace(KEEP, messages_ms=int(NOW_S * 1000) - START + DAY_MS, late_ms=int(NOW_S * 1000) - START + DAY_MS)
+    before = _read_on(home, 0)
+    steps = list(maintain(home, keep, dry_run=False, now_s=NOW_S))
+    assert not [step for step in steps if step.did == "remove"]
+    assert [step.table for step in steps if "which lies ahead, so ages count back from now" in step.note] == [MESSAGES.name]
+    assert _read_on(home, 0) == before
+    assert oldest_kept_ms(home, MESSAGES.name) is None
+    removed = [step for step in _run(home, replace(KEEP, late_ms=DAY_MS)) if step.did == "remove"]
+    assert {step.table for step in removed} == {MESSAGES.name, JUDGEMENTS.name}
+    assert all("which lies ahead" in step.note for step in removed)
+
+
 def test_a_snapshot_holds_back_retention_while_its_files_are_there(home: Home) -> None:
     taken = {"generation": 1, "batch": 3, "bronze": EACH + 1, "newest_ms": START, "frontier_ms": START, "devices": 2}
     rows = [{"part": "device", "key_group": 1, "device_id": "a", "device_hash": 1}]
