@@ -8,7 +8,7 @@ Rule 4: ages count back from the newest row, or from now where a clock that was 
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from fleetpulse.io.needs import Need, floor, needs
 _AHEAD_MS: Final = 3_600_000  # rows land while it works, and clocks differ a little: that is not worth a word
 _BUSY: Final = "left for the next time: others were writing"
 _OURS_ASIDE: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
+_SUMMARIES: Final = f"kind = '{Verdict.SUMMARY.value}'"
 _OF_MESSAGES: Final = tuple(kind for kind in Verdict if kind not in (Verdict.TRANSITION, Verdict.SUMMARY, *AMENDMENTS))
 
 
@@ -164,50 +165,93 @@ def _since(note: str, newest_ms: int, now_ms: int) -> str:
     return f"{note}; {_ahead(newest_ms)}" if newest_ms > now_ms + _AHEAD_MS else note
 
 
+@dataclass(frozen=True, slots=True)
+class _Aged:
+    """Rows of a table that go when they are old.
+
+    Attributes:
+        table: its name.
+        column: their age is told by.
+        keep_ms: for how long they stay; None for ever.
+        promised: what `kept` calls them.
+        such: which rows, as SQL says it; empty: all.
+        but: of those, given the instant before which they are old, which stay; empty: none.
+    """
+
+    table: str
+    column: str
+    keep_ms: int | None
+    promised: str
+    such: str = ""
+    but: Callable[[Home, int], str] = lambda _home, _cutoff_ms: ""
+
+
+def _aged(keep: Keep) -> tuple[_Aged, ...]:
+    kinds = ", ".join(f"'{kind.value}'" for kind in _OF_MESSAGES)
+    return (
+        _Aged(QUARANTINE.name, "received_at", keep.quarantine_ms, QUARANTINE.name),
+        _Aged(STREAM_HEALTH.name, "began_at", keep.stream_health_ms, STREAM_HEALTH.name),
+        _Aged(JUDGEMENTS.name, "judged_at", keep.summaries_ms, "summaries", _SUMMARIES, _newest_summaries),
+        _Aged(JUDGEMENTS.name, "judged_at", keep.late_ms, "late", f"kind IN ({kinds})"),
+    )
+
+
 def _rows(home: Home, keep: Keep, there: list[Path], now_ms: int, *, dry_run: bool) -> Iterator[Step]:
-    """Remove old rows of the other tables: each has the column that its age is told by."""
-    of_messages = ", ".join(f"'{kind.value}'" for kind in _OF_MESSAGES)
-    for table, column, where, keep_ms, promised in (
-        (QUARANTINE, "received_at", "", keep.quarantine_ms, QUARANTINE.name),
-        (STREAM_HEALTH, "began_at", "", keep.stream_health_ms, STREAM_HEALTH.name),
-        (JUDGEMENTS, "judged_at", f"kind = '{Verdict.SUMMARY.value}'", keep.summaries_ms, "summaries"),
-        (JUDGEMENTS, "judged_at", f"kind IN ({of_messages})", keep.late_ms, "late"),
-    ):
-        if keep_ms is None or home.table(table.name) not in there:
+    """Remove old rows of the other tables."""
+    for aged in _aged(keep):
+        if aged.keep_ms is None or home.table(aged.table) not in there:
             continue
-        found = _cutoff_ms(home, table.name, column, where, keep_ms, now_ms)
-        if found is None:
+        newest_ms = _newest_ms(home, aged)
+        if newest_ms is None:
             continue
-        cutoff_ms, newest_ms = found
-        old = f"{column} < {tidying.cutoff_text(cutoff_ms)}" + (f" AND {where}" if where else "")
-        sql = f"SELECT count(*) AS n FROM {table.name} WHERE {old}"
-        doomed = int(delta.query(home, sql, tables=[table.name])[0]["n"])
+        cutoff_ms = (min(newest_ms, now_ms) - aged.keep_ms) // tidying.DAY_MS * tidying.DAY_MS
+        old = " AND ".join(one for one in (f"{aged.column} < {tidying.cutoff_text(cutoff_ms)}", aged.such) if one)
+        but = aged.but(home, cutoff_ms) if _count(home, aged.table, old) else ""
+        gone = f"{old} AND NOT ({but})" if but else old
+        doomed = _count(home, aged.table, gone)
         if not doomed:
             continue
-        note = f"{column} before {format_instant(cutoff_ms)}" + (f", {promised}" if where else "")
+        note = f"{aged.column} before {format_instant(cutoff_ms)}" + (f", {aged.promised}" if aged.such else "")
         note = _since(note, newest_ms, now_ms)
         if not dry_run:
-            promise(home, promised, cutoff_ms)
-            if tidying.remove_rows(home.table(table.name), old) is None:
+            promise(home, aged.promised, cutoff_ms)
+            if tidying.remove_rows(home.table(aged.table), gone) is None:
                 doomed, note = 0, _BUSY
-        yield Step(table.name, "remove", rows=doomed, note=note)
+        yield Step(aged.table, "remove", rows=doomed, note=note)
 
 
-def _cutoff_ms(home: Home, table: str, column: str, where: str, keep_ms: int, now_ms: int) -> tuple[int, int] | None:
-    """Return the day before which rows go, and the newest's instant; each key group's newest summary stays."""
-    newest = f"max({column})"
-    grouped = "GROUP BY key_group, generation" if Verdict.SUMMARY.value in where.split("'") else ""
+def _newest_ms(home: Home, aged: _Aged) -> int | None:
+    such = f"WHERE {aged.such}" if aged.such else ""
+    sql = f"SELECT epoch_ms(max({aged.column})) AS newest FROM {aged.table} {such}"
+    return delta.query(home, sql, tables=[aged.table])[0]["newest"]
+
+
+def _count(home: Home, table: str, such: str) -> int:
+    return int(delta.query(home, f"SELECT count(*) AS n FROM {table} WHERE {such}", tables=[table])[0]["n"])
+
+
+def _newest_summaries(home: Home, cutoff_ms: int) -> str:
+    """Return which old summaries stay: each key group's newest, since reports count by it.
+
+    It is the current generation's; where that has said none yet, the newest one's that has. What others said may go: their
+    groups say nothing more, and may not even be groups now.
+    """
     found = delta.query(
         home,
-        f"""SELECT epoch_ms(max(newest)) AS newest, epoch_ms(min(newest)) AS oldest FROM
-            (SELECT {newest} AS newest FROM {table} {f"WHERE {where}" if where else ""} {grouped})""",
-        tables=[table],
-    )[0]
-    if found["newest"] is None:
-        return None
-    newest_ms = int(found["newest"])
-    cutoff_ms = (min(newest_ms, now_ms) - keep_ms) // tidying.DAY_MS * tidying.DAY_MS
-    return (min(cutoff_ms, int(found["oldest"])) if grouped else cutoff_ms), newest_ms
+        f"""WITH said AS (SELECT * FROM judgements WHERE {_SUMMARIES}),
+            speaks AS (SELECT generation FROM said
+                       ORDER BY coalesce(generation = ?, false) DESC, generation DESC NULLS LAST LIMIT 1)
+            SELECT key_group, epoch_ms(max(judged_at)) AS newest_ms, any_value(said.generation) AS generation
+            FROM said, speaks WHERE said.generation IS NOT DISTINCT FROM speaks.generation
+            GROUP BY key_group HAVING newest_ms < ? ORDER BY key_group""",
+        [home.generation().number, cutoff_ms],
+    )
+    stay: list[str] = []
+    for one in found:
+        generation = "IS NULL" if one["generation"] is None else f"= {one['generation']}"
+        since = tidying.cutoff_text(one["newest_ms"])
+        stay.append(f"(key_group = {one['key_group']} AND generation {generation} AND judged_at >= {since})")
+    return " OR ".join(stay)
 
 
 def _join(table: Path, *, dry_run: bool) -> Iterator[Step]:

@@ -242,11 +242,36 @@ def test_old_rows_of_other_tables_go_and_each_key_groups_newest_summary_stays(ho
     left = delta.query(home, "SELECT kind, key_group, epoch_ms(judged_at) - ? AS at FROM judgements ORDER BY 1, 2, 3", [START])
     assert [(one["kind"], one["key_group"], one["at"] // DAY_MS) for one in left] == [
         ("late", None, 0),
-        ("summary", 0, 10),
         ("summary", 0, 50),
         ("summary", 1, 8),
         ("transition", None, 0),
     ]
+
+
+def test_a_retired_generation_keeps_no_summary_from_going_and_the_current_ones_newest_stay(home: Home) -> None:
+    made = begin_generation(home.lifecycle, home.generation(), key_groups=2, form=3, made_by="test", made_from={})
+    told = [(1, 0, 0), (1, 1, 1), (1, 7, 1)]
+    said = {"kind": "summary", "event_time_ms": START, "counts": "{}"}
+
+    def say(rows: list[tuple[int, int, int]]) -> None:
+        told = [
+            {**said, "generation": generation, "key_group": group, "judged_at_ms": START + day * DAY_MS}
+            for generation, group, day in rows
+        ]
+        delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, told), "job", 1)
+
+    def left() -> list[tuple[int, int, int]]:
+        sql = "SELECT generation AS g, key_group AS k, epoch_ms(judged_at) - ? AS at FROM judgements ORDER BY 1, 2, 3"
+        return [(one["g"], one["k"], one["at"] // DAY_MS) for one in delta.query(home, sql, [START])]
+
+    say(told)
+    save_generations(home.lifecycle, load_generations(home.lifecycle).switched(made.number, {}))
+    _judged(home, 40, generation=checkpoint_of(home.lifecycle, made.number).name)
+    _run(home, replace(KEEP, summaries_ms=-2 * DAY_MS))  # all are old; the current generation has said nothing yet
+    assert left() == told
+    say([(2, 0, 30), (2, 0, 31), (2, 1, 90)])
+    _run(home)
+    assert left() == [(2, 0, 31), (2, 1, 90)]
 
 
 def test_what_amendments_say_stays_as_long_as_transitions_do(home: Home) -> None:
