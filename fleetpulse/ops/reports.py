@@ -1,6 +1,7 @@
 """Reports: what came of the messages, read from the tables of a home.
 
-Rule: a report computes no verdict. What is due for a device is asked of the definition (`core.replay`).
+Rule 1: a report computes no verdict. What is due for a device is asked of the definition (`core.replay`).
+Rule 2: where retention has removed rows of a device's life, what its transitions say counts, and not what the rest would tell.
 """
 
 import json
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.amending import unreachable
 from fleetpulse.core.coverage import Listening
-from fleetpulse.core.device import World, next_due
+from fleetpulse.core.device import Device, World, next_due
 from fleetpulse.core.health import THRESHOLDS
 from fleetpulse.core.judgements import AMENDMENTS
 from fleetpulse.core.machine import Trigger
@@ -21,6 +22,7 @@ from fleetpulse.core.tables import MESSAGES, STREAM_HEALTH
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.delta import fetch, files_of, query, reading
 from fleetpulse.io.home import Home
+from fleetpulse.io.kept import oldest_kept_ms
 from fleetpulse.ops.bronze import ROW, as_row, rows_through, span, through
 from fleetpulse.ops.verdicts import said_by_device
 
@@ -168,13 +170,21 @@ def standing(home: Home, device_id: str, judged_ms: int | None) -> Standing | No
     listed = [row for row in devices(home) if row["device_id"] == device_id]
     if not listed:
         return None
+    changes, kept_ms = transitions(home, device_id), oldest_kept_ms(home, MESSAGES.name)
     if judged_ms is None:  # the first batch is under way: what is due is not known, and nothing is guessed
         facts: dict[str, Any] = {"judged_up_to_ms": _first_frontier_ms(home)}
     else:
-        facts = _due(outcome(rows_through(home, [device_id], judged_ms), home.deployment()), device_id)
+        told = outcome(rows_through(home, [device_id], judged_ms), home.deployment())
+        life_ms = round(changes[-1]["life"].timestamp() * 1000) if changes else None
+        if kept_ms is None or life_ms is None or kept_ms <= life_ms:
+            facts = {**_reached(told, device_id), **_known(told, device_id), **_due(told, device_id)}
+        else:
+            facts = {**_reached(told, device_id), "life_ms": life_ms}
+            if _goes_on(told.devices.get(device_id), changes[-1]["to_mode"], kept_ms):
+                facts |= _due(told, device_id)
     spans = unreachable(said_by_device(home, [device_id])[device_id])
     away = [{"since_ms": since_ms, "until_ms": until_ms} for since_ms, until_ms in spans]
-    return Standing({**listed[0], **facts}, transitions(home, device_id), away)
+    return Standing({**listed[0], **facts}, changes, away)
 
 
 def frontier_ms(home: Home, judged_ms: int | None) -> int | None:
@@ -273,24 +283,34 @@ def said_of(home: Home, messages: Iterable[Row]) -> list[dict[str, Any]]:
     )
 
 
+def _reached(told: Outcome, device_id: str) -> dict[str, Any]:
+    frontier = told.listening.frontier_ms if told.listening else None
+    return {"judged_up_to_ms": frontier, "waiting": sum(row.device_id == device_id for row in told.waiting)}
+
+
+def _known(told: Outcome, device_id: str) -> dict[str, Any]:
+    device = told.devices.get(device_id)
+    names = ("life_ms", "reboots", "runtime_ms", "degraded_until_ms", "flagged_until_ms", "held_until_ms")
+    return {name: getattr(device, name) for name in names} if device else {}
+
+
+def _goes_on(device: Device | None, mode: str, kept_ms: int) -> bool:
+    """Whether what the rows that are kept tell of a device is in the mode that it is in, and was heard within them.
+
+    What is due counts from the last signal and from the newest errors, so it is right then; life and running time are not.
+    """
+    return device is not None and device.mode == mode and (device.last_seen_ms or 0) >= kept_ms
+
+
 def _due(told: Outcome, device_id: str) -> dict[str, Any]:
     device, listening = told.devices.get(device_id), told.listening
-    facts: dict[str, Any] = {"judged_up_to_ms": listening.frontier_ms if listening else None}
-    facts["waiting"] = sum(row.device_id == device_id for row in told.waiting)
     if device is None or listening is None:
-        return facts
+        return {}
     due = next_due(device, World(listening.coverage, told.policies))
-    facts |= {"life_ms": device.life_ms, "reboots": device.reboots, "runtime_ms": device.runtime_ms}
-    facts |= {"degraded_until_ms": device.degraded_until_ms, "flagged_until_ms": device.flagged_until_ms}
-    facts |= {"held_until_ms": device.held_until_ms}
-    if due is not None:
-        name = (
-            "due_offline_at_ms"
-            if due[1] in (Trigger.SILENCE, Trigger.DEATH, Trigger.GATEWAY_DEATH)
-            else f"due_{due[1].value}_at_ms"
-        )
-        facts[name] = due[0]
-    return facts
+    if due is None:
+        return {}
+    offline = due[1] in (Trigger.SILENCE, Trigger.DEATH, Trigger.GATEWAY_DEATH)
+    return {"due_offline_at_ms" if offline else f"due_{due[1].value}_at_ms": due[0]}
 
 
 def health(home: Home, batches: int = 100) -> dict[str, Any] | None:
