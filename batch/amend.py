@@ -2,6 +2,7 @@
 
 Rule 1: what is said of a device follows from bronze and from what was said of it: killed and begun again, it is said once.
 Rule 2: a device is looked at until its judged and its amended history have met; only then is what came late to it done with.
+Where retention has removed rows that they begin with they never do: that is said once, and it is done with too.
 Rule 3: it only appends to judgements, and hands rows that correct to the bridge as any command: a job goes on beside it.
 """
 
@@ -63,6 +64,7 @@ class Amended:
         added: transitions that did.
         corrected: whether a row that corrects was sent for it.
         left: why something is left to be done; None where its two histories have met.
+        final: whether amending again would find the same: bronze no longer has the rows that it would take.
     """
 
     device_id: str
@@ -70,6 +72,7 @@ class Amended:
     added: int
     corrected: bool
     left: str | None
+    final: bool = False
 
 
 def amend_home(home: Home, wanted: Wanted) -> list[Amended]:
@@ -89,7 +92,7 @@ def amend_home(home: Home, wanted: Wanted) -> list[Amended]:
         for first in range(0, len(order), _AT_ONCE):
             done += _amend_some(home, order[first : first + _AT_ONCE], through_ms, wanted)
         if concerned and not (wanted.device_ids or wanted.dry_run or wanted.since_ms is not None):
-            left = [concerned[one.device_id] - 1 for one in done if one.left is not None]
+            left = [concerned[one.device_id] - 1 for one in done if one.left is not None and not one.final]
             if (reached_ms := min([through_ms, *left])) > before_ms:
                 delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), WRITER, reached_ms)
         return done
@@ -130,10 +133,8 @@ def _amend_some(home: Home, device_ids: Sequence[str], through_ms: int, wanted: 
         delta.append_of(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), {})
     apart = [device_id for device_id in before if told.differ(device_id)]
     corrected, why = _correct(home, apart, wanted)
-    left = {
-        **dict.fromkeys(apart, why),
-        **dict.fromkeys(strange, _why_strange(home)),
-    }
+    kept_ms = oldest_kept_ms(home, MESSAGES.name)
+    left = {**dict.fromkeys(apart, why), **dict.fromkeys(strange, _why_strange(kept_ms))}
     return [
         Amended(
             device_id,
@@ -141,6 +142,7 @@ def _amend_some(home: Home, device_ids: Sequence[str], through_ms: int, wanted: 
             sum(one.kind is Verdict.ADD for one in fresh.get(device_id, [])),
             device_id in corrected,
             left.get(device_id),
+            device_id in strange and _began_before(said[device_id], kept_ms),
         )
         for device_id in device_ids
     ]
@@ -160,8 +162,13 @@ def _strange(told: Histories, said: Mapping[str, Sequence[Judgement]], held_back
     return {device_id for device_id, its in said.items() if counted(its) != counted(defined.get(device_id, []))}
 
 
-def _why_strange(home: Home) -> str:
-    kept_ms = oldest_kept_ms(home, MESSAGES.name)
+def _began_before(said: Iterable[Judgement], kept_ms: int | None) -> bool:
+    """Whether some of what was said of a device follows from rows that retention has removed."""
+    told = (one.event_time_ms for one in said if one.kind is Verdict.TRANSITION and one.event_time_ms is not None)
+    return kept_ms is not None and min(told, default=kept_ms) < kept_ms
+
+
+def _why_strange(kept_ms: int | None) -> str:
     since = "" if kept_ms is None else f" ({format_instant(kept_ms)} and later)"
     return f"its verdicts do not follow from the rows of bronze that are kept{since}"
 

@@ -1,6 +1,7 @@
 """Homes for tests in which nothing runs: bronze as landing writes it, judgements and checkpoint as the job does."""
 
 import json
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,8 +12,10 @@ from fleetpulse.core.judgements import Judgement
 from fleetpulse.core.messages import Row, hash64
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, TABLES
-from fleetpulse.io import delta
+from fleetpulse.io import compaction, delta
 from fleetpulse.io.home import Home
+from fleetpulse.io.kept import promise
+from fleetpulse.io.needs import Need
 
 
 def empty(path: Path, deployment: Deployment) -> Home:
@@ -57,6 +60,16 @@ def commit_batch(checkpoint: Path, number: int, watermark_ms: int, *, committed:
     (checkpoint / "offsets" / str(number)).write_text(f'v1\n{metadata}\n{{"version": 1}}\n')
     if committed:
         (checkpoint / "commits" / str(number)).write_text("v1\n{}")
+
+
+def shorten(home: Home, version: int, keep_ms: int) -> int:
+    """Remove old rows of bronze below a version as maintenance does; return from when on all are kept."""
+    table = home.table(MESSAGES.name)
+    planned = compaction.plan(table, [Need("a test", version, by_version=True)], keep_ms, time.time_ns() // 1_000_000)
+    assert planned is not None, "there are rows"
+    promise(home, MESSAGES.name, planned.cutoff_ms)
+    assert compaction.cut_off(table, planned), "some are old"
+    return planned.cutoff_ms
 
 
 class Judged:

@@ -22,12 +22,13 @@ from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, outcome, replay
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io import delta
+from fleetpulse.io.compaction import DAY_MS
 from fleetpulse.io.home import Home
 from fleetpulse.ops import reports, rewind
 from fleetpulse.ops.bronze import rows_through
 from fleetpulse.ops.verdicts import said_by_device
 from tests.histories import START, row, signal, tick
-from tests.homes import Judged, commit_batch, empty
+from tests.homes import Judged, commit_batch, empty, shorten
 
 ROOT = Path(__file__).parents[2]
 DEPLOYMENT = Deployment(allowed_lateness_ms=1_000, max_clock_lead_ms=300_000)
@@ -198,6 +199,29 @@ def test_a_device_whose_verdicts_do_not_follow_from_bronze_is_left_alone(judged:
     assert (done.retracted, done.added, done.corrected) == (0, 0, False)
     assert done.left is not None
     assert "do not follow from the rows of bronze" in done.left
+
+
+def test_a_device_whose_rows_retention_has_removed_is_listed_once_and_does_not_hold_others_back(tmp_path: Path) -> None:
+    judged, later_s = Judged(empty(tmp_path / "home", DEPLOYMENT)), 3 * DAY_MS // 1000
+    rules = {"rules": {"timeout": "60s", "forget_after": "30d"}}
+    policy = row(0, "fleet/_/_/policy", policy=parse_policy(rules).normalised(), effective_from_s=-1000)
+    judged.take(policy, signal(10), signal(30), tick(100))
+    judged.take(signal(later_s + 10), signal(later_s + 30), signal(later_s + 20, received_s=later_s + 40), tick(later_s + 50))
+    assert shorten(judged.home, 2, DAY_MS)
+    after_ms = START + (later_s + 45) * 1000
+    odd = {"kind": "transition", "device_id": "odd", "event_time_ms": after_ms, "life_ms": after_ms, "transition_no": 7}
+    late = {"kind": "late", "device_id": "odd", "received_at_ms": after_ms}
+    table = str(judged.home.table(JUDGEMENTS.name))
+    write_deltalake(table, delta.to_table(JUDGEMENTS, [odd, late]), mode="append")
+    done = amend_home(judged.home, Wanted())
+    assert [(one.device_id, one.final, one.corrected, one.retracted) for one in done] == [
+        ("d", True, False, 0),
+        ("odd", False, False, 0),
+    ]
+    assert all("do not follow from the rows of bronze that are kept" in (one.left or "") for one in done)
+    assert [one.device_id for one in amend_home(judged.home, Wanted())] == ["odd"], (
+        "its rows are all there: it is looked at again"
+    )
 
 
 def test_two_amends_do_not_work_at_once(judged: Judged) -> None:

@@ -18,16 +18,13 @@ from fleetpulse.core.policy import Policy, parse_policy
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.core.times import format_instant
-from fleetpulse.io import compaction
 from fleetpulse.io.compaction import DAY_MS
 from fleetpulse.io.home import Home
-from fleetpulse.io.kept import promise
-from fleetpulse.io.needs import Need
 from fleetpulse.io.slices import pieces_of, slices_of
 from fleetpulse.ops.backtest import Backtest, verdicts
 from fleetpulse.ops.backtest_page import page
 from tests.histories import START, row, signal, tick
-from tests.homes import landed_home
+from tests.homes import landed_home, shorten
 
 pytestmark = pytest.mark.unit
 DEPLOYMENT = Deployment(10_000, 300_000, 60_000)
@@ -129,20 +126,16 @@ def test_what_retention_removed_is_refused_and_nothing_of_it_is_compared(tmp_pat
     later.sort(key=lambda one: one.received_at_ms)
     home = landed_home(tmp_path / "home", [*_history(), *later], DEPLOYMENT, (len(_history()),))
     assert backtest(home, SHORT, None, None).figures.from_ms == START
-    table = home.table(MESSAGES.name)
-    planned = compaction.plan(table, [Need("nobody", 2, by_version=True)], DAY_MS, START + 9 * DAY_MS)
-    assert planned is not None
-    promise(home, MESSAGES.name, planned.cutoff_ms)
-    assert compaction.cut_off(table, planned)
-    kept = format_instant(planned.cutoff_ms)
-    for bounds in ((planned.cutoff_ms - 1, None), (START, None), (None, planned.cutoff_ms - 1)):
+    kept_ms = shorten(home, 2, DAY_MS)
+    kept = format_instant(kept_ms)
+    for bounds in ((kept_ms - 1, None), (START, None), (None, kept_ms - 1)):
         with pytest.raises(FleetError, match=f"a backtest --.* kept are those from {kept} on .*keep_messages"):
             backtest(home, SHORT, *bounds)
     answer = backtest(home, SHORT, None, None)
-    assert answer.figures.from_ms == planned.cutoff_ms
+    assert answer.figures.from_ms == kept_ms
     assert answer.figures.changes["added"] == 2 * 2 * 19, "a and b are silent for 50 s again and again"
-    assert answer.found.changed == backtest(home, SHORT, planned.cutoff_ms, None).found.changed
-    assert all((one["before_ms"] or one["after_ms"]) >= planned.cutoff_ms for one in answer.found.changed.to_pylist())
+    assert answer.found.changed == backtest(home, SHORT, kept_ms, None).found.changed
+    assert all((one["before_ms"] or one["after_ms"]) >= kept_ms for one in answer.found.changed.to_pylist())
 
 
 def test_a_policy_file_that_is_not_there_or_has_faults_is_named(home: Home, tmp_path: Path) -> None:

@@ -7,15 +7,11 @@ import pytest
 
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io import compaction
 from fleetpulse.io.compaction import DAY_MS
 from fleetpulse.io.home import Home
-from fleetpulse.io.kept import promise
-from fleetpulse.io.needs import Need
 from fleetpulse.ops import reports
 from tests.histories import START, row, signal, tick
-from tests.homes import Judged, empty
+from tests.homes import Judged, empty, shorten
 
 pytestmark = pytest.mark.unit
 LATER_S = 3 * DAY_MS // 1000
@@ -40,17 +36,9 @@ def _standing(home: Home, device_id: str) -> dict[str, Any]:
     return found.summary
 
 
-def _cut_off(home: Home) -> None:
-    table = home.table(MESSAGES.name)
-    planned = compaction.plan(table, [Need("nobody", 2, by_version=True)], DAY_MS, NEWEST_MS)
-    assert planned is not None
-    promise(home, MESSAGES.name, planned.cutoff_ms)
-    assert compaction.cut_off(table, planned)
-
-
 def test_what_retention_removed_does_not_make_a_device_younger(home: Home) -> None:
     before, new = _standing(home, "d"), _standing(home, "n")
-    _cut_off(home)
+    shorten(home, 2, DAY_MS)
     after = _standing(home, "d")
     assert after["life_ms"] == before["life_ms"] == START + 10_000
     assert after["runtime_ms"] == reports.transitions(home, "d")[-1]["runtime_ms"] == 50_000
@@ -63,7 +51,7 @@ def test_what_retention_removed_does_not_make_a_device_younger(home: Home) -> No
 
 def test_of_a_device_that_was_last_heard_in_what_is_gone_nothing_is_said_to_be_due(home: Home) -> None:
     assert any(name.startswith("due_") for name in _standing(home, "e"))
-    _cut_off(home)
+    shorten(home, 2, DAY_MS)
     after = _standing(home, "e")
     assert (after["mode"], after["life_ms"]) == ("offline", START + 10_000)
     assert not [name for name in after if name.startswith("due_")]
