@@ -32,10 +32,10 @@ from fleetpulse.ops.verdicts import said_by_device
 
 WRITER: Final = "amend"  # its number in judgements: up to which ``received_at`` all that came late is done with
 _AT_ONCE: Final = 500  # devices whose rows are in memory together
+LOOKED_AT: Final = f"(kind = '{Verdict.LATE}' OR (kind = '{Verdict.REFUSED}' AND message_kind = '{Kind.REGISTRY}'))"
 _CONCERNED: Final = f"""
     SELECT device_id, epoch_ms(min(received_at)) AS first_ms FROM judgements
-    WHERE (kind = '{Verdict.LATE}' OR (kind = '{Verdict.REFUSED}' AND message_kind = '{Kind.REGISTRY}'))
-    AND epoch_ms(received_at) > ? AND epoch_ms(received_at) <= ? GROUP BY device_id ORDER BY device_id
+    WHERE {LOOKED_AT} AND epoch_ms(received_at) > ? AND epoch_ms(received_at) <= ? GROUP BY device_id ORDER BY device_id
 """
 
 

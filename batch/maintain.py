@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from batch import amend
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, Verdict
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH, TABLES
@@ -192,7 +193,7 @@ def _aged(keep: Keep) -> tuple[_Aged, ...]:
         _Aged(QUARANTINE.name, "received_at", keep.quarantine_ms, QUARANTINE.name),
         _Aged(STREAM_HEALTH.name, "began_at", keep.stream_health_ms, STREAM_HEALTH.name),
         _Aged(JUDGEMENTS.name, "judged_at", keep.summaries_ms, "summaries", _SUMMARIES, _newest_summaries),
-        _Aged(JUDGEMENTS.name, "judged_at", keep.late_ms, "late", f"kind IN ({kinds})"),
+        _Aged(JUDGEMENTS.name, "judged_at", keep.late_ms, "late", f"kind IN ({kinds})", _not_amended),
     )
 
 
@@ -209,6 +210,8 @@ def _rows(home: Home, keep: Keep, there: list[Path], now_ms: int, *, dry_run: bo
         but = aged.but(home, cutoff_ms) if _count(home, aged.table, old) else ""
         gone = f"{old} AND NOT ({but})" if but else old
         doomed = _count(home, aged.table, gone)
+        if aged.but is _not_amended and (left := _count(home, aged.table, old) - doomed):
+            yield Step(aged.table, "hold", rows=left, note="what came late and fleet amend has not done with stays: run it")
         if not doomed:
             continue
         note = f"{aged.column} before {format_instant(cutoff_ms)}" + (f", {aged.promised}" if aged.such else "")
@@ -228,6 +231,12 @@ def _newest_ms(home: Home, aged: _Aged) -> int | None:
 
 def _count(home: Home, table: str, such: str) -> int:
     return int(delta.query(home, f"SELECT count(*) AS n FROM {table} WHERE {such}", tables=[table])[0]["n"])
+
+
+def _not_amended(home: Home, _: int) -> str:
+    """Return which old judgements of messages stay: those that amend is still to look at, where it is used at all."""
+    reached_ms = delta.landed(home, JUDGEMENTS, amend.WRITER)
+    return f"{amend.LOOKED_AT} AND received_at > {tidying.cutoff_text(reached_ms)}" if reached_ms else ""
 
 
 def _newest_summaries(home: Home, cutoff_ms: int) -> str:

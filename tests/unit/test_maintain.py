@@ -248,6 +248,33 @@ def test_old_rows_of_other_tables_go_and_each_key_groups_newest_summary_stays(ho
     ]
 
 
+def test_what_came_late_stays_until_amend_is_done_with_it(home: Home) -> None:
+    said = {"device_id": "a", "message_kind": "heartbeat"}
+    rows = [
+        {**said, "kind": kind, "judged_at_ms": START + day * DAY_MS, "received_at_ms": START + day * DAY_MS}
+        for kind in ("late", "duplicate", "refused")
+        for day in (0, 1, 2, 9)
+    ]
+    rows.append({**rows[1], "kind": "refused", "message_kind": "registry", "received_at_ms": START + DAY_MS + 1})
+
+    def left() -> dict[str, list[int]]:
+        sql = (
+            "SELECT kind, list(epoch_ms(received_at) - ? ORDER BY received_at) AS at FROM judgements GROUP BY kind ORDER BY kind"
+        )
+        return {one["kind"]: [at // DAY_MS for at in one["at"]] for one in delta.query(home, sql, [START])}
+
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "job", 1)
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), "amend", START + DAY_MS)
+    keep = replace(KEEP, late_ms=5 * DAY_MS)
+    steps = [step for step in maintain(home, keep, dry_run=False, now_s=NOW_S) if step.table == JUDGEMENTS.name]
+    assert [(step.did, step.rows) for step in steps][:2] == [("hold", 2), ("remove", 8)]
+    assert "fleet amend" in steps[0].note
+    assert left() == {"duplicate": [9], "late": [2, 9], "refused": [1, 9]}
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), "amend", START + 9 * DAY_MS)
+    _run(home, keep)
+    assert left() == {"duplicate": [9], "late": [9], "refused": [9]}
+
+
 def test_a_retired_generation_keeps_no_summary_from_going_and_the_current_ones_newest_stay(home: Home) -> None:
     made = begin_generation(home.lifecycle, home.generation(), key_groups=2, form=3, made_by="test", made_from={})
     told = [(1, 0, 0), (1, 1, 1), (1, 7, 1)]
