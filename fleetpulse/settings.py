@@ -137,13 +137,13 @@ class Settings(BaseSettings):
             stays so.
         bridge_lease: how long one of several bridges may say nothing before the others go on without it: a gap is then open.
         state_store: where Spark keeps state: ``rocksdb``; asking for ``hdfs`` is refused with the reason.
-        keep_messages: how long ``fleet maintain`` keeps messages, counted back from the newest one; at least a day, or
-            ``forever``, like each of the next. Our own rows (registry, policies, gaps, commands) stay.
+        keep_messages: how long ``fleet maintain`` keeps messages, counted back from the newest one (from now where that lies
+            ahead); at least a day, or ``forever``, like each of the next. Our own rows (registry, policies, gaps, commands) stay.
         keep_quarantine: how long it keeps what could not be decoded.
         keep_stream_health: how long the figures of batches are kept, by it and by the lifecycle job.
         keep_summaries: how long it keeps summaries among the judgements, but for each key group's newest.
         keep_late: how long it keeps judgements of single messages (late, clock, duplicate, after_decommission, unknown_device,
-            refused). Transitions stay for ever: a device's mode is its newest one.
+            refused), but for what ``fleet amend`` is to look at. Transitions stay for ever: a device's mode is its newest one.
         keep_device_snapshots: how long it keeps snapshots, one a day; the newest stays.
         keep_logs: how long it keeps the log of a process that writes nothing.
         keep_replaced: for how long it leaves files that others have replaced, and the log's old versions, to whoever is
