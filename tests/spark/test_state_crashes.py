@@ -5,22 +5,27 @@ What a kill leaves behind is the disk as it is then: at each step the home is co
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from batch import snapshot
-from batch.verbs import Work, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
+from batch.verbs import Work, bootstrap, bootstrap_devices, migrate, repartition, repartition_anew, rescale, rollback
+from fleetpulse.columnar.seeds import REGISTERED_SCHEMA
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages import Kind
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import committed, relocate, stand
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
-from fleetpulse.io.snapshot_table import find_snapshot, snapshots
+from fleetpulse.io.snapshot_table import find_snapshot, read_snapshot, snapshots
 from fleetpulse.ops.agreement import defined, told
+from tests.histories import START
 from tests.spark.test_state_verbs import judge
 from tests.spark.test_stream import DEPLOYMENT, history, land
 
@@ -107,6 +112,42 @@ def test_some_of_the_devices_go_on_as_they_would_among_all(spark: SparkSession, 
     assert len(theirs) > 3
     want = {one: count for one, count in defined(ROWS, DEPLOYMENT).items() if one[1] in theirs}
     assert {one: count for one, count in told(home).items() if one[1] in theirs} == want
+
+
+def test_a_list_of_devices_begins_lives_of_their_own_and_silence_counts_from_their_registration(
+    spark: SparkSession, judged: Home, tmp_path: Path
+) -> None:
+    home = _copy(judged, tmp_path / "home")
+    beats = Counter(row.device_id for row in ROWS[CUT:] if row.kind is Kind.HEARTBEAT)
+    judged_well = {one[1] for one in defined(ROWS[CUT:], DEPLOYMENT) if one[0] == "transition"}  # some have clocks that lie
+    heard = [device for device, _ in beats.most_common() if device in judged_well][:4]
+    since_ms = {**dict.fromkeys(heard, START), "ghost": START, "fresh": ROWS[CUT - 1].received_at_ms - 40_000}
+    listed = pa.table(
+        {
+            "device_id": list(since_ms),
+            "site": ["site"] * len(since_ms),
+            "device_class": pa.nulls(len(since_ms), pa.string()),
+            "gateway": pa.nulls(len(since_ms), pa.string()),
+            "registered_at": [at_ms * 1000 for at_ms in since_ms.values()],
+        }
+    ).cast(REGISTERED_SCHEMA)
+    work = Work(spark, home, lambda words: None)
+    before = told(home)
+    with pytest.raises(FleetError, match="got a list without any"):
+        bootstrap_devices(work, lambda frontier_ms: listed.slice(0, 0), "a test")
+    bootstrap_devices(work, lambda frontier_ms: listed, "a test")
+    taken = snapshot.take(spark, home, None, work.say)
+    rows = {row.device_id: row for row in read_snapshot(spark, home, taken.version or 0).filter("part = 'device'").collect()}
+    assert rows.keys() == since_ms.keys()
+    assert (rows["ghost"]["mode"], rows["fresh"]["mode"]) == ("offline", "provisioned")
+    assert {round(row.life.timestamp() * 1000) for row in rows.values()} == {taken.frontier_ms}
+    land(home, ROWS[CUT:], 3)
+    judge(spark, home)
+    said = told(home) - before
+    assert {one[1] for one in said if one[0] == "transition"} >= set(heard)
+    assert not [one for one in said if one[1] == "ghost"], "its silence was over before the frontier"
+    ids = delta.query(home, "SELECT device_id, life, transition_no FROM judged_transitions")
+    assert len({tuple(one.values()) for one in ids}) == len(ids)
 
 
 def test_what_cannot_be_done_is_refused_with_the_reason_and_changes_nothing(
