@@ -172,6 +172,8 @@ def _partitions(spark: SparkSession, count: int) -> Iterator[None]:
 
 def take_over(home: Home, made: Generation, at: Stand, say: Say) -> None:
     """Give the work to a generation that was made: from here on it is current."""
+    if not checkpoint_of(home.lifecycle, made.number).exists():
+        raise FleetError(f"the checkpoint of generation {made.number} is gone; nothing has changed; make it again")
     record = load_generations(home.lifecycle)
     save_generations(home.lifecycle, record.switched(made.number, asdict(at)))
     say(f"generation {made.number} is current; generation {record.current} is kept: ./fleet state rollback goes back")

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from batch.generation import Plan, Say, make, settle, take_over
+from batch.holding import hold
 from batch.registered import rows_of_devices
 from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.snapshots import DEVICE
@@ -48,12 +49,19 @@ class Work:
         home: the home.
         say: told each step.
         dry: whether to end where everything is known and nothing is changed.
+        holds: whether what is made is held, to be looked at, and gets the work by a word of its own.
     """
 
     spark: SparkSession
     home: Home
     say: Say
     dry: bool = False
+    holds: bool = False
+
+
+def give(work: Work, made: Generation, at: Stand) -> None:
+    """Give the work to a generation that was made and checked, or hold it."""
+    (hold if work.holds else take_over)(work.home, made, at, work.say)
 
 
 def rescale(work: Work, key_groups: int) -> Generation | None:
@@ -125,7 +133,7 @@ def _anew(
     source = {"generation": current.number, "batch": at.batch}
     plan = Plan(verb, source, rows, at.version, key_groups=wanted[0], partitions=wanted[1], form=wanted[2])
     made = make(work.spark, work.home, plan, at, work.say)
-    take_over(work.home, made, at, work.say)
+    give(work, made, at)
     return made
 
 
@@ -163,7 +171,7 @@ def repartition(work: Work, partitions: int) -> Generation | None:
     except BaseException:
         discard_generation(home.lifecycle, made)
         raise
-    take_over(home, made, at, work.say)
+    give(work, made, at)
     return made
 
 
@@ -208,7 +216,7 @@ def rollback(work: Work, to: int | None = None) -> Generation | None:
     source = {"generation": chosen.number, "batch": then.batch}
     plan = Plan("rollback", source, rows, then.version, chosen.key_groups, then.partitions, chosen.form)
     made = make(work.spark, home, plan, at, work.say)
-    take_over(home, made, at, work.say)
+    give(work, made, at)
     return made
 
 
@@ -250,7 +258,7 @@ def bootstrap(work: Work, snapshot: Taken, only: str | None = None, *, damaged: 
     plan = Plan("bootstrap", source, rows, bronze, current.key_groups, before.partitions, current.form,
                 chosen=damaged or only is not None)  # fmt: skip
     made = make(work.spark, home, plan, at, work.say)
-    take_over(home, made, at, work.say)
+    give(work, made, at)
     return made
 
 
@@ -308,7 +316,7 @@ def bootstrap_devices(work: Work, listed: Listed, named: str) -> Generation | No
     source = {"devices": named, "generation": current.number, "batch": at.batch}
     plan = Plan("bootstrap", source, rows, at.version, current.key_groups, at.partitions, current.form, chosen=True)
     made = make(work.spark, home, plan, at, work.say)
-    take_over(home, made, at, work.say)
+    give(work, made, at)
     return made
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +12,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from cli import generations
 from cli.output import console
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import format_instant, parse_duration_ms, parse_instant_ms
 from fleetpulse.io.checkpoint import relocate
-from fleetpulse.io.generations import load_generations
+from fleetpulse.io.generations import none_held
 from fleetpulse.io.home import Home
 from fleetpulse.io.making import making
 from fleetpulse.io.snapshot_table import find_snapshot, snapshots
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from batch.verbs import Work
+    from fleetpulse.io.generations import Generation
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
+HoldOption = Annotated[bool, typer.Option("--hold", help="Make it, check it, and wait for: state switch N.")]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]
 BatchOption = Annotated[int | None, typer.Option("--at-batch", help="After this batch; the newest by default.")]
 VersionOption = Annotated[int | None, typer.Option("--version", help="The snapshot of this version.")]
@@ -40,6 +43,7 @@ state = typer.Typer(no_args_is_help=True, help="The state: look into it, copy it
 def register(app: typer.Typer) -> None:
     """Add the verbs."""
     app.add_typer(state, name="state")
+    generations.register(state)
 
 
 def _say(words: str) -> None:
@@ -47,7 +51,7 @@ def _say(words: str) -> None:
 
 
 @contextmanager
-def _work(path: Path, verb: str, *, dry: bool, changes: bool) -> "Iterator[Work]":
+def _work(path: Path, verb: str, *, dry: bool, changes: bool, holds: bool = False) -> "Iterator[Work]":
     """Give a session over a home; the state is held where it is to be changed."""
     home = Home(path)
     home.record()
@@ -55,13 +59,14 @@ def _work(path: Path, verb: str, *, dry: bool, changes: bool) -> "Iterator[Work]
         with _session(home, dry=dry, changes=False) as work:
             yield work
         return
+    none_held(home.lifecycle)
     by = f"fleet state {verb}"
-    with making(home, by, _say), home.state_held(by), _session(home, dry=dry, changes=True) as work:
+    with making(home, by, _say), home.state_held(by), _session(home, dry=dry, changes=True, holds=holds) as work:
         yield work
 
 
 @contextmanager
-def _session(home: Home, *, dry: bool, changes: bool) -> "Iterator[Work]":
+def _session(home: Home, *, dry: bool, changes: bool, holds: bool = False) -> "Iterator[Work]":
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -73,7 +78,7 @@ def _session(home: Home, *, dry: bool, changes: bool) -> "Iterator[Work]":
     _say("starting Spark")
     with plainly_named(home) as named, batch_session(named) as spark:
         try:
-            yield Work(spark, named, _say, dry)
+            yield Work(spark, named, _say, dry, holds)
         except (PySparkException, Py4JError) as error:
             anew = f"begin anew from a snapshot: ./fleet state bootstrap --damaged --home {home.path}"
             cure = f"where it is damaged, {anew}" if changes else "the job may have gone on meanwhile: try again"
@@ -148,7 +153,9 @@ def bootstrap(
     devices: Annotated[Path | None, typer.Option("--devices", help="A CSV or Parquet file of devices instead.")] = None,
     registry: Annotated[bool, typer.Option("--registry", help="The registered devices instead.")] = False,
     damaged: Annotated[bool, typer.Option("--damaged", help="The present state cannot be read: nothing is compared.")] = False,
+    hold: HoldOption = False,
     dry_run: DryOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Go on from a snapshot, from the registry, or from a list of devices, in a new generation."""
     if sum((version is not None or at is not None or only is not None, devices is not None, registry)) > 1:
@@ -162,22 +169,39 @@ def bootstrap(
             return registered_devices(Home(home), frontier_ms) if found is None else found
 
         named = "the registry" if registry else str(devices)
-        with _work(home, "bootstrap", dry=dry_run, changes=True) as work:
+
+        def from_list(work: "Work") -> "Generation | None":
             from batch.verbs import bootstrap_devices
 
-            bootstrap_devices(work, listed, named)
+            return bootstrap_devices(work, listed, named)
+
+        _changing("bootstrap", home, Asked(dry_run, hold, as_json), from_list)
         return
     moment = None if at is None else parse_instant_ms(at)
     chosen = find_snapshot(Home(home), version, moment)
-    with _work(home, "bootstrap", dry=dry_run, changes=True) as work:
+
+    def from_snapshot(work: "Work") -> "Generation | None":
         from batch.verbs import bootstrap as begin
 
-        begin(work, chosen, only, damaged=damaged)
+        return begin(work, chosen, only, damaged=damaged)
+
+    _changing("bootstrap", home, Asked(dry_run, hold, as_json), from_snapshot)
 
 
-def _changing(name: str, home: Path, dry_run: bool, act: "Callable[[Work], object]") -> None:
-    with _work(home, name, dry=dry_run, changes=True) as work:
-        act(work)
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How a verb that changes the state was asked for."""
+
+    dry: bool
+    hold: bool
+    as_json: bool
+
+
+def _changing(name: str, home: Path, asked: Asked, act: "Callable[[Work], Generation | None]") -> None:
+    with _work(home, name, dry=asked.dry, changes=True, holds=asked.hold) as work:
+        made = act(work)
+    if asked.as_json and made is not None:
+        typer.echo(json.dumps({"generation": made.number, **asdict(made)}))
 
 
 @state.command("migrate")
@@ -186,22 +210,26 @@ def migrate(
     form: Annotated[int, typer.Option("--form", help="The stored form to go on in.")] = STORED_FORM,
     canary: Annotated[bool, typer.Option("--canary", help="Beside the running job first; only if both say the same.")] = False,
     for_: Annotated[str, typer.Option("--for", help="How long both run, with --canary.")] = "5m",
+    hold: HoldOption = False,
     dry_run: DryOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Go on in another stored form, in a new generation."""
 
-    def act(work: "Work") -> None:
+    def act(work: "Work") -> "Generation | None":
         from batch.verbs import migrate as verb
 
-        verb(work, form)
+        return verb(work, form)
 
+    if canary and hold:
+        raise Misuse("a canary switches where both say the same, and --hold waits: name one of them")
     if canary and not dry_run:
         from cli.trial import beside
 
         with _work(home, "migrate", dry=False, changes=False) as work:
             beside(work, "migrate", form, parse_duration_ms(for_) / 1000)
         return
-    _changing("migrate", home, dry_run, act)
+    _changing("migrate", home, Asked(dry_run, hold, as_json), act)
 
 
 @state.command("repartition")
@@ -209,89 +237,55 @@ def repartition(
     partitions: Annotated[int, typer.Argument(help="How many partitions the state is to have.")],
     home: HomeOption = DEFAULT_HOME,
     anew: Annotated[bool, typer.Option("--anew", help="From the state's rows, and not by Spark's own repartitioning.")] = False,
+    hold: HoldOption = False,
     dry_run: DryOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Go on with another number of partitions."""
 
-    def act(work: "Work") -> None:
+    def act(work: "Work") -> "Generation | None":
         from batch.verbs import repartition as verb
         from batch.verbs import repartition_anew
 
-        (repartition_anew if anew else verb)(work, partitions)
+        return (repartition_anew if anew else verb)(work, partitions)
 
-    _changing("repartition", home, dry_run, act)
+    _changing("repartition", home, Asked(dry_run, hold, as_json), act)
 
 
 @state.command("rescale")
 def rescale(
     key_groups: Annotated[int, typer.Option("--key-groups", help="How many key groups there are to be.")],
     home: HomeOption = DEFAULT_HOME,
+    hold: HoldOption = False,
     dry_run: DryOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Go on with another number of key groups, in a new generation."""
 
-    def act(work: "Work") -> None:
+    def act(work: "Work") -> "Generation | None":
         from batch.verbs import rescale as verb
 
-        verb(work, key_groups)
+        return verb(work, key_groups)
 
-    _changing("rescale", home, dry_run, act)
+    _changing("rescale", home, Asked(dry_run, hold, as_json), act)
 
 
 @state.command("rollback")
 def rollback(
     home: HomeOption = DEFAULT_HOME,
     to: Annotated[int | None, typer.Option("--to", help="The generation to go back to; the one before by default.")] = None,
+    hold: HoldOption = False,
     dry_run: DryOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Go back to what an earlier generation was; what was judged since is judged again, and not said again."""
 
-    def act(work: "Work") -> None:
+    def act(work: "Work") -> "Generation | None":
         from batch.verbs import rollback as verb
 
-        verb(work, to)
+        return verb(work, to)
 
-    _changing("rollback", home, dry_run, act)
-
-
-@state.command("generations")
-def generations(home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> None:
-    """List the generations: who made which from what."""
-    opened = Home(home)
-    opened.record()
-    record = load_generations(opened.lifecycle)
-    found = [record.known[number] for number in sorted(record.known)] or [opened.generation()]
-    if as_json:
-        for one in found:
-            typer.echo(json.dumps(asdict(one)))
-        return
-    table = Table(box=SIMPLE_HEAD)
-    for name in ("generation", "status", "made", "by", "from", "key groups", "form", "stopped after batch"):
-        table.add_column(name)
-    for one in found:
-        made = format_instant(one.made_at_ms) if one.made_at_ms else "-"
-        source = ", ".join(f"{name} {value}" for name, value in one.made_from.items() if value is not None) or "-"
-        table.add_row(str(one.number), one.status, made, one.made_by, source, str(one.key_groups), str(one.form),
-                      str(one.stands.get("batch", "-")))  # fmt: skip
-    console().print(table)
-
-
-@state.command("prune")
-def prune(
-    home: HomeOption = DEFAULT_HOME,
-    keep: Annotated[int, typer.Option("--keep", min=0, help="How many of those that no longer run are kept.")] = 1,
-    dry_run: DryOption = False,
-) -> None:
-    """Remove the checkpoints of generations that no longer run."""
-    from batch.pruning import prune as remove
-
-    opened = Home(home)
-    opened.record()
-    if dry_run:
-        remove(opened, keep, _say, dry=True)
-        return
-    with making(opened, "fleet state prune", _say), opened.state_held("fleet state prune"):
-        remove(opened, keep, _say, dry=False)
+    _changing("rollback", home, Asked(dry_run, hold, as_json), act)
 
 
 def _shown(found: dict[str, Any], *, as_json: bool) -> None:

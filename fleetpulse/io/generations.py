@@ -19,7 +19,7 @@ from fleetpulse.core.errors import FleetError
 
 _RECORD: Final = "generations.json"
 REPARTITION: Final = "repartition"
-NEW, CURRENT, RETIRED, DISCARDED, PRUNED = "new", "current", "retired", "discarded", "pruned"
+NEW, HELD, CURRENT, RETIRED, DISCARDED, PRUNED = "new", "held", "current", "retired", "discarded", "pruned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,9 @@ class Generation:
         made_by: the verb, such as ``rescale``.
         made_from: what from: a generation and its batch, a snapshot's version, a file.
         made_at_ms: when, epoch milliseconds.
-        status: new, current, retired, discarded or pruned.
-        stands: where it was stopped when another took over: batch, version of bronze, frontier; empty before.
+        status: new, held (made, and not yet given the work), current, retired, discarded or pruned.
+        stands: where it was stopped when another took over: batch, version of bronze, frontier; of one that is held, where
+            the current one stood when it was made, and the ``beside`` of that; empty otherwise.
     """
 
     number: int
@@ -76,6 +77,10 @@ class Generations:
         """Return the one that the current one took over from, where it has not been pruned."""
         before = [one for one in self.known.values() if one.status == RETIRED and one.number < self.current]
         return max(before, key=lambda one: one.number, default=None)
+
+    def held(self) -> Generation | None:
+        """Return the one that waits to be given the work."""
+        return next((one for one in self.known.values() if one.status == HELD), None)
 
     def of_the_same_groups(self, number: int) -> list[int]:
         """Return a generation and those of whose checkpoints it is a copy: what their groups said last may still be so."""
@@ -157,14 +162,32 @@ def begin_generation(
         form: likewise.
         made_by: the verb.
         made_from: what from.
+
+    Raises:
+        FleetError: another is held.
     """
-    record = load_generations(lifecycle)
+    record = none_held(lifecycle)
     record = record if record.known else record.with_one(current)
     record = sweep(lifecycle, record)
     made = Generation(record.newest() + 1, key_groups, form, made_by, made_from, int(time.time() * 1000), NEW)
     shutil.rmtree(checkpoint_of(lifecycle, made.number), ignore_errors=True)
     save_generations(lifecycle, record.with_one(made))
     return made
+
+
+def none_held(lifecycle: Path) -> Generations:
+    """Return the record, where no generation waits to be given the work.
+
+    Raises:
+        FleetError: one does.
+    """
+    record = load_generations(lifecycle)
+    if (held := record.held()) is not None:
+        raise FleetError(
+            f"generation {held.number}, made by {held.made_by}, is held, and there is one at a time; give it the work: "
+            f"./fleet state switch {held.number}, or remove it: ./fleet state discard {held.number}"
+        )
+    return record
 
 
 def sweep(lifecycle: Path, record: Generations) -> Generations:

@@ -10,7 +10,9 @@ from pyspark.sql import SparkSession
 
 from batch import snapshot
 from batch.generation import Say
+from batch.holding import discard, switch
 from batch.verbs import Work, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import stand
@@ -64,3 +66,37 @@ def test_the_state_is_moved_about_between_batches_and_the_verdicts_are_those_of_
     assert (home.key_groups(), home.generation().form, stand(home.checkpoint).partitions) == (8, 4, 2)
     ids = delta.query(home, "SELECT device_id, life, transition_no FROM transitions")
     assert len({tuple(one.values()) for one in ids}) == len(ids)
+
+
+def test_a_generation_that_is_held_gets_the_work_only_while_the_one_that_runs_stands_still(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(DEPLOYMENT)
+    delta.create(home, MESSAGES)
+    rows = history(12)
+    thirds = [len(rows) * part // 3 for part in range(4)]
+    work = Work(spark, home, SAY, holds=True)
+    land(home, rows[: thirds[1]], 1)
+    judge(spark, home)
+    first = migrate(work, 3)
+    assert first is not None and home.generation().number == 1
+    with pytest.raises(FleetError, match=r"generation 2, made by migrate, is held.*state switch 2"):
+        rescale(work, 5)
+    land(home, rows[thirds[1] : thirds[2]], 2)
+    judge(spark, home)
+    with pytest.raises(FleetError, match=r"generation 1 has come to batch \d+ since.*state discard 2"):
+        switch(home, 2, SAY)
+    discard(home, 2, SAY)
+    with pytest.raises(FleetError, match="generation 2 is not held: it is discarded; none is held"):
+        switch(home, 2, SAY)
+    held = rescale(work, 5)
+    assert held is not None and held.number == 3 and home.key_groups() == 8
+    switch(home, 3, SAY, dry=True)
+    assert home.generation().number == 1
+    switch(home, 3, SAY)
+    switch(home, 3, SAY)
+    assert SAID[-1] == "generation 3 has the work already" and home.key_groups() == 5
+    land(home, rows[thirds[2] :], 3)
+    judge(spark, home)
+    assert told(home) == defined(rows, DEPLOYMENT)
