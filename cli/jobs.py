@@ -138,6 +138,14 @@ def lifecycle(home: HomeOption, parent: ParentOption = None) -> None:
     run_lifecycle(Home(home), _begin(parent), load_settings(home).keep_stream_health)
 
 
+@jobs.command("airflow")
+def airflow(home: HomeOption, port: Annotated[int, typer.Option("--port")], parent: ParentOption = None) -> None:
+    """Airflow beside all that."""
+    from cli.airflow import run_airflow
+
+    run_airflow(Home(home), port, _begin(parent))
+
+
 @jobs.command("simulator")
 def simulator(home: HomeOption, parent: ParentOption = None, history: Annotated[bool, typer.Option("--history")] = False) -> None:
     """A simulated fleet."""

@@ -136,6 +136,10 @@ def up(
     timeout: TimeoutOption = None,
     lateness: LatenessOption = None,
     policy: PolicyOption = None,
+    no_airflow: Annotated[bool, typer.Option("--no-airflow", help="Without Airflow, which needs 1 GB of memory.")] = False,
+    airflow_port: Annotated[
+        int, typer.Option("--airflow-port", min=0, max=65535, help="Port of Airflow's UI; 0 takes a free one.")
+    ] = 8080,
     picture: Annotated[Path | None, typer.Option("--picture", hidden=True, help="Draw the last screen there, as SVG.")] = None,
 ) -> None:
     """Start everything and show it live; Ctrl-C stops everything in order."""
@@ -146,7 +150,17 @@ def up(
     chosen = None
     if policy is not None or timeout is not None:
         chosen = policy_of(policy, timeout)
-    wanted = Wanted(devices, seed, for_s, simulate=not no_sim, broker=address, port=port, policy=chosen, picture=picture)
+    wanted = Wanted(
+        devices,
+        seed,
+        for_s,
+        simulate=not no_sim,
+        broker=address,
+        port=port,
+        policy=chosen,
+        airflow_port=None if no_airflow else airflow_port,
+        picture=picture,
+    )
     run(Home(home), wanted, deployment_of(home, lateness))
 
 

@@ -21,7 +21,7 @@ from fleetpulse.io.desired import RUNNING, desired
 from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.jars import JARS, KAFKA_JARS, absent_jars, resolve_jars
 from fleetpulse.io.java import find_java
-from fleetpulse.io.process import read_status
+from fleetpulse.io.process import GIVEN_UP, read_status, write_status
 
 ROOT: Final = Path(__file__).parents[1]
 _STOP_S: Final = 20
@@ -51,6 +51,9 @@ class Job:
         self.verb = verb or name
         self.comes_back = restarts > 0
         self.held = False  # stopped, since it is to be
+        self.supervised = False  # whether somebody beside us starts it again when we no longer do
+        self.optional = False  # whether the run goes on without it
+        self._given_up_ms = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -89,7 +92,7 @@ class Job:
         Raises:
             FleetError: it has died too often, or is not to be started again.
         """
-        if self._process is None or self.held or self.alive():
+        if self._process is None or self.held or self._given_up_ms or self.alive():
             return
         self._kill_group()
         if full := disk_full(self.home.path):
@@ -101,6 +104,9 @@ class Job:
         now_s = time.monotonic()
         self._died_at_s = [at_s for at_s in self._died_at_s if now_s - at_s < _WITHIN_S]
         if len(self._died_at_s) >= self.restarts:
+            if self.supervised or self.optional:
+                self._give_up()
+                return
             raise FleetError(
                 f"the {self.name} ended by itself (exit {self._process.returncode}): {last_words(self.log)}; "
                 f'its log is "{self.log}"; '
@@ -124,8 +130,27 @@ class Job:
         self._process.wait()
         self.home.run(self.name).unlink(missing_ok=True)
 
-    def obey(self, *, runs: bool) -> None:
-        """Stop it, or start it again, as is wanted; no effect where it is so."""
+    def _give_up(self) -> None:
+        """Start it no more, until somebody says anew that it is to run."""
+        assert self._process is not None
+        self._given_up_ms = int(time.time() * 1000)
+        why = f"it ended by itself (exit {self._process.returncode}): {last_words(self.log)}"
+        write_status(self.home.run(self.name), {"state": GIVEN_UP, "why": why, "at_ms": self._given_up_ms})
+        after = "it is left to who supervises it" if self.supervised else f'the run goes on without it; its log is "{self.log}"'
+        typer.echo(f"the {self.name} is given up: {why}; {after}", err=True)
+
+    def obey(self, *, runs: bool, said_ms: int = 0) -> None:
+        """Stop it, or start it again, as is wanted; no effect where it is so.
+
+        Args:
+            runs: whether it is to run.
+            said_ms: when that was said, epoch milliseconds: said after it was given up, it is a new beginning.
+        """
+        if self._given_up_ms and said_ms > self._given_up_ms:
+            self._given_up_ms = 0
+            self._died_at_s.clear()
+            if runs:
+                self.start()
         if runs == self.held:
             self.held = not runs
             if runs:
@@ -261,7 +286,8 @@ class Run:
             )
         for job in self.jobs:
             if job.name == "lifecycle":
-                job.obey(runs=desired(self.home).what == RUNNING)
+                word = desired(self.home)
+                job.obey(runs=word.what == RUNNING, said_ms=word.at_ms)
             job.watch()
 
     def await_that(self, what: str, reached: Callable[[], bool], patience_s: float) -> None:

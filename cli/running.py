@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from cli.beside import Beside, free_port
 from cli.processes import Run
 from cli.screen import Screen
 from cli.standing import judged_to_the_end
@@ -29,7 +31,6 @@ from fleetpulse.settings import load_settings
 from streaming.simulator import Simulated, remembered
 
 _LEAST_FREE_BYTES = 500_000_000
-_RESTARTS = 5
 WATCH_S = 0.5  # between two looks whether everything runs
 _DOWN_S = 120.0
 _PATIENCE_S = 60.0  # less than "fleet down" has: the job may just be starting
@@ -47,6 +48,7 @@ class Wanted:
         broker: another broker; None starts the embedded one.
         port: of the embedded broker.
         policy: the policy that was asked for; None takes the simulated fleet's, or the built-in one.
+        airflow_port: of Airflow's UI; 0 takes a free one, None leaves Airflow out.
         picture: where the last screen is drawn as SVG; None draws none.
     """
 
@@ -57,6 +59,7 @@ class Wanted:
     broker: BrokerAddress | None
     port: int
     policy: Policy | None
+    airflow_port: int | None = None
     picture: Path | None = None
 
 
@@ -80,13 +83,15 @@ def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
         home.divide(settings.all_bridges())
         with Run(home) as run:
             history = _prepare(home, wanted)
+            airflow = None if wanted.airflow_port is None else Beside(run, free_port(wanted.airflow_port))
             address = run.use_broker(wanted.broker, wanted.port)
-            run.start("lifecycle", restarts=_RESTARTS)
-            run.start("landing", restarts=_RESTARTS)
-            run.start("bridge", ["--replay"] if history else [], restarts=_RESTARTS)
+            restarts = settings.restarts
+            run.start("lifecycle", restarts=restarts).supervised = airflow is not None
+            run.start("landing", restarts=restarts)
+            run.start("bridge", ["--replay"] if history else [], restarts=restarts)
             if wanted.simulate:
-                run.start("simulator", ["--history"] if history else [], restarts=_RESTARTS)
-            _watch(run, wanted, address, stop)
+                run.start("simulator", ["--history"] if history else [], restarts=restarts)
+            _watch(run, wanted, address, stop, restarts, airflow)
             typer.echo("stopping: what was received is written, what is being judged comes to its end", err=True)
             if home.deployment().verdict_jitter_ms:
                 _say_all(run)
@@ -109,21 +114,31 @@ def _prepare(home: Home, wanted: Wanted) -> bool:
     return stands is None or unfinished
 
 
-def _watch(run: Run, wanted: Wanted, address: BrokerAddress, stop: Stop) -> None:
+def _watch(run: Run, wanted: Wanted, address: BrokerAddress, stop: Stop, restarts: int, airflow: Beside | None) -> None:
     console = Console()
     screen = Screen(run, address)
     limit = time.monotonic() + wanted.for_s if wanted.for_s else None
     if not wanted.simulate and wanted.broker is None:
         for line in _invitation(run.home, address):
             typer.echo(line)
+    for line in airflow.invitation() if airflow else ():
+        typer.echo(line)
+
+    def goes_on() -> bool:
+        if stop.wait(WATCH_S) or (limit is not None and time.monotonic() >= limit):
+            return False
+        run.watch()
+        run.start_further_bridges(restarts)
+        if airflow and screen.first_verdict_s is not None:
+            airflow.start()
+        return True
+
     if console.is_terminal:
         with Live(screen.render(), console=console, refresh_per_second=2) as live:
-            while not stop.wait(WATCH_S) and (limit is None or time.monotonic() < limit):
-                run.watch()
-                run.start_further_bridges(_RESTARTS)
+            while goes_on():
                 live.update(screen.render())
     else:
-        _watch_quietly(run, screen, stop, limit, console)
+        _watch_quietly(screen, goes_on, console)
     if wanted.picture:
         _draw(wanted.picture, screen)
 
@@ -148,12 +163,10 @@ def _draw(path: Path, screen: Screen) -> None:
         raise FleetError(f'the picture "{path}" cannot be written ({error.strerror}); name another file') from None
 
 
-def _watch_quietly(run: Run, screen: Screen, stop: Stop, limit: float | None, console: Console) -> None:
+def _watch_quietly(screen: Screen, goes_on: Callable[[], bool], console: Console) -> None:
     """Where nobody looks at a screen: a line when something changes, at most one in five seconds."""
     said, next_at = "", 0.0
-    while not stop.wait(WATCH_S) and (limit is None or time.monotonic() < limit):
-        run.watch()
-        run.start_further_bridges(_RESTARTS)
+    while goes_on():
         line = screen.line()
         if line != said and time.monotonic() >= next_at:
             console.print(line, highlight=False, soft_wrap=True)

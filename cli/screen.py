@@ -63,6 +63,8 @@ class Screen:
         bridges, lifecycle = self._bridges(), self.run.status("lifecycle")
         words = [f"{name} {bridge.get('state', 'starting')}" for name, bridge in bridges.items()]
         words.append(f"lifecycle {lifecycle.get('state', 'starting')}")
+        if airflow := self.run.status("airflow"):
+            words.append(f"airflow {airflow.get('state', 'starting')}")
         words += [str(status["problem"]) for status in (*bridges.values(), self.run.status("landing")) if status.get("problem")]
         if full := disk_full(self.run.home.path):
             words.append(f"{full}: what comes waits in the broker until then")
@@ -100,6 +102,8 @@ class Screen:
         facts.add_row("frontier", self._behind())
         facts.add_row("state", self._state())
         facts.add_row("broker", f"mqtt://{self.address.host}:{self.address.port}")
+        if airflow := self.run.status("airflow"):
+            facts.add_row("airflow", f"{airflow.get('url', '')} {airflow.get('state', '')}".strip())
         verdicts = as_table(self._last[::-1], TRANSITION_COLUMNS, "the last verdicts")
         title = f"fleetpulse  {self.run.home.path}"
         return Group(

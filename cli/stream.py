@@ -1,5 +1,6 @@
 """``fleet stream``: stop the lifecycle job alone, and start it again, while everything else of a run goes on."""
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -53,3 +54,27 @@ def wanted(home: HomeOption = DEFAULT_HOME) -> None:
     opened.record()
     found = desired(opened)
     typer.echo(f"{found.what}, by {found.by}")
+
+
+@stream.command("supervise")
+def supervise(
+    home: HomeOption = DEFAULT_HOME,
+    by: ByOption = "fleet stream supervise",
+    as_json: Annotated[bool, typer.Option("--json", help="One object.")] = False,
+) -> None:
+    """Look at the lifecycle job once, and start it where it is dead and to run; to be called each minute.
+
+    Exit code 1 where it is stale, beyond a threshold, backing off, or nobody runs it.
+    """
+    from fleetpulse.ops.supervision import as_facts, look_after
+    from fleetpulse.settings import load_settings
+
+    opened = Home(home)
+    opened.record()
+    look = look_after(opened, by, load_settings(home).stale_after)
+    if as_json:
+        typer.echo(json.dumps(as_facts(look)))
+    if not look.sound:
+        raise FleetError(f'the lifecycle job of "{home}" is {look.state}: {look.why}')
+    if not as_json:
+        typer.echo(f"{look.state}: {look.why}")

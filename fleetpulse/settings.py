@@ -137,6 +137,10 @@ class Settings(BaseSettings):
             stays so.
         bridge_lease: how long one of several bridges may say nothing before the others go on without it: a gap is then open.
         state_store: where Spark keeps state: ``rocksdb``; asking for ``hdfs`` is refused with the reason.
+        restarts: how often ``fleet up`` starts a process that died again by itself, within ten minutes. The lifecycle job is then
+            left to who supervises it, where somebody does; otherwise the run ends.
+        stale_after: for how long the lifecycle job may judge nothing of what waits before ``fleet stream supervise`` calls it
+            stale.
         keep_messages: how long ``fleet maintain`` keeps messages, counted back from the newest one (from now where that lies
             ahead); at least a day, or ``forever``, like each of the next. Our own rows (registry, policies, gaps, commands) stay.
         keep_quarantine: how long it keeps what could not be decoded.
@@ -164,6 +168,8 @@ class Settings(BaseSettings):
     kafka: Annotated[dict[str, str], BeforeValidator(_flat), Field(repr=False)] = {}
     bridge_lease: Annotated[Milliseconds, Field(ge=1_000)] = "15s"  # pyright: ignore[reportAssignmentType]
     state_store: Annotated[str, AfterValidator(_is_usable)] = "rocksdb"
+    restarts: Annotated[int, Field(ge=0, le=1_000)] = 5
+    stale_after: Annotated[Milliseconds, Field(ge=1_000)] = "10m"  # pyright: ignore[reportAssignmentType]
     keep_messages: Kept = "90d"  # pyright: ignore[reportAssignmentType]
     keep_quarantine: Kept = "90d"  # pyright: ignore[reportAssignmentType]
     keep_stream_health: Kept = "7d"  # pyright: ignore[reportAssignmentType]

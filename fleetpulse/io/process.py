@@ -21,6 +21,7 @@ from typing import Any, Final, Self, cast
 import psutil
 
 PR_SET_PDEATHSIG: Final = 1
+GIVEN_UP: Final = "given up"  # the state of a job that its run no longer starts by itself
 _PARENT_CHECK_S: Final = 1.0
 _OBJECTS: Final = 100_000  # more than the messages of a segment are
 

@@ -19,7 +19,7 @@ KEEP = Keep(None, None, None, None, None, None, None, replaced_ms=30_000)  # lon
 
 def test_maintenance_beside_a_running_fleet_disturbs_no_job_and_no_verdict(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    running = begin("up", "--home", str(home.path), "--devices", "20", "--port", "0", "--for", "140")
+    running = begin("up", "--home", str(home.path), "--devices", "20", "--no-airflow", "--port", "0", "--for", "140")
     pids: dict[str, set[int]] = {"landing": set(), "lifecycle": set()}
     done: Counter[tuple[str, str]] = Counter()
     while running.poll() is None:

@@ -163,7 +163,7 @@ def test_with_a_jitter_a_replay_tells_the_same_and_nothing_is_held_back_at_a_sto
     want = defined(recorded, {"rules": {"timeout": "10m"}}, 60_000)
     assert sum(one[5] == "silence" for one in want) > 5
     assert told(home) == want
-    done = fleet("up", "--home", str(home), "--no-sim", "--port", "0", "--for", "20")
+    done = fleet("up", "--home", str(home), "--no-sim", "--no-airflow", "--port", "0", "--for", "20")
     assert done.returncode == 0, done.stderr + done.stdout
     assert "held back" not in done.stderr
     assert judged_to_the_end(Home(home))
@@ -235,7 +235,7 @@ def test_a_later_recording_is_judged_by_its_policy_and_nobody_is_offline_for_the
 
 def test_up_judges_a_simulated_fleet_stops_in_order_and_goes_on(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    done = fleet("up", "--home", str(home), "--devices", "20", "--port", "0", "--for", "120")
+    done = fleet("up", "--home", str(home), "--devices", "20", "--no-airflow", "--port", "0", "--for", "120")
     assert done.returncode == 0, done.stderr + done.stdout
     await_none_left(home)
     modes = Counter(one["mode"] for one in rows_of("devices", "--json", "--home", str(home)))
@@ -243,7 +243,7 @@ def test_up_judges_a_simulated_fleet_stops_in_order_and_goes_on(tmp_path: Path) 
     assert modes["offline"] >= 1
     told_equals_the_definition(Home(home))
     assert fleet("device", "add", "new-device", "--class", "meter", "--home", str(home)).returncode == 0
-    again = fleet("up", "--home", str(home), "--no-sim", "--port", "0", "--for", "25")
+    again = fleet("up", "--home", str(home), "--no-sim", "--no-airflow", "--port", "0", "--for", "25")
     assert again.returncode == 0, again.stderr + again.stdout
     assert "mosquitto_pub" in again.stdout
     assert any(one["device_id"] == "new-device" for one in rows_of("devices", "--json", "--home", str(home)))

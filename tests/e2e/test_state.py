@@ -44,7 +44,7 @@ def _kill_at(words: str, *command: str) -> None:
 
 def test_the_state_of_a_running_fleet_is_moved_about_and_its_verdicts_stay_right(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    running = begin("up", "--home", str(home), "--devices", "20", "--port", "0")
+    running = begin("up", "--home", str(home), "--devices", "20", "--no-airflow", "--port", "0")
     try:
         limit = time.monotonic() + PATIENCE_S
         while not (home / "home.json").exists() or judged_up_to(Home(home).checkpoint) is None:
@@ -82,7 +82,7 @@ def test_the_state_of_a_running_fleet_is_moved_about_and_its_verdicts_stay_right
     shutil.move(home, moved)
     done = _state(moved, "repartition", "3")
     assert done.returncode == 0, done.stderr
-    done = fleet("up", "--home", str(moved), "--no-sim", "--port", "0", "--for", "30")
+    done = fleet("up", "--home", str(moved), "--no-sim", "--no-airflow", "--port", "0", "--for", "30")
     assert done.returncode == 0, done.stderr + done.stdout
     assert len(committed(Home(moved).checkpoint)) > 1
     told_equals_the_definition(Home(moved))

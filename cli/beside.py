@@ -1,0 +1,56 @@
+"""Airflow in a run: started when the stream has said its first verdicts, and never in its way."""
+
+import socket
+
+from cli.airflow_environment import HOST, folder, passwords
+from cli.processes import Job, Run
+from fleetpulse.core.errors import FleetError
+
+_RESTARTS = 2
+
+
+def free_port(wanted: int) -> int:
+    """Return a port of the loopback that can be listened on: the one that is wanted, or any where that is 0.
+
+    Raises:
+        FleetError: it is in use.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, wanted))
+        except OSError as error:
+            raise FleetError(
+                f"port {wanted} for Airflow cannot be had ({error.strerror}); name another (--airflow-port 0 takes a free one), "
+                f"or leave Airflow out: --no-airflow"
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+class Beside:
+    """Airflow of a run.
+
+    Args:
+        run: the run.
+        port: of the UI.
+    """
+
+    def __init__(self, run: Run, port: int) -> None:
+        self.run = run
+        self.port = port
+        self._job: Job | None = None
+
+    def invitation(self) -> list[str]:
+        """Return where the UI will be, and who may come in; the passwords only where they have just been made."""
+        known, fresh = passwords(self.run.home)
+        lines = [f"airflow: http://{HOST}:{self.port}, from a minute or two after the first verdicts on"]
+        if not fresh:
+            return [*lines, f'users:   {", ".join(known)}; their passwords: "{folder(self.run.home) / "passwords.json"}"']
+        lines += [f"user:    {user:9} password: {password}" for user, password in known.items()]
+        return [*lines, f'         shown this once, and kept in "{folder(self.run.home) / "passwords.json"}"']
+
+    def start(self) -> None:
+        """Start it, where it has not been."""
+        if self._job is None:
+            self._job = self.run.start("airflow", ["--port", str(self.port)], restarts=_RESTARTS)
+            self._job.optional = True

@@ -1,0 +1,126 @@
+"""What one who looks after the lifecycle job does about it, from what can be seen of it.
+
+Rule 1: what is wanted comes first: a job that is to be stopped is started by nobody.
+Rule 2: a job that its run still starts again by itself is left to that; one that the run has given up is started anew, and after
+each start the wait before the next one is twice as long.
+Rule 3: nothing here reads a clock or a file.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from fleetpulse.core.times import format_duration
+
+FIRST_WAIT_MS: Final = 60_000
+LONGEST_WAIT_MS: Final = 1_800_000
+REMEMBERED_MS: Final = 21_600_000  # a start so long ago says nothing of the next one
+STARTING_MS: Final = 300_000  # longer than a JVM and its first batch take on a busy machine
+SILENT_MS: Final = 120_000  # a job that runs writes how it is several times a second
+
+
+class Standing(StrEnum):
+    """How the job stands."""
+
+    RUNNING = "running"
+    STARTING = "starting"
+    STOPPED = "stopped"  # since it is to be
+    STARTED = "started"  # by this look
+    BACKING_OFF = "backing off"  # dead, and not to be started yet
+    STALE = "stale"  # it runs, and judges nothing of what there is
+    CRITICAL = "critical"  # a figure is beyond its threshold
+    DOWN = "down"  # nobody runs it who could start it
+
+
+SOUND: Final = frozenset({Standing.RUNNING, Standing.STARTING, Standing.STOPPED, Standing.STARTED})
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What can be seen of the job; instants and durations in milliseconds.
+
+    Attributes:
+        wanted: whether it is to run.
+        by: who said so.
+        has_run: whether somebody runs it, and would start it again.
+        state: what the job last said of itself; empty where nothing.
+        said_ago_ms: how long ago that was.
+        given_up: why its run no longer starts it; empty where it does.
+        behind_ms: how far what is judged lies behind what was received; None where nothing was.
+        still_ms: for how long nothing more has been judged.
+        critical: the figures beyond their thresholds, in words.
+        starts_ms: when it was started by a look, the newest last.
+        now_ms: the instant of the look.
+        stale_after_ms: for how long nothing may be judged while something waits.
+    """
+
+    wanted: bool
+    by: str
+    has_run: bool
+    state: str
+    said_ago_ms: int
+    given_up: str
+    behind_ms: int | None
+    still_ms: int
+    critical: tuple[str, ...]
+    starts_ms: tuple[int, ...]
+    now_ms: int
+    stale_after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a look comes to.
+
+    Attributes:
+        standing: how the job stands.
+        why: a sentence.
+        start: whether it is to be started.
+    """
+
+    standing: Standing
+    why: str
+    start: bool = False
+
+
+def decide(seen: Seen) -> Decision:
+    """Decide what to do about the job."""
+    if not seen.wanted:
+        return Decision(Standing.STOPPED, f"it is to be stopped, says {seen.by}")
+    if not seen.has_run:
+        return Decision(Standing.DOWN, "nobody runs it who could start it: start its service, or ./fleet up")
+    if seen.given_up:
+        return _again(seen)
+    if seen.state == "running" and seen.said_ago_ms <= SILENT_MS:
+        return _running(seen)
+    if seen.said_ago_ms <= STARTING_MS:
+        return Decision(Standing.STARTING, seen.state or "its process has said nothing yet")
+    return Decision(Standing.STALE, f"it has said nothing for {_minutes(seen.said_ago_ms)}; see its log")
+
+
+def _again(seen: Seen) -> Decision:
+    recent = [at for at in seen.starts_ms if seen.now_ms - at < REMEMBERED_MS]
+    if recent:
+        wait_ms = min(FIRST_WAIT_MS * 2 ** (len(recent) - 1), LONGEST_WAIT_MS)
+        rest_ms = recent[-1] + wait_ms - seen.now_ms
+        if rest_ms > 0:
+            times = f"it was started {len(recent)} times within {_minutes(REMEMBERED_MS)}"
+            why = f"{times}; again in {_minutes(rest_ms)}: {seen.given_up}"
+            return Decision(Standing.BACKING_OFF, why)
+    return Decision(Standing.STARTED, f"it was dead: {seen.given_up}", start=True)
+
+
+def _running(seen: Seen) -> Decision:
+    behind_ms = seen.behind_ms or 0
+    if behind_ms > seen.stale_after_ms and seen.still_ms > seen.stale_after_ms:
+        why = f"it has judged nothing for {_minutes(seen.still_ms)}, and is {_minutes(behind_ms)} behind what was received"
+        return Decision(Standing.STALE, why)
+    if seen.critical:
+        return Decision(Standing.CRITICAL, "; ".join(seen.critical))
+    return Decision(
+        Standing.RUNNING, f"{_minutes(behind_ms)} behind what was received" if seen.behind_ms is not None else "it runs"
+    )
+
+
+def _minutes(duration_ms: int) -> str:
+    return format_duration(duration_ms // 1000 * 1000)

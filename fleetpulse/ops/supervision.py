@@ -1,0 +1,119 @@
+"""One look at the lifecycle job, and what had to be done about it: what a supervisor calls each minute.
+
+Rule: what a look remembers for the next is one file of the home; without it a look is the first.
+"""
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, Final, cast
+
+from fleetpulse.core.health import Rating
+from fleetpulse.core.supervision import SOUND, Decision, Seen, decide
+from fleetpulse.io.checkpoint import judged_up_to
+from fleetpulse.io.desired import RUNNING, desire, desired
+from fleetpulse.io.home import Home
+from fleetpulse.io.process import GIVEN_UP, read_status, write_status
+from fleetpulse.io.segments import position
+from fleetpulse.ops.reports import health
+
+_MEMORY: Final = "supervised"
+_STARTS: Final = 20  # more are not remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look found.
+
+    Attributes:
+        state: how the job stands, a word of `core.supervision.Standing`.
+        why: a sentence.
+        sound: whether nobody need worry.
+        wanted: running or stopped.
+        by: who wants it so.
+        batch: the newest batch that was judged; None before the first.
+        judged_ms: the ``received_at`` up to which it has judged, epoch milliseconds; None before the first.
+        behind_ms: how far that lies behind what was received; None where nothing was.
+        starts: how often it was started by a look, of late.
+    """
+
+    state: str
+    why: str
+    sound: bool
+    wanted: str
+    by: str
+    batch: int | None
+    judged_ms: int | None
+    behind_ms: int | None
+    starts: int
+
+
+def look_after(home: Home, by: str, stale_after_ms: int, now_ms: int | None = None) -> Look:
+    """Look at the lifecycle job of a home once, and start it where that is to be done.
+
+    Args:
+        home: the home.
+        by: who looks; it is written down where the job is started.
+        stale_after_ms: for how long nothing may be judged while something waits.
+        now_ms: the instant; None takes the clock's.
+    """
+    now_ms = now_ms or int(time.time() * 1000)
+    before = read_status(home.run(_MEMORY))
+    reached = judged_up_to(home.checkpoint)
+    judged_ms = reached[1] if reached and reached[1] > 1 else None
+    since_ms = cast("int", before["since_ms"]) if before.get("judged_ms") == judged_ms and "since_ms" in before else now_ms
+    starts = tuple(cast("list[int]", before.get("starts_ms", [])))
+    seen = _seen(home, judged_ms, now_ms - since_ms, starts, now_ms, stale_after_ms)
+    found = decide(seen)
+    if found.start:
+        starts = (*starts, now_ms)[-_STARTS:]
+        desire(home, RUNNING, by)
+    write_status(home.run(_MEMORY), {"judged_ms": judged_ms, "since_ms": since_ms, "starts_ms": starts})
+    return _told(home, found, seen, reached, starts)
+
+
+def _seen(home: Home, judged_ms: int | None, still_ms: int, starts: tuple[int, ...], now_ms: int, stale_after_ms: int) -> Seen:
+    wanted, path = desired(home), home.run("lifecycle")
+    said = read_status(path)
+    stands = [found.received_at_ms for name in home.bridges() if (found := position(home.segments_of(name))) is not None]
+    return Seen(
+        wanted=wanted.what == RUNNING,
+        by=wanted.by,
+        has_run=home.owner() is not None,
+        state=str(said.get("state", "")),
+        said_ago_ms=max(0, now_ms - int(path.stat().st_mtime * 1000)) if said else 0,
+        given_up=str(said.get("why", "")) if said.get("state") == GIVEN_UP and said.get("at_ms", 0) >= wanted.at_ms else "",
+        behind_ms=max(0, max(stands) - judged_ms) if stands and judged_ms is not None else None,
+        still_ms=still_ms,
+        critical=tuple(_critical(home)),
+        starts_ms=starts,
+        now_ms=now_ms,
+        stale_after_ms=stale_after_ms,
+    )
+
+
+def _critical(home: Home) -> list[str]:
+    found: dict[str, Any] = health(home) or {"rated": []}
+    return [
+        f"{one['metric']} is critical: {one['column']} {one['value']:,}, above {one['critical_above']:,}"
+        for one in found["rated"]
+        if one["rating"] == Rating.CRITICAL
+    ]
+
+
+def _told(home: Home, found: Decision, seen: Seen, reached: tuple[int, int] | None, starts: tuple[int, ...]) -> Look:
+    return Look(
+        found.standing.value,
+        found.why,
+        found.standing in SOUND,
+        desired(home).what,
+        desired(home).by,
+        reached[0] if reached else None,
+        reached[1] if reached and reached[1] > 1 else None,
+        seen.behind_ms,
+        len(starts),
+    )
+
+
+def as_facts(look: Look) -> dict[str, Any]:
+    """Return a look as JSON has it."""
+    return asdict(look)

@@ -1,0 +1,131 @@
+"""Who looks after the lifecycle job starts what is to run, and nothing else."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli.airflow_environment import USERS, environment, folder, passwords
+from cli.beside import free_port
+from cli.processes import Job
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.supervision import FIRST_WAIT_MS, LONGEST_WAIT_MS, REMEMBERED_MS, Decision, Seen, Standing, decide
+from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired
+from fleetpulse.io.home import Home
+from fleetpulse.io.process import GIVEN_UP, read_status, write_status
+from fleetpulse.ops.supervision import look_after
+
+pytestmark = pytest.mark.unit
+NOW_MS = 1_800_000_000_000
+MINUTE_MS = 60_000
+WELL = Seen(True, "nobody yet", True, "running", 300, "", 4_000, 0, (), (), NOW_MS, 10 * MINUTE_MS)  # fmt: skip
+DEAD = replace(WELL, state="given up", given_up="it ended by itself (exit -9)")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    return home
+
+
+@pytest.mark.parametrize(
+    ("seen", "standing", "word"),
+    [
+        (WELL, Standing.RUNNING, "4s behind"),
+        (replace(WELL, behind_ms=None), Standing.RUNNING, "it runs"),
+        (replace(WELL, wanted=False, by="airflow"), Standing.STOPPED, "airflow"),
+        (replace(DEAD, wanted=False, by="airflow"), Standing.STOPPED, "airflow"),
+        (replace(WELL, has_run=False), Standing.DOWN, "./fleet up"),
+        (replace(WELL, state="starting", said_ago_ms=MINUTE_MS), Standing.STARTING, "starting"),
+        (replace(WELL, state="", said_ago_ms=0), Standing.STARTING, "nothing yet"),
+        (replace(WELL, state="starting", said_ago_ms=6 * MINUTE_MS), Standing.STALE, "said nothing for 6m"),
+        (replace(WELL, said_ago_ms=6 * MINUTE_MS), Standing.STALE, "said nothing for 6m"),
+        (replace(WELL, behind_ms=3_600_000, still_ms=MINUTE_MS), Standing.RUNNING, "1h behind"),  # it is catching up
+        (replace(WELL, behind_ms=3_600_000, still_ms=11 * MINUTE_MS), Standing.STALE, "judged nothing for 11m"),
+        (replace(WELL, critical=("memory is critical",)), Standing.CRITICAL, "memory"),
+    ],
+)
+def test_a_job_is_judged_by_what_is_wanted_and_what_can_be_seen(seen: Seen, standing: Standing, word: str) -> None:
+    found = decide(seen)
+    assert (found.standing, found.start) == (standing, False)
+    assert word in found.why
+
+
+def test_each_start_in_vain_makes_the_next_wait_twice_as_long_and_is_forgotten_in_the_end() -> None:
+    assert decide(DEAD) == Decision(Standing.STARTED, "it was dead: it ended by itself (exit -9)", start=True)
+    for count in range(1, 10):
+        wait_ms = min(FIRST_WAIT_MS * 2 ** (count - 1), LONGEST_WAIT_MS)
+        early, due = (
+            decide(replace(DEAD, starts_ms=tuple([NOW_MS - past_ms] * count))).standing for past_ms in (wait_ms - 1, wait_ms)
+        )
+        assert (early, due) == (Standing.BACKING_OFF, Standing.STARTED)
+    assert decide(replace(DEAD, starts_ms=(NOW_MS - REMEMBERED_MS,) * 9)).start
+
+
+def test_a_job_that_was_given_up_is_started_once_and_one_that_is_to_be_stopped_is_not(home: Home) -> None:
+    now_ms = int(time.time() * 1000)
+    with home.locked("fleet up"):
+        write_status(home.run("lifecycle"), {"state": GIVEN_UP, "why": "exit -9", "at_ms": now_ms})
+        desire(home, STOPPED, "a migration")
+        assert look_after(home, "me", MINUTE_MS).state == "stopped"
+        desire(home, RUNNING, "a migration")
+        write_status(home.run("lifecycle"), {"state": GIVEN_UP, "why": "exit -9", "at_ms": desired(home).at_ms + 1})
+        look = look_after(home, "me", MINUTE_MS)
+        assert (look.state, look.sound, look.starts) == ("started", True, 1)
+        assert (desired(home).what, desired(home).by) == (RUNNING, "me")
+    assert look_after(home, "me", MINUTE_MS).state == "down"
+
+
+def test_a_supervised_job_that_dies_too_often_is_left_until_somebody_says_anew_that_it_is_to_run(home: Home) -> None:
+    job = Job(home, "lifecycle", ["--no-such-option"])
+    job.supervised = True
+    job.start()
+    assert job._process is not None
+    job._process.wait(60)
+    job.watch()
+    said = read_status(home.run("lifecycle"))
+    assert said["state"] == GIVEN_UP and "exit 2" in said["why"]
+    former = job.pid
+    job.obey(runs=True, said_ms=int(said["at_ms"]))
+    job.watch()
+    assert job.pid == former
+    job.obey(runs=True, said_ms=int(said["at_ms"]) + 1)
+    assert job.pid != former
+    job.stop()
+
+
+def test_a_job_that_nobody_supervises_ends_the_run_where_it_dies_too_often(home: Home) -> None:
+    job = Job(home, "lifecycle", ["--no-such-option"])
+    job.start()
+    assert job._process is not None
+    job._process.wait(60)
+    with pytest.raises(FleetError, match="ended by itself"):
+        job.watch()
+
+
+def test_airflow_is_bound_to_the_loopback_and_its_secrets_lie_in_files_of_their_owner(home: Home) -> None:
+    known, fresh = passwords(home)
+    assert fresh and set(known) == set(USERS) and len(set(known.values())) == len(USERS)
+    assert passwords(home) == (known, False)
+    settings = environment(home, 8080)
+    assert environment(home, 8080) == settings
+    assert settings["AIRFLOW__API__HOST"] == "127.0.0.1"
+    assert settings["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"].startswith("http://127.0.0.1:8080/")
+    files = [path for path in folder(home).iterdir() if path.is_file()]
+    assert {path.name for path in files} == {"passwords.json", "fernet.secret", "session.secret", "jwt.secret"}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in files)
+    assert json.loads((folder(home) / "passwords.json").read_text()) == known
+
+
+def test_a_port_in_use_is_refused_before_anything_is_started() -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(FleetError, match=r"--airflow-port 0 takes a free one.*--no-airflow"):
+            free_port(taken.getsockname()[1])
+    assert free_port(0) > 0
