@@ -12,14 +12,14 @@ ROOT = Path(__file__).parents[2]
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 
 
-def test_there_are_three_locks() -> None:
-    assert [path.name for path in LOCKS] == ["dev.txt", "runtime.txt", "uv.txt"]
+def test_there_is_a_lock_for_each_kind_of_environment() -> None:
+    assert [path.name for path in LOCKS] == ["dev.txt", "operations.txt", "runtime.txt", "uv.txt"]
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
 def test_a_lock_names_no_address_and_no_folder(path: Path) -> None:
     text = path.read_text()
-    assert "http" not in text
+    assert "://" not in text
     assert not re.findall(r"(?:^|\s)/\w[^\s]*|file:|--(?:extra-)?index-url|--find-links", text)
 
 
