@@ -19,7 +19,7 @@ from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import parse_duration_ms
 
 ROOT: Final = Path(__file__).parents[1]
-LAYERS: Final = ("unit", "property", "spark", "e2e")  # quick ones first
+LAYERS: Final = ("unit", "property", "dags", "spark", "e2e")  # quick ones first
 LOCKS: Final = {  # in this order: the smaller are held to the versions of the larger, which have less choice
     "dev": ["pyproject.toml", "--extra", "operations", "--extra", "dev"],
     "operations": ["pyproject.toml", "--extra", "operations", "--constraint", "requirements/dev.txt"],
@@ -52,7 +52,7 @@ def _call(command: list[str], stdin: str | None = None) -> int:
 
 
 def test(context: typer.Context) -> None:
-    """Run the tests by layer: unit property spark e2e, or those named first; what follows goes to pytest.
+    """Run the tests by layer: unit property dags spark e2e, or those named first; what follows goes to pytest.
 
     ``fuzz`` is no layer: it decodes a million inputs (--inputs N, --seed N).
     """

@@ -27,15 +27,16 @@ class Connection:
     Args:
         address: the broker.
         client_id: under which the broker knows the client.
+        lasting: whether the broker keeps the session, and what comes for it, while nobody is connected.
     """
 
-    def __init__(self, address: BrokerAddress, client_id: str) -> None:
+    def __init__(self, address: BrokerAddress, client_id: str, *, lasting: bool = False) -> None:
         self.address = address
         self.problem: str | None = None
         self.up = False  # the broker has let us in
         self._since_s = 0.0
         self._pauses = Pauses()
-        self.client = paho.Client(CallbackAPIVersion.VERSION2, client_id, clean_session=True, protocol=paho.MQTTv311)
+        self.client = paho.Client(CallbackAPIVersion.VERSION2, client_id, clean_session=not lasting, protocol=paho.MQTTv311)
         self.client.connect_timeout = CONNECT_S
         self.client.max_inflight_messages_set(0)
         self.client.on_connect = self._on_connect

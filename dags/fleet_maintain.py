@@ -1,0 +1,37 @@
+"""# Keep the home small
+
+**When**: every night, by itself; by hand when the disk fills.
+
+**What it changes**: joins small files, removes rows that are older than they are kept for (the settings `keep_...`), deletes
+files that nobody needs. The stream goes on.
+
+**Red** means: the command refused or died; the first line says why. Given again, it goes on where it stopped.
+
+**To undo**: what retention has removed is gone. To keep more, change the settings before; `./fleet maintain --dry-run` shows what
+would go.
+"""
+
+from datetime import timedelta
+
+from airflow.sdk import DAG
+
+from fleetpulse.orchestration.factory import fleet_dag
+from fleetpulse.orchestration.operators import STATE_POOL, FleetOperator
+
+
+def build(*, alarmed: bool = True) -> DAG:
+    """Return the DAG."""
+    with fleet_dag(
+        "fleet_maintain", __doc__, schedule="40 2 * * *", within=timedelta(hours=3), tags=["tables"], alarmed=alarmed
+    ) as made:
+        FleetOperator(
+            task_id="maintain",
+            words=["maintain", "--json"],
+            gives="json",
+            pool=STATE_POOL,
+            execution_timeout=timedelta(hours=2),
+        )
+    return made
+
+
+dag = build()

@@ -1,0 +1,37 @@
+"""# Is the stream alive?
+
+**When**: every minute, by itself. Nobody has to run it.
+
+**What it does**: looks whether the lifecycle job runs, commits batches and keeps within its thresholds. Where it has died it is
+started again from its checkpoint, with growing pauses between tries. One that was stopped on purpose stays so.
+
+**Red** means: critical, or stale. The first line of the task's failure says why; `./fleet status` and the home's `logs` say more.
+
+**To undo**: `./fleet stream stop` keeps the stream stopped, and this DAG obeys it; `./fleet stream start` lets it run again.
+"""
+
+from datetime import timedelta
+
+from airflow.sdk import DAG
+
+from fleetpulse.orchestration.factory import fleet_dag
+from fleetpulse.orchestration.operators import FleetOperator
+
+
+def build(*, alarmed: bool = True) -> DAG:
+    """Return the DAG."""
+    with fleet_dag(
+        "fleet_supervise", __doc__, schedule="* * * * *", within=timedelta(minutes=10), tags=["stream"], alarmed=alarmed
+    ) as made:
+        FleetOperator(
+            task_id="supervise",
+            words=["stream", "supervise", "--json"],
+            gives="json",
+            retries=1,
+            retry_delay=timedelta(seconds=5),  # the next look comes in a minute anyway
+            execution_timeout=timedelta(minutes=5),
+        )
+    return made
+
+
+dag = build()

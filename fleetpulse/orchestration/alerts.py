@@ -1,0 +1,111 @@
+"""Who is told of a failure: a webhook, and a topic of the home's broker.
+
+Rule 1: nothing here raises, and nothing waits long: a failure that cannot be told is as red as one that is.
+Rule 2: the same sentence of the same task is told once an hour: a supervisor that looks each minute does not cry each minute.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+import urllib.request
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from airflow.sdk.definitions.callback import AsyncCallback
+from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
+
+from fleetpulse.orchestration.place import PLACE, Place
+
+_LOG: Final = logging.getLogger(__name__)
+TOPIC: Final = "fleetpulse/failed/{}"  # not below fleetpulse/alert: what listens there runs a DAG, which may fail
+AGAIN_S: Final = 3_600.0
+_POST_S: Final = 5.0
+
+
+def tell_of_failure(context: Mapping[str, Any]) -> None:
+    """Tell of a task that failed; a callback of Airflow."""
+    try:
+        ti = context["ti"]
+        reason = str(context.get("exception") or "it gave no reason; see its log")
+        tell(PLACE, {"dag": ti.dag_id, "run": ti.run_id, "task": ti.task_id, "reason": reason})
+    except Exception as error:  # noqa: BLE001 - rule 1
+        _LOG.warning("a failure could not be told: %r", error)
+
+
+async def tell_of_delay(dag_id: str, within: str, context: Any = None) -> None:
+    """Tell of a run that has not ended in time; a deadline's callback."""
+    run = str((context or {}).get("dag_run", {}).get("dag_run_id", "")) if isinstance(context, dict) else ""
+    told = {"dag": dag_id, "run": run, "task": "", "reason": f"the run has not ended within {within}"}
+    await asyncio.to_thread(tell, PLACE, told)
+
+
+def deadline(dag_id: str, within: timedelta) -> DeadlineAlert:
+    """Return the deadline of a DAG's runs: so long after one is queued it is to have ended."""
+    return DeadlineAlert(
+        reference=DeadlineReference.DAGRUN_QUEUED_AT,
+        interval=within,
+        callback=AsyncCallback(tell_of_delay, kwargs={"dag_id": dag_id, "within": str(within)}),
+    )
+
+
+def tell(place: Place, told: dict[str, str]) -> list[str]:
+    """Tell it every way there is; return the ways that worked."""
+    worked: list[str] = []
+    try:
+        if _told_lately(place.notes / "failures-told.json", told):
+            return worked
+        payload = json.dumps({**told, "reason": told["reason"].splitlines()[0][:2_000], "at_ms": int(time.time() * 1000)})
+        for name, way in (("webhook", _post), ("topic", _publish)):
+            try:
+                if way(place, told["dag"], payload.encode()):
+                    worked.append(name)
+            except Exception as error:  # noqa: BLE001 - rule 1: the other way may work
+                _LOG.warning("a failure of %s could not be told by %s: %s", told["dag"], name, error)
+    except Exception as error:  # noqa: BLE001 - rule 1
+        _LOG.warning("a failure could not be told: %r", error)
+    return worked
+
+
+def _post(place: Place, _: str, payload: bytes) -> bool:
+    if place.webhook is None:
+        return False
+    if not place.webhook.startswith(("http://", "https://")):
+        raise ValueError("FLEET_WEBHOOK is an address that begins with http:// or https://")
+    request = urllib.request.Request(place.webhook, payload, {"Content-Type": "application/json"}, method="POST")  # noqa: S310 - just seen to
+    with urllib.request.urlopen(request, timeout=_POST_S):  # noqa: S310 - as above
+        return True
+
+
+def _publish(place: Place, dag_id: str, payload: bytes) -> bool:
+    from fleetpulse.io.address import load_address
+    from fleetpulse.io.alerts import send
+    from fleetpulse.io.home import Home
+
+    status = Home(place.home).run("broker")
+    if not status.exists():
+        return False
+    name = f"fleet-told-{time.time_ns() % 10**9}"  # two who tell at once are two clients
+    send(load_address(status), name, TOPIC.format(dag_id), payload)
+    return True
+
+
+def _told_lately(note: Path, told: dict[str, str]) -> bool:
+    """Whether it was told within the hour; if not, that it is now is written down."""
+    mark = hashlib.sha256("\n".join((told["dag"], told["task"], told["reason"].splitlines()[0])).encode()).hexdigest()[:16]
+    try:
+        known = {one: float(at_s) for one, at_s in json.loads(note.read_text()).items()}
+    except (OSError, ValueError, AttributeError):
+        known = {}
+    now_s = time.time()
+    if now_s - known.get(mark, 0.0) < AGAIN_S:
+        return True
+    kept = {one: at_s for one, at_s in known.items() if now_s - at_s < AGAIN_S}
+    note.parent.mkdir(parents=True, exist_ok=True)
+    fresh = note.with_name(f".{note.name}.{time.time_ns()}")
+    fresh.write_text(json.dumps({**kept, mark: now_s}))
+    fresh.replace(note)
+    return False

@@ -1,0 +1,79 @@
+"""The Delta tables as assets, and what an event of one says: version, rows, how far it is judged.
+
+Rule: an asset's name is its table's; what its event says is read from the table's log and the checkpoint, without Spark.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+from airflow.sdk import Asset, AssetWatcher
+
+from fleetpulse.orchestration.place import PLACE
+from fleetpulse.orchestration.triggers import AlertWatch, DeltaLogWatch
+
+_LOG: Final = logging.getLogger(__name__)
+GROUP: Final = "fleet"
+LATE_EVERY_S: Final = 900.0  # between two runs for what came late: the frontier has moved on by then
+ALERTS_EVERY_S: Final = 300.0
+ALERT_TOPIC: Final = "fleetpulse/alert/#"
+
+
+def _table(name: str, watchers: list[AssetWatcher] | None = None) -> Asset:
+    return Asset(name, uri=(PLACE.home / "tables" / name).as_uri(), group=GROUP, watchers=watchers or [])
+
+
+MESSAGES: Final = _table("messages")
+JUDGEMENTS: Final = _table("judgements")
+DEVICE_SNAPSHOTS: Final = _table("device_snapshots")
+QUALITY_RESULTS: Final = _table("quality_results")
+STREAM_HEALTH: Final = _table("stream_health")
+LATE: Final = Asset(
+    "late_events",
+    uri=(PLACE.home / "tables" / "judgements" / "kind=late").as_uri(),
+    group=GROUP,
+    watchers=[
+        AssetWatcher(
+            name="late_events_log",
+            trigger=DeltaLogWatch(
+                table=str(PLACE.home / "tables" / "judgements"),
+                notes=str(PLACE.notes),
+                name="late_events",
+                part="kind=late",
+                least_s=LATE_EVERY_S,
+            ),
+        )
+    ],
+)
+ALERTS: Final = Asset(
+    "alerts",
+    uri="x-mqtt:fleetpulse/alert",
+    group=GROUP,
+    watchers=[
+        AssetWatcher(name="alerts_topic", trigger=AlertWatch(home=str(PLACE.home), topic=ALERT_TOPIC, least_s=ALERTS_EVERY_S))
+    ],
+)
+
+
+def facts_of(home: Path, name: str) -> dict[str, Any]:
+    """Return what an event of a table says; what cannot be read is left out: it is a note, and fails nothing.
+
+    Returns:
+        ``version``, ``rows``, and of the job ``batch`` and ``received_at_ms``, up to which it has judged (epoch milliseconds).
+    """
+    from fleetpulse.io.checkpoint import judged_up_to
+    from fleetpulse.io.home import Home
+
+    found: dict[str, Any] = {}
+    path = home / "tables" / name
+    try:
+        if (path / "_delta_log").exists():
+            from deltalake import DeltaTable
+
+            table = DeltaTable(str(path))
+            found |= {"version": table.version(), "rows": sum(table.get_add_actions()["num_records"].to_pylist())}
+        if reached := judged_up_to(Home(home).checkpoint):
+            found |= {"batch": reached[0], "received_at_ms": reached[1]}
+    except Exception as error:  # noqa: BLE001 - the verb has done its work: a note that is missing does not undo it
+        _LOG.warning("what became of %s cannot be read: %s", name, error)
+    return found

@@ -1,0 +1,269 @@
+"""The operators: a task runs the command that a person would type, and fails with the command's own sentence.
+
+Rule 1: a verb that refuses (exit 1 or 2, with its sentence) is not tried again: it would say the same. One that a signal ended,
+or that the system could not start, is.
+Rule 2: the first line of a failure is the verb's sentence.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from fleetpulse.orchestration.assets import facts_of
+from fleetpulse.orchestration.place import PLACE, Place
+from fleetpulse.orchestration.verbs import Ended, Verb
+
+REFUSED: Final = "refused"  # under this key a task leaves its reason to others of its run
+STATE_POOL: Final = "fleet_state"  # one slot: one task at a time changes a checkpoint
+BY: Final = "airflow {{ dag.dag_id }} {{ run_id }}"  # who stopped the stream, as desired.json names it
+_MOST_TOLD: Final = 20_000  # characters of a plan: it is read by a person
+
+
+class FleetOperator(BaseOperator):
+    """Run one verb.
+
+    Args:
+        words: the verb and its arguments, each a template. One that comes to nothing, or to an option without its value
+            (``--version=``), is left out: so a field of a form that is empty is an option that is not given.
+        gives: what becomes of what it wrote: ``json``: the object (or the list of objects) on standard output is returned;
+            ``told``: what it said to people, as text; None: the log alone has it.
+        place: the installation.
+    """
+
+    template_fields: ClassVar[Sequence[str]] = ("words",)
+    ui_color = "#e8f0fe"
+
+    def __init__(
+        self, *, words: Sequence[str], gives: Literal["json", "told"] | None = None, place: Place = PLACE, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.words = list(words)
+        self.gives = gives
+        self.place = place
+        self._verb: Verb | None = None
+
+    def execute(self, context: Mapping[str, Any]) -> Any:
+        """Run it; return what ``gives`` names."""
+        ended = self.run_verb(self.words, context)
+        self._emit(context)
+        if self.gives == "told":
+            return "\n".join(ended.told or ended.out)[-_MOST_TOLD:]
+        return _objects(ended.out) if self.gives == "json" else None
+
+    def run_verb(self, words: Sequence[str], context: Mapping[str, Any]) -> Ended:
+        """Run a verb to its end.
+
+        Raises:
+            AirflowFailException: it refused.
+            AirflowException: it was ended, or could not be started: it may be tried again.
+        """
+        line = self.place.line(given(words))
+        self.log.info("%s", " ".join(line))
+        self._verb = Verb(line, self._say)
+        ended = self._verb.wait()
+        if ended.code == 0:
+            return ended
+        self.leave(context, ended.reason())
+        raise (AirflowFailException if ended.refused else AirflowException)(ended.reason())
+
+    def leave(self, context: Mapping[str, Any], reason: str) -> None:
+        """Leave the reason of a failure to the other tasks of the run."""
+        context["ti"].xcom_push(key=REFUSED, value=reason)
+
+    def on_kill(self) -> None:
+        """Stop the verb, and all that it started in its group."""
+        if self._verb is not None:
+            self._verb.stop()
+
+    def _say(self, line: str) -> None:
+        self.log.info("%s", line)
+
+    def _emit(self, context: Mapping[str, Any]) -> None:
+        """Say of each table that this task writes what it is now: version, rows, how far it is judged."""
+        for outlet in self.outlets:
+            if name := getattr(outlet, "name", ""):
+                context["outlet_events"][outlet].extra.update(facts_of(self.place.home, name))
+
+
+class StopStream(FleetOperator):
+    """Stop the stream for a run: refused where another run, or a person, has stopped it already.
+
+    A pool guards a task, and this begins a sequence of them: that the stream is stopped by this run is what guards it, until
+    the run starts it again.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(words=["stream", "stop", "--by", BY], pool=STATE_POOL, **kwargs)
+
+    def execute(self, context: Mapping[str, Any]) -> None:
+        """Look whether it may be stopped, and stop it, both under one lock."""
+        by = self.words[-1]
+        with _alone(self.place.home) as alone:
+            other = _stopped_by_another(self.place.home, by) if alone else "another run"
+            if other is not None:
+                reason = (
+                    f"the stream is stopped by {other}, and only who stopped it starts it again; wait until that is done, "
+                    f"or start it: ./fleet stream start --home {self.place.home}"
+                )
+                self.leave(context, reason)
+                raise AirflowFailException(reason)
+            self._stop(context)
+
+    def _stop(self, context: Mapping[str, Any]) -> None:
+        """Stop it; where that fails the stream is not left as one that is to be stopped, since nothing undoes a failed setup."""
+        try:
+            self.run_verb(self.words, context)
+        except BaseException:
+            Verb(self.place.line(["stream", "start", "--by", self.words[-1]]), self._say).wait()
+            raise
+
+
+class StartStream(FleetOperator):
+    """Start the stream again that this run stopped: refused where somebody else stopped it meanwhile."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(words=["stream", "start", "--by", BY], pool=STATE_POOL, **kwargs)
+
+    def execute(self, context: Mapping[str, Any]) -> None:
+        """Look whether it is ours to start, and start it."""
+        other = _stopped_by_another(self.place.home, self.words[-1])
+        if other is not None:
+            reason = f"the stream was stopped by {other} meanwhile, and stays so; start it when that is done"
+            self.leave(context, reason)
+            raise AirflowFailException(reason)
+        self.run_verb(self.words, context)
+
+
+class GoBack(FleetOperator):
+    """Undo a change of the state that failed: roll back or discard the generation made, and start the stream again.
+
+    It is the teardown of the task that stopped the stream: it runs where that one succeeded, whatever came after, even in a
+    run that a person marked as failed. Where nothing failed there is nothing to do.
+
+    Args:
+        made_by: the task that made the generation.
+        last: the task whose success means that nothing has to be undone.
+    """
+
+    template_fields: ClassVar[Sequence[str]] = ("words", "by")
+
+    def __init__(self, *, made_by: str, last: str, **kwargs: Any) -> None:
+        super().__init__(words=[], pool=STATE_POOL, **kwargs)
+        self.made_by = made_by
+        self.last = last
+        self.by = BY
+
+    def execute(self, context: Mapping[str, Any]) -> str:
+        """Undo, and return in words what was done.
+
+        Raises:
+            AirflowFailException: a step was refused; the others were tried all the same.
+        """
+        ti = context["ti"]
+        if ti.get_task_states(ti.dag_id, run_ids=[ti.run_id], task_ids=[self.last])[ti.run_id].get(self.last) == "success":
+            return "nothing failed: nothing to undo"
+        made = ti.xcom_pull(task_ids=self.made_by)
+        done: list[str] = []
+        refused: list[str] = []
+        for words, told in self._steps(None if made is None else int(made["generation"])):
+            try:
+                self.run_verb(words, context)
+                done.append(told)
+            except AirflowException as error:
+                refused.append(f"{' '.join(words[:2])}: {error}")
+        summary = "; ".join([*done, *refused]) or "nothing had been changed"
+        if refused:
+            raise AirflowFailException(f"going back failed: {summary}")
+        return summary
+
+    def _steps(self, made: int | None) -> Iterator[tuple[list[str], str]]:
+        from fleetpulse.io.generations import load_generations
+        from fleetpulse.io.home import Home
+
+        start = ["stream", "start", "--by", self.by]
+        record = load_generations(Home(self.place.home).lifecycle)
+        ours = _stopped_by_another(self.place.home, self.by) is None
+        if made is not None and record.current == made:
+            yield ["stream", "stop", "--by", self.by], "stopped the stream"
+            yield ["state", "rollback"], f"rolled back from generation {made}"
+        elif made is not None:
+            yield ["state", "discard", str(made)], f"discarded generation {made}"
+        if ours:
+            yield start, "started the stream again"
+
+
+class Outcome(BaseOperator):
+    """The leaf of a run: red where any task before it failed, with the reason in its first line.
+
+    Airflow colours a run by its leaves: one that builds the report of a failed check, or that undoes, would turn it green.
+
+    Args:
+        of: the tasks before it, in their order.
+        undone_by: the task whose result says what was undone; None where nothing is.
+    """
+
+    def __init__(self, *, of: Sequence[str], undone_by: str | None = None, **kwargs: Any) -> None:
+        super().__init__(trigger_rule="all_done", on_failure_callback=None, **kwargs)
+        self.of = list(of)
+        self.undone_by = undone_by
+
+    def execute(self, context: Mapping[str, Any]) -> str:
+        """Look at how the tasks ended.
+
+        Raises:
+            AirflowFailException: one failed.
+        """
+        ti = context["ti"]
+        states = ti.get_task_states(ti.dag_id, run_ids=[ti.run_id])[ti.run_id]
+        failed = [name for name in self.of if states.get(name) == "failed"]
+        if not failed:
+            return "nothing was changed" if any(states.get(name) == "skipped" for name in self.of) else "done"
+        reasons = {name: ti.xcom_pull(task_ids=name, key=REFUSED) or "it gave no reason; see its log" for name in failed}
+        undone = ti.xcom_pull(task_ids=self.undone_by) if self.undone_by else None
+        lines = [f"{name}: {reason}" for name, reason in reasons.items()]
+        raise AirflowFailException("\n".join([*lines, *([f"then: {undone}"] if undone else [])]))
+
+
+def given(words: Sequence[str]) -> list[str]:
+    """Return the words that say something: neither empty, nor an option without its value."""
+    return [word for word in words if word and not (word.startswith("--") and word.endswith("="))]
+
+
+def _objects(lines: Sequence[str]) -> Any:
+    """Return the object that was printed, or the list of them; lines that are none are left out."""
+    found: list[Any] = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found[0] if len(found) == 1 else found
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[bool]:
+    """Give True to one at a time in a home; False to whom it finds another there."""
+    from fleetpulse.io.locks import held
+
+    class Busy(Exception):
+        pass
+
+    try:
+        with held(home / "desired.lock", "a run of Airflow", lambda _: Busy()):
+            yield True
+    except Busy:
+        yield False
+
+
+def _stopped_by_another(home: Path, by: str) -> str | None:
+    """Return who stopped the stream; None where it is to run, or ``by`` did."""
+    from fleetpulse.io.desired import STOPPED, desired
+    from fleetpulse.io.home import Home
+
+    found = desired(Home(home))
+    return found.by if found.what == STOPPED and found.by != by else None

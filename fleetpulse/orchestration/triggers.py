@@ -1,0 +1,247 @@
+"""Triggers: what the triggerer waits for without a slot, a Java machine or a Spark session.
+
+Rule 1: a look costs a few milliseconds and happens in a thread; between two looks nothing is held.
+Rule 2: a watcher writes down how far it has come after it has handed its event on, so that after a restart it goes on there:
+an event may come twice, and none is lost.
+Rule 3: a watcher says at most one thing in ``least_s``: what came meanwhile is in its next event.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+
+LOOK_S: Final = 2.0
+_HERE: Final = "fleetpulse.orchestration.triggers"
+_SHOWN: Final = 20  # alerts that an event carries; it says how many there were
+_DIGITS: Final = 20  # of a version in the name of its commit
+
+
+class StreamAtBatch(BaseTrigger):
+    """Fires when the stream has committed a batch.
+
+    Args:
+        home: the installation's folder.
+        batch: which; any later one will do.
+        until_s: when to give up, seconds since the epoch.
+        every_s: seconds between two looks.
+    """
+
+    def __init__(self, *, home: str, batch: int, until_s: float, every_s: float = LOOK_S) -> None:
+        super().__init__()
+        self.home, self.batch, self.until_s, self.every_s = home, batch, until_s, every_s
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what makes it anew."""
+        told = {"home": self.home, "batch": self.batch, "until_s": self.until_s, "every_s": self.every_s}
+        return f"{_HERE}.StreamAtBatch", told
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until it is there, or the time is over; the event is ``{"reached", "wanted", "at"}``."""
+        while True:
+            at = await asyncio.to_thread(batch_of, self.home)
+            if (reached := at is not None and at >= self.batch) or time.time() >= self.until_s:
+                yield TriggerEvent({"reached": reached, "wanted": self.batch, "at": at})
+                return
+            await asyncio.sleep(self.every_s)
+
+
+class FrontierPast(BaseTrigger):
+    """Fires when all up to an instant of event time has been judged.
+
+    Args:
+        home: the installation's folder.
+        instant_ms: the instant, epoch milliseconds.
+        until_s: when to give up, seconds since the epoch.
+        every_s: seconds between two looks.
+    """
+
+    def __init__(self, *, home: str, instant_ms: int, until_s: float, every_s: float = 5 * LOOK_S) -> None:
+        super().__init__()
+        self.home, self.instant_ms, self.until_s, self.every_s = home, instant_ms, until_s, every_s
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what makes it anew."""
+        told = {"home": self.home, "instant_ms": self.instant_ms, "until_s": self.until_s, "every_s": self.every_s}
+        return f"{_HERE}.FrontierPast", told
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until it is past, or the time is over; the event is ``{"reached", "wanted", "at"}``."""
+        while True:
+            at = await asyncio.to_thread(frontier_of, self.home)
+            if (reached := at is not None and at >= self.instant_ms) or time.time() >= self.until_s:
+                yield TriggerEvent({"reached": reached, "wanted": self.instant_ms, "at": at})
+                return
+            await asyncio.sleep(self.every_s)
+
+
+class DeltaLogWatch(BaseEventTrigger):
+    """Fires when a Delta table has got rows, by its log.
+
+    Args:
+        table: the table's folder.
+        notes: the folder where it writes down how far it has come.
+        name: of that note.
+        part: fires for files below this folder of the table only, such as ``kind=late``; empty for all.
+        least_s: seconds between two events.
+        every_s: seconds between two looks.
+    """
+
+    def __init__(
+        self, *, table: str, notes: str, name: str, part: str = "", least_s: float = 60.0, every_s: float = LOOK_S
+    ) -> None:
+        super().__init__()
+        self.table, self.notes, self.name, self.part = table, notes, name, part
+        self.least_s, self.every_s = least_s, every_s
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what makes it anew."""
+        told = {"table": self.table, "notes": self.notes, "name": self.name, "part": self.part}
+        return f"{_HERE}.DeltaLogWatch", {**told, "least_s": self.least_s, "every_s": self.every_s}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look for ever; an event is ``{"table", "from_version", "version", "rows"}``, of the versions after the first."""
+        note = Path(self.notes) / f"watch-{self.name}.json"
+        seen, told_s = await asyncio.to_thread(_position, note)
+        if seen is None:
+            seen = await asyncio.to_thread(_newest, Path(self.table))  # what was there before anybody watched is no news
+            await asyncio.to_thread(_note, note, seen, told_s)
+        while True:
+            if time.time() - told_s >= self.least_s:
+                newest, rows = await asyncio.to_thread(_since, Path(self.table), seen, self.part)
+                if rows:
+                    yield TriggerEvent({"table": Path(self.table).name, "from_version": seen, "version": newest, "rows": rows})
+                    told_s = time.time()
+                if newest != seen:
+                    seen = newest
+                    await asyncio.to_thread(_note, note, seen, told_s)
+            await asyncio.sleep(self.every_s)
+
+
+class AlertWatch(BaseEventTrigger):
+    """Fires when something is published on a topic of the home's broker; the broker keeps what comes while nobody listens.
+
+    Args:
+        home: the installation's folder: the broker's address and the secret name of the session are there.
+        topic: the subscription.
+        least_s: seconds between two events.
+        every_s: seconds between two looks, and between two tries to reach the broker.
+    """
+
+    def __init__(self, *, home: str, topic: str, least_s: float = 60.0, every_s: float = LOOK_S) -> None:
+        super().__init__()
+        self.home, self.topic, self.least_s, self.every_s = home, topic, least_s, every_s
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what makes it anew."""
+        return f"{_HERE}.AlertWatch", {
+            "home": self.home,
+            "topic": self.topic,
+            "least_s": self.least_s,
+            "every_s": self.every_s,
+        }
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Listen for ever; an event is ``{"count": n, "alerts": [{"topic", "payload"}, the newest few]}``."""
+        from fleetpulse.io.alerts import AlertLine
+
+        told_s = 0.0
+        line: AlertLine | None = None
+        try:
+            while True:
+                line = line or await asyncio.to_thread(_reach, self.home, self.topic)
+                if line is not None:
+                    await asyncio.to_thread(line.drive, 0.1)
+                if line is not None and line.waiting and time.time() - told_s >= self.least_s:
+                    count = len(line.waiting)
+                    shown = [{"topic": topic, "payload": payload} for topic, payload in line.newest(_SHOWN)]
+                    yield TriggerEvent({"count": count, "alerts": shown})
+                    told_s = time.time()
+                    await asyncio.to_thread(line.acknowledge, count)
+                await asyncio.sleep(self.every_s)
+        finally:
+            if line is not None:
+                line.close()
+
+
+def batch_of(home: str) -> int | None:
+    """Return the newest batch that the current generation has committed; None before the first."""
+    from fleetpulse.io.checkpoint import judged_up_to
+    from fleetpulse.io.home import Home
+
+    reached = judged_up_to(Home(Path(home)).checkpoint)
+    return reached[0] if reached else None
+
+
+def frontier_of(home: str) -> int | None:
+    """Return up to which event time all is judged, epoch milliseconds; None before the first."""
+    from fleetpulse.io.checkpoint import judged_up_to
+    from fleetpulse.io.home import Home
+    from fleetpulse.ops.reports import frontier_ms
+
+    opened = Home(Path(home))
+    reached = judged_up_to(opened.checkpoint)
+    return frontier_ms(opened, reached[1] if reached[1] > 1 else None) if reached else None
+
+
+def _position(note: Path) -> tuple[int | None, float]:
+    try:
+        found = json.loads(note.read_text())
+        return int(found["version"]), float(found["told_s"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, 0.0
+
+
+def _note(note: Path, version: int, told_s: float) -> None:
+    note.parent.mkdir(parents=True, exist_ok=True)
+    fresh = note.with_name(f".{note.name}.new")
+    fresh.write_text(json.dumps({"version": version, "told_s": told_s}))
+    fresh.replace(note)
+
+
+def _commits(table: Path) -> list[int]:
+    names = (path.name.removesuffix(".json") for path in (table / "_delta_log").glob("*.json"))
+    return sorted(int(name) for name in names if len(name) == _DIGITS and name.isdecimal())
+
+
+def _newest(table: Path) -> int:
+    return max(_commits(table), default=-1)
+
+
+def _since(table: Path, seen: int, part: str) -> tuple[int, int]:
+    """Return the newest version, and how many rows have come since one; what the log no longer has counts as a row."""
+    commits = _commits(table)
+    newest = max(commits, default=-1)
+    if newest < seen:  # the table was made anew
+        seen = -1
+    kept = [version for version in commits if version > seen]
+    rows = newest - seen - len(kept)
+    for version in kept:
+        try:
+            lines = (table / "_delta_log" / f"{version:0{_DIGITS}d}.json").read_text().splitlines()
+        except FileNotFoundError:
+            rows += 1
+            continue
+        for added in (json.loads(line).get("add") for line in lines):
+            if added and added.get("dataChange", True) and added["path"].startswith(part):
+                rows += json.loads(added.get("stats") or "{}").get("numRecords", 1)
+    return newest, rows
+
+
+def _reach(home: str, topic: str) -> Any:
+    """Return a line to the home's broker; None where there is none yet."""
+    from fleetpulse.core.errors import FleetError
+    from fleetpulse.io.address import load_address
+    from fleetpulse.io.alerts import AlertLine
+    from fleetpulse.io.home import Home
+
+    opened = Home(Path(home))
+    try:
+        address = load_address(opened.run("broker"))
+        return AlertLine(address, opened.session("alerts"), topic)
+    except (FleetError, OSError):
+        return None

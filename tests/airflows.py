@@ -1,0 +1,101 @@
+"""An Airflow of its own for these tests: its environment stands before the first import of airflow.
+
+The command is a program that writes down how it is called and keeps the records that the real one keeps; a test says which verb
+is to fail. Tests of the operators call the real one.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PLACE = Path(tempfile.mkdtemp(prefix="fleet-dags-"))
+COMMAND = PLACE / "fleet"
+OF_AIRFLOW = [
+    pytest.mark.dags,
+    pytest.mark.filterwarnings("ignore:Using .httpx. with"),  # its own API, called in this process, asks for an older client
+]
+
+os.environ.update(
+    {
+        "AIRFLOW_HOME": str(PLACE / "airflow"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(PLACE / "no-dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "false",
+        "AIRFLOW__CORE__UNIT_TEST_MODE": "false",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{PLACE}/airflow.db",
+        "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING",
+        "FLEET_HOME": str(PLACE / "home"),
+        "FLEET_COMMAND": str(COMMAND),
+    }
+)
+(PLACE / "no-dags").mkdir()
+
+STAND_IN = f"""#!{sys.executable} -IS
+import json, pathlib, sys, time
+place = pathlib.Path({str(PLACE)!r})
+words = sys.argv[1:]
+home = pathlib.Path(words[words.index("--home") + 1])
+with (place / "calls").open("a") as calls:
+    calls.write(json.dumps(words[: words.index("--home")]) + "\\n")
+said = " ".join(words)
+fails = json.loads((place / "fails.json").read_text())
+for verb, sentence in fails.items():
+    if said.startswith(verb):
+        print("what it does first", file=sys.stderr)
+        print("fleet: " + sentence, file=sys.stderr)
+        sys.exit(1)
+record = home / "checkpoints" / "lifecycle" / "generations.json"
+def switch(number):
+    record.write_text(json.dumps({{"current": number, "generations": []}}))
+if said.startswith(("stream stop", "stream start")):
+    what = "stopped" if words[1] == "stop" else "running"
+    (home / "desired.json").write_text(json.dumps({{"what": what, "by": words[3], "at_ms": 1}}))
+if said.startswith("state switch"):
+    switch(int(words[2]))
+if said.startswith("state rollback"):
+    switch(1)
+if "--dry-run" in words:
+    print("it would go on in form 4", file=sys.stderr)
+elif "--hold" in words:
+    print(json.dumps({{"generation": 2, "made_by": words[1]}}))
+"""
+
+
+class Stand:
+    """The home as a run of a DAG finds it, and what the command was called with."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.home = place, place / "home"
+
+    def fail(self, **verbs: str) -> None:
+        """Let verbs (their words joined by _) refuse with a sentence."""
+        (self.place / "fails.json").write_text(json.dumps({verb.replace("_", " "): told for verb, told in verbs.items()}))
+
+    def calls(self) -> list[str]:
+        """Return how the command was called, one line each."""
+        log = self.place / "calls"
+        return [" ".join(json.loads(line)) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def wanted(self) -> dict[str, str]:
+        """Return what is written down about the stream."""
+        return json.loads((self.home / "desired.json").read_text())
+
+
+def built(name: str) -> Any:
+    """Return a DAG as its file builds it, without the deadline that ``dag.test`` cannot run."""
+    return module(name).build(alarmed=False)
+
+
+def module(name: str) -> Any:
+    """Return the module of a DAG's file, as Airflow loads it: by its path."""
+    spec = importlib.util.spec_from_file_location(f"dags_{name}", ROOT / "dags" / f"{name}.py")
+    assert spec and spec.loader
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found

@@ -1,0 +1,54 @@
+"""Fixtures of the DAGs' tests; importing them sets the environment of their Airflow, before the first import of airflow."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.airflows import COMMAND, PLACE, STAND_IN, Stand
+
+
+@pytest.fixture(scope="session")
+def airflow() -> Path:
+    """Return the place of an Airflow whose tables are made."""
+    from airflow.utils.db import initdb
+
+    initdb()
+    return PLACE
+
+
+@pytest.fixture
+def stand(airflow: Path) -> Stand:
+    """Return a home in which generation 1 runs, and a command that refuses nothing."""
+    COMMAND.write_text(STAND_IN)
+    COMMAND.chmod(0o755)
+    found = Stand(PLACE)
+    lifecycle = found.home / "checkpoints" / "lifecycle"
+    lifecycle.mkdir(parents=True, exist_ok=True)
+    (lifecycle / "generations.json").write_text(json.dumps({"current": 1, "generations": []}))
+    (found.home / "desired.json").write_text(json.dumps({"what": "running", "by": "nobody yet", "at_ms": 0}))
+    (PLACE / "calls").unlink(missing_ok=True)
+    found.fail()
+    return found
+
+
+@pytest.fixture
+def trial(stand: Stand) -> Callable[..., dict[str, str]]:
+    """Return what runs a DAG to its end, approved by whoever is asked, and says how its tasks, and the run, ended."""
+
+    def run(dag: Any) -> dict[str, str]:
+        from airflow.dag_processing.bundles.manager import DagBundlesManager
+        from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+        from airflow.utils.session import create_session
+
+        with create_session() as session:
+            DagBundlesManager().sync_bundles_to_db(session=session)
+        bag = DagBag(str(PLACE / "no-dags"))
+        bag.bag_dag(dag)
+        sync_bag_to_db(bag, "dags-folder", None)
+        ended = dag.test(mark_success_pattern="approve")
+        return {"": str(ended.state), **{ti.task_id: str(ti.state) for ti in ended.get_task_instances()}}
+
+    return run

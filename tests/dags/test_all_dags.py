@@ -1,0 +1,122 @@
+"""Laws over all DAGs: what each has, what none imports, and the edges of each, in full."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.airflows import OF_AIRFLOW, ROOT, module
+
+pytestmark = OF_AIRFLOW
+FILES = sorted(path.stem for path in (ROOT / "dags").glob("*.py"))
+_CHANGE = ["stop", "act", "gate", "switch", "start", "watch", "go_back", "outcome"]
+APPROVED = ["plan", "approve", *_CHANGE]
+EDGES = {  # dag -> what follows what; a teardown has an edge from its setup as well
+    "fleet_supervise": {"supervise": []},
+    "fleet_snapshot": {"snapshot": []},
+    "fleet_bootstrap": ["plan", *_CHANGE],
+    "fleet_migrate": APPROVED,
+    "fleet_repartition": APPROVED,
+    "fleet_rescale": APPROVED,
+    "fleet_quality": ["check", "docs", "outcome"],
+    "fleet_amend": {"amend": []},
+    "fleet_backtest": {"backtest": []},
+    "fleet_maintain": {"maintain": []},
+    "fleet_report": ["judged", "report"],
+}
+
+
+@pytest.fixture(scope="module")
+def dags() -> dict[str, Any]:
+    """Return all DAGs, as their files give them to Airflow."""
+    return {name: module(name).dag for name in FILES}
+
+
+def expected(edges: Any) -> dict[str, set[str]]:
+    """Return edges by task; a list is a chain."""
+    if isinstance(edges, dict):
+        return {name: set(after) for name, after in edges.items()}
+    after = {name: set(edges[place + 1 : place + 2]) for place, name in enumerate(edges)}
+    if "go_back" in after:
+        after["stop"].add("go_back")
+    return after
+
+
+def test_each_file_makes_the_dag_of_its_name_and_no_other(dags: dict[str, Any]) -> None:
+    assert {name: dag.dag_id for name, dag in dags.items()} == {name: name for name in EDGES}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_dag_has_owner_tags_runbook_retries_deadline_and_callback(name: str, dags: dict[str, Any]) -> None:
+    dag = dags[name]
+    assert "fleet" in dag.tags and len(dag.tags) == 2
+    assert all(word in dag.doc_md for word in ("# ", "**When**", "**Red** means", "**To undo**"))
+    assert dag.deadline
+    assert not dag.catchup
+    assert dag.max_active_runs == 1
+    for task in dag.tasks:
+        assert task.owner == "fleet operations"
+        assert task.retries >= 1
+        assert task.task_id == "outcome" or task.has_on_failure_callback
+        assert task.task_id == "approve" or task.execution_timeout <= timedelta(hours=2)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_edges_of_a_dag_are_these(name: str, dags: dict[str, Any]) -> None:
+    assert {task.task_id: set(task.downstream_task_ids) for task in dags[name].tasks} == expected(EDGES[name])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_who_touches_the_state_is_in_its_pool(name: str, dags: dict[str, Any]) -> None:
+    for task in dags[name].tasks:
+        words = getattr(task, "words", [""])
+        touches = words[:1] in ([], ["state"], ["maintain"]) or words[:2] in (["stream", "stop"], ["stream", "start"])
+        assert (task.pool == "fleet_state") == (touches or "gate" in words[:2]), task.task_id
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_with_a_failed_step_is_never_green(name: str, dags: dict[str, Any]) -> None:
+    """A run takes the colour of its leaves: each waits for success, or is the one that looks at all."""
+    leaves = [task for task in dags[name].tasks if not task.downstream_task_ids]
+    for leaf in leaves:
+        assert leaf.trigger_rule == "all_success" or type(leaf).__name__ == "Outcome"
+    lenient = {task.task_id for task in dags[name].tasks if task.trigger_rule != "all_success"}
+    if lenient:
+        assert [set(leaf.of) for leaf in leaves] == [set(dags[name].task_ids) - {"outcome"}]
+
+
+def test_only_who_stopped_the_stream_goes_back(dags: dict[str, Any]) -> None:
+    for name in ("fleet_bootstrap", "fleet_migrate", "fleet_repartition", "fleet_rescale"):
+        stop, go_back = (dags[name].get_task(task) for task in ("stop", "go_back"))
+        assert stop.is_setup and go_back.is_teardown
+        assert go_back.trigger_rule == "all_done_setup_success"
+
+
+_PARSED = """
+import json, sys, time
+import airflow.sdk
+from airflow.sdk import DAG
+from airflow.dag_processing.dagbag import DagBag
+began = time.process_time()
+bag = DagBag(sys.argv[1])
+spent = time.process_time() - began
+heavy = [name for name in ("pyspark", "great_expectations", "pandas", "pyarrow", "duckdb") if name in sys.modules]
+print(json.dumps({"cpu_s": spent, "dags": sorted(bag.dags), "errors": bag.import_errors, "heavy": heavy}))
+"""
+
+
+def test_the_folder_is_parsed_within_two_seconds_of_cpu_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = f"sqlite:///{tmp_path}/none.db"
+    command = [sys.executable, "-P", "-c", _PARSED, str(ROOT / "dags")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["errors"] == {}
+    assert found["dags"] == FILES
+    assert found["heavy"] == []
+    assert found["cpu_s"] < 2.0

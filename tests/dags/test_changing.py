@@ -1,0 +1,91 @@
+"""A change of the state, run to its end: what happens where each step is refused, and where two want to change it at once."""
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.airflows import OF_AIRFLOW, Stand, built
+
+pytestmark = OF_AIRFLOW
+GATE = 'suite "transitions": 3 rows fail "numbers without gap or repeat", first: device pump-1, life 1, number 4'
+Trial = Callable[[Any], dict[str, str]]
+
+
+def verbs(stand: Stand) -> list[str]:
+    """Return the verbs that were called, without who called."""
+    return [call.partition(" --by ")[0] for call in stand.calls()]
+
+
+def test_a_gate_that_refuses_leaves_the_old_generation_running_and_the_run_red(
+    stand: Stand, trial: Trial, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand.fail(quality_gate=GATE)
+    ended = trial(built("fleet_migrate"))
+    assert verbs(stand) == [
+        "state migrate --dry-run",
+        "stream stop",
+        "state migrate --hold --json",
+        "quality gate --generation 2 --json",
+        "state discard 2",
+        "stream start",
+    ]
+    assert stand.wanted()["what"] == "running"
+    assert ended[""] == "failed"
+    assert [ended[task] for task in ("act", "gate", "switch", "start", "watch", "go_back", "outcome")] == [
+        "success",
+        "failed",
+        "upstream_failed",
+        "upstream_failed",
+        "upstream_failed",
+        "success",
+        "failed",
+    ]
+    said = capsys.readouterr()
+    assert f"AirflowFailException: gate: {GATE}\nthen: discarded generation 2; started the stream again" in said.out + said.err
+
+
+def test_a_verb_that_refuses_starts_the_stream_again(stand: Stand, trial: Trial) -> None:
+    stand.fail(**{"state_rescale_--key-groups=8_--hold": "two devices share a place"})
+    ended = trial(built("fleet_rescale"))
+    assert verbs(stand)[-3:] == ["stream stop", "state rescale --key-groups=8 --hold --json", "stream start"]
+    assert ended[""] == "failed" and ended["go_back"] == "success"
+
+
+def test_a_run_that_finds_the_stream_stopped_by_another_refuses_and_undoes_nothing(stand: Stand, trial: Trial) -> None:
+    by_another = {"what": "stopped", "by": "airflow fleet_migrate manual__earlier", "at_ms": 1}
+    (stand.home / "desired.json").write_text(json.dumps(by_another))
+    ended = trial(built("fleet_repartition"))
+    assert verbs(stand) == ["state repartition 2 --dry-run"]
+    assert stand.wanted() == by_another
+    assert ended["stop"] == "failed" and ended["go_back"] in ("upstream_failed", "skipped") and ended[""] == "failed"
+
+
+def test_a_stream_that_does_not_advance_is_rolled_back(stand: Stand, trial: Trial) -> None:
+    dag = built("fleet_bootstrap")
+    dag.get_task("watch").patience = timedelta(0)
+    ended = trial(dag)
+    assert verbs(stand)[-6:] == [
+        "quality gate --generation 2 --json",
+        "state switch 2",
+        "stream start",
+        "stream stop",
+        "state rollback",
+        "stream start",
+    ]
+    assert ended["watch"] == "failed" and ended["go_back"] == "success" and ended[""] == "failed"
+
+
+def test_a_change_that_goes_well_undoes_nothing(stand: Stand, trial: Trial) -> None:
+    dag = built("fleet_migrate")
+    dag.get_task("watch").batch = -1
+    batches = stand.home / "checkpoints" / "lifecycle" / "gen-0002"
+    for folder in ("commits", "offsets"):
+        (batches / folder).mkdir(parents=True, exist_ok=True)
+    (batches / "commits" / "4").write_text("v1\n{}")
+    (batches / "offsets" / "4").write_text('v1\n{"batchWatermarkMs": 1000}\n{}')
+    ended = trial(dag)
+    assert set(ended.values()) == {"success"}
+    assert verbs(stand)[-2:] == ["state switch 2", "stream start"]
