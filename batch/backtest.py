@@ -118,12 +118,13 @@ def here(question: Question, slices: Sequence[Slice]) -> Found:
     """Judge in this process, as one key group: slice by slice, so that memory stays bounded."""
     rejudged = Rejudged(question, 0)
     for each in slices:
-        for signals, others in _unpacked(blocks_of(each, 1, question.started_ms)):
+        for signals, others in unpacked(blocks_of(each, 1, question.started_ms)):
             rejudged.fold(signals, others, each.newest_ms)
     return together([rejudged.finish()])
 
 
-def _unpacked(blocks: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, list[Row]]]:
+def unpacked(blocks: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, list[Row]]]:
+    """Yield the signals and the other rows of each block, see `slices.blocks_of`."""
     for signals, others in zip(blocks["signals"], blocks["others"], strict=True):
         yield (
             from_wire(signals.as_py()) if signals.is_valid else NO_SIGNALS,
@@ -199,7 +200,7 @@ def _folder(question: Question) -> Callable[[Batches], Batches]:
                         yield written(rejudged)
                     group, rejudged = key_group, Rejudged(question, key_group)
                 block = batch.slice(place, 1)
-                for signals, others in _unpacked(block):
+                for signals, others in unpacked(block):
                     rejudged.fold(signals, others, block["newest_ms"][0].as_py())
         if rejudged is not None:
             yield written(rejudged)

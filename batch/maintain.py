@@ -17,7 +17,16 @@ from typing import Final
 from batch import amend
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, Verdict
-from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH, TABLES
+from fleetpulse.core.tables import (
+    DEVICE_SNAPSHOTS,
+    JUDGEMENTS,
+    MESSAGES,
+    QUALITY_FAILURES,
+    QUALITY_RESULTS,
+    QUARANTINE,
+    STREAM_HEALTH,
+    TABLES,
+)
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import compaction, delta, leftovers, tidying
 from fleetpulse.io.history import FOLDER
@@ -43,6 +52,7 @@ class Keep:
     summaries_ms: int | None
     late_ms: int | None
     device_snapshots_ms: int | None
+    quality_ms: int | None
     logs_ms: int | None
     replaced_ms: int
 
@@ -192,6 +202,8 @@ def _aged(keep: Keep) -> tuple[_Aged, ...]:
     return (
         _Aged(QUARANTINE.name, "received_at", keep.quarantine_ms, QUARANTINE.name),
         _Aged(STREAM_HEALTH.name, "began_at", keep.stream_health_ms, STREAM_HEALTH.name),
+        _Aged(QUALITY_RESULTS.name, "began_at", keep.quality_ms, QUALITY_RESULTS.name),
+        _Aged(QUALITY_FAILURES.name, "began_at", keep.quality_ms, QUALITY_FAILURES.name),
         _Aged(JUDGEMENTS.name, "judged_at", keep.summaries_ms, "summaries", _SUMMARIES, _newest_summaries),
         _Aged(JUDGEMENTS.name, "judged_at", keep.late_ms, "late", f"kind IN ({kinds})", _not_amended),
     )

@@ -1,9 +1,10 @@
 """A snapshot of the lifecycle job's state: of a stopped job, or beside a running one."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from fleetpulse.io.checkpoint import Stand, stand
 from fleetpulse.io.generations import Generation, checkpoint_of
@@ -22,7 +23,10 @@ def about(spark: SparkSession, home: Home, generation: Generation, at: Stand) ->
     return Taken(generation.number, at.batch, at.version, at.newest_ms, frontier_ms, devices, generation.key_groups)
 
 
-def take(spark: SparkSession, home: Home, batch: int | None, say: Say) -> Taken:
+Gate = Callable[[DataFrame, Taken], AbstractContextManager[DataFrame]]
+
+
+def take(spark: SparkSession, home: Home, batch: int | None, say: Say, gate: Gate | None = None) -> Taken:
     """Write a snapshot of the current generation.
 
     Args:
@@ -30,16 +34,21 @@ def take(spark: SparkSession, home: Home, batch: int | None, say: Say) -> Taken:
         home: the home.
         batch: after which batch; None takes the newest.
         say: told each step.
+        gate: looks at the rows before they are written, and gives them back; None writes them as they are.
 
     Raises:
-        FleetError: the batch is not kept, or the checkpoint cannot be read.
+        FleetError: the batch is not kept, the checkpoint cannot be read, or the gate stays shut.
     """
     generation = home.generation()
     at = stand(home.checkpoint, batch)
     say(f"reading generation {generation.number} after batch {at.batch}")
     what = about(spark, home, generation, at)
-    say(f"writing {what.devices:,} devices")
-    write_snapshot(home, snapshot_rows(spark, home.checkpoint, at, home.deployment()), what)
+    rows = snapshot_rows(spark, home.checkpoint, at, home.deployment())
+    if gate is not None:
+        say("looking at them before they are published")
+    with gate(rows, what) if gate is not None else nullcontext(rows) as checked:
+        say(f"writing {what.devices:,} devices")
+        write_snapshot(home, checked, what)
     written = next(one for one in snapshots(home) if replace(one, version=None, at_ms=None) == what)
     say(f"snapshot version {written.version} is written")
     return written

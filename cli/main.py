@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli import access, backtest, develop, devices, looking, maintaining, planning, policies, rewind, state, stream
+from cli import access, backtest, develop, devices, looking, maintaining, planning, policies, quality, rewind, state, stream
 from cli.amending import amend
 from cli.chaos.command import chaos
 from cli.drill import drill
@@ -38,6 +38,7 @@ access.register(app)
 state.register(app)
 stream.register(app)
 maintaining.register(app)
+quality.register(app)
 planning.register(app)
 backtest.register(app)
 develop.register(app)

@@ -57,6 +57,7 @@ def _steps(home: Home, *, dry_run: bool) -> Iterator[dict[str, Any]]:
         summaries_ms=settings.keep_summaries,
         late_ms=settings.keep_late,
         device_snapshots_ms=settings.keep_device_snapshots,
+        quality_ms=settings.keep_quality,
         logs_ms=settings.keep_logs,
         replaced_ms=settings.keep_replaced,
     )

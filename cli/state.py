@@ -26,6 +26,7 @@ from fleetpulse.io.snapshot_table import find_snapshot, snapshots
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from batch.snapshot import Gate
     from batch.verbs import Work
     from fleetpulse.io.generations import Generation
 
@@ -106,7 +107,13 @@ def inspect(home: HomeOption = DEFAULT_HOME, at_batch: BatchOption = None, as_js
 
 @state.command("snapshot")
 def snapshot(
-    home: HomeOption = DEFAULT_HOME, at_batch: BatchOption = None, dry_run: DryOption = False, as_json: JsonOption = False
+    home: HomeOption = DEFAULT_HOME,
+    at_batch: BatchOption = None,
+    gate: Annotated[
+        bool, typer.Option("--gate", help="Only if it passes the gate of data quality: ./fleet quality gate.")
+    ] = False,
+    dry_run: DryOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Copy the state at one batch to the table device_snapshots; beside a running job as well."""
     from batch.snapshot import take
@@ -120,8 +127,24 @@ def snapshot(
 
             found = asdict(about(work.spark, work.home, work.home.generation(), stand(work.home.checkpoint, at_batch)))
         else:
-            found = asdict(take(work.spark, work.home, at_batch, _say))
+            found = asdict(take(work.spark, work.home, at_batch, _say, _gate(work) if gate else None))
     _shown(found, as_json=as_json)
+
+
+def _gate(work: "Work") -> "Gate":
+    """Return what looks at a snapshot before it is published.
+
+    Raises:
+        FleetError: what looks at it is not installed.
+    """
+    from cli.quality import require_installed
+
+    require_installed()
+    from batch.gating import gated
+    from fleetpulse.settings import load_settings
+
+    keep = load_settings(work.home.path).keep_quality_runs
+    return lambda rows, what: gated(work.spark, work.home, rows, what, keep)
 
 
 @state.command("snapshots")

@@ -150,6 +150,8 @@ class Settings(BaseSettings):
             refused), but for what ``fleet amend`` is to look at. Transitions stay for ever: a device's mode is its newest one.
         keep_device_snapshots: how long it keeps snapshots, one a day; the newest stays.
         keep_logs: how long it keeps the log of a process that writes nothing.
+        keep_quality: how long it keeps what came of the looks at the data, in ``quality_results`` and ``quality_failures``.
+        keep_quality_runs: of how many looks at the data the results and pages below ``quality`` are kept.
         keep_replaced: for how long it leaves files that others have replaced, and the log's old versions, to whoever is
             reading them.
     """
@@ -177,6 +179,8 @@ class Settings(BaseSettings):
     keep_late: Kept = FOREVER  # pyright: ignore[reportAssignmentType]
     keep_device_snapshots: Kept = "90d"  # pyright: ignore[reportAssignmentType]
     keep_logs: Kept = "30d"  # pyright: ignore[reportAssignmentType]
+    keep_quality: Kept = "90d"  # pyright: ignore[reportAssignmentType]
+    keep_quality_runs: Annotated[int, Field(ge=1, le=1_000)] = 20
     keep_replaced: Annotated[Milliseconds, Field(ge=3_600_000)] = "1d"  # pyright: ignore[reportAssignmentType]
 
     def all_bridges(self) -> dict[str, tuple[str, ...]]:

@@ -303,7 +303,44 @@ DEVICE_SNAPSHOTS: Final = Table(
     (("delta.enableExpiredLogCleanup", "false"),),  # maintenance clears it, by its own setting
 )
 
-TABLES: Final = (MESSAGES, QUARANTINE, COVERAGE, DEVICES, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS)
+QUALITY_RESULTS: Final = Table(
+    "quality_results",
+    "What came of each expectation, in each look at the data: see docs/quality.md.",
+    ("run_id", "suite", "expectation"),
+    (
+        Column("run_id", "string", "names the look at the data; later ones sort later", required=True),
+        Column("began_at", "timestamp", "when it began", required=True),
+        Column("subject", "string", "what was looked at: tables, generation N, or snapshot N", required=True),
+        Column("suite", "string", "the suite", required=True),
+        Column("expectation", "string", "the expectation", required=True),
+        Column("severity", "string", "critical (a gate stays shut) or warning", required=True),
+        Column("outcome", "string", "passed, failed, skipped (the rows that are kept cannot tell) or fault", required=True),
+        Column("rows", "long", "rows of the suite"),
+        Column("failed", "long", "of them that fail"),
+        Column("engine", "string", "pandas or spark"),
+        Column("took_ms", "long", "time that the suite took, in milliseconds"),
+        Column("why", "string", "why it was skipped, or could not be evaluated"),
+    ),
+)
+
+QUALITY_FAILURES: Final = Table(
+    "quality_failures",
+    "Rows that fail an expectation, with their keys: the first hundred of each; how many there are, quality_results says.",
+    ("run_id", "suite", "expectation", "row_key"),
+    (
+        Column("run_id", "string", "names the look at the data", required=True),
+        Column("began_at", "timestamp", "when it began", required=True),
+        Column("suite", "string", "the suite", required=True),
+        Column("expectation", "string", "the expectation", required=True),
+        Column("severity", "string", "critical or warning", required=True),
+        Column("row_key", "string", "JSON object: which row", required=True),
+        Column("detail", "string", "JSON object: what the row says", required=True),
+    ),
+)
+
+TABLES: Final = (
+    MESSAGES, QUARANTINE, COVERAGE, DEVICES, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS, QUALITY_RESULTS, QUALITY_FAILURES,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from glob import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute
@@ -73,6 +74,18 @@ def _add_columns(path: Path, declared: pa.Schema) -> None:
         there.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields)
 
 
+_STORED: Final = {"integer": "int"}  # as Delta calls a type that is declared otherwise
+
+
+def stored_types(home: Home, table: Table) -> dict[str, str] | None:
+    """Return the columns that a table has, with their types as tables are declared; None where there is no table."""
+    path = home.table(table.name)
+    if not (path / "_delta_log").exists():
+        return None
+    types = {field.name: str(getattr(field.type, "type", field.type)) for field in DeltaTable(str(path)).schema().fields}
+    return {name: _STORED.get(kind, kind) for name, kind in types.items()}
+
+
 def to_table(table: Table, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Return rows as a table; values named ``<column>_ms`` become the timestamp ``<column>``."""
     kept = list(rows)
@@ -136,12 +149,19 @@ def reading(
     with _connect() as connection:
         for name in tables:
             table = declared(name)
-            files = [file.path for file in files_of(home, table, *only[name])] if name in only else _paths(home, table)
+            files = [file.path for file in files_of(home, table, *only[name])] if name in only else paths_of(home, table)
             connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {_no_rows(table)}")
             if files:
                 _from_files(connection, table, files).create_view(name, replace=True)
         _name_readings(connection, tables)
         yield connection
+
+
+def open_files(connection: "DuckDBPyConnection", name: str, table: Table, files: Sequence[Path]) -> None:
+    """Give files of a table a name of their own: a version of it that is not its newest, or rows of the same form."""
+    connection.execute(f"CREATE OR REPLACE VIEW {name} AS SELECT * FROM {_no_rows(table)}")
+    if files:
+        _from_files(connection, table, files).create_view(name, replace=True)
 
 
 def _connect() -> "DuckDBPyConnection":
@@ -171,7 +191,7 @@ class Mirror:
     def refresh(self) -> None:
         """Take in what was written since; all of it anew where files were put together or removed."""
         for name, known in self._known.items():
-            present = set(_paths(self.home, declared(name)))
+            present = set(paths_of(self.home, declared(name)))
             if known - present:
                 self.connection.execute(f"DELETE FROM {name}")
                 known.clear()
@@ -252,12 +272,18 @@ def files_of(home: Home, table: Table, column: str, values: Sequence[Any] | None
     ]
 
 
-def _paths(home: Home, table: Table) -> list[Path]:
+def paths_of(home: Home, table: Table) -> list[Path]:
     """Return the files of a table's newest version; `DeltaTable.file_uris` would spell a space in a home's path ``%20``."""
     folder = home.table(table.name)
     if not (folder / "_delta_log").exists():
         return []
     return [folder / str(name) for name in DeltaTable(str(folder)).get_add_actions()["path"].to_pylist()]
+
+
+def files_of_version(home: Home, table: Table, version: int) -> tuple[Path, ...]:
+    """Return the files of a version of a table."""
+    names = DeltaTable(str(home.table(table.name)), version=version).get_add_actions()["path"].to_pylist()
+    return tuple(home.table(table.name) / unquote(str(name)) for name in names)
 
 
 def _quoted(name: str) -> str:

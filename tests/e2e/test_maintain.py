@@ -14,7 +14,7 @@ from fleetpulse.io.process import read_status
 from tests.e2e.test_replay import await_none_left, begin, fleet, rows_of, told_equals_the_definition
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-KEEP = Keep(None, None, None, None, None, None, None, replaced_ms=30_000)  # longer than a batch
+KEEP = Keep(None, None, None, None, None, None, None, None, replaced_ms=30_000)  # longer than a batch
 
 
 def test_maintenance_beside_a_running_fleet_disturbs_no_job_and_no_verdict(tmp_path: Path) -> None:

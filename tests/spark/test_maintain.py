@@ -25,7 +25,7 @@ from tests.histories import START, row, tick
 
 pytestmark = pytest.mark.spark
 DEPLOYMENT = Deployment(30_000, 300_000)
-KEEP = Keep(None, None, None, None, None, None, None, replaced_ms=0)
+KEEP = Keep(None, None, None, None, None, None, None, None, replaced_ms=0)
 VERSIONS, RUNS = 48, 4
 
 

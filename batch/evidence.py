@@ -1,0 +1,273 @@
+"""What the suites compare the tables with: where the job stands, what bronze comes to, when deadlines fall.
+
+Rule 1: it is worked out from rows of our own and of bronze by the definition's own words, never from what is compared.
+Rule 2: how far the job has judged is read before the tables are opened, and what has landed after it: a job may run.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from batch.backtest import unpacked
+from fleetpulse.columnar.blocks import NO_SIGNALS
+from fleetpulse.columnar.group import KeyGroup
+from fleetpulse.columnar.snapshots import GROUP, taken
+from fleetpulse.columnar.standing import world_from_plain
+from fleetpulse.core.coverage import Listening
+from fleetpulse.core.device import next_due
+from fleetpulse.core.machine import HELD, Mode
+from fleetpulse.core.policy import Policies
+from fleetpulse.core.replay import Deployment, outcome
+from fleetpulse.core.state import Device, World
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
+from fleetpulse.io import delta
+from fleetpulse.io.checkpoint import judged_up_to
+from fleetpulse.io.generations import DISCARDED, load_generations
+from fleetpulse.io.home import Home
+from fleetpulse.io.kept import oldest_kept_ms
+from fleetpulse.io.slices import blocks_of, pieces_of, slices_of
+from fleetpulse.io.suite_rows import Opened
+from fleetpulse.ops.bronze import rows_through, span
+
+_INSTANT: Final = pa.timestamp("us", tz="UTC")
+_BEFORE_ALL: Final = 0
+_SILENCES: Final = """
+    SELECT * FROM (
+        SELECT device_id, life, transition_no, event_time, last_seen, device_class, trigger,
+            epoch_ms(event_time) AS at_ms, epoch_ms(last_seen) AS seen_ms, epoch_ms(life) AS life_ms,
+            epoch_ms(lag(event_time) OVER its) AS since_ms,
+            epoch_ms(max(CASE WHEN trigger = 'registered' THEN event_time END) OVER before) AS registered_ms
+        FROM judgements WHERE kind = 'transition'
+            AND device_id NOT IN (SELECT device_id FROM messages WHERE kind = 'correct')
+        WINDOW its AS (PARTITION BY device_id, life ORDER BY transition_no),
+            before AS (PARTITION BY device_id, life ORDER BY transition_no ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
+    WHERE trigger = 'silence'
+"""
+_OWN: Final = "SELECT device_id, epoch_ms(event_time) AS at_ms, body FROM messages WHERE kind IN ('registry', 'control')"
+_DUE: Final = """
+    SELECT device_id, device_class, mode, epoch_ms(mode_since) AS mode_since_ms, epoch_ms(life) AS life_ms,
+        epoch_ms(class_since) AS class_since_ms, epoch_ms(quiet_since) AS quiet_since_ms, quiet_covered_ms,
+        epoch_ms(degraded_until) AS degraded_until_ms, epoch_ms(flagged_until) AS flagged_until_ms,
+        epoch_ms(held_until) AS held_until_ms, epoch_ms(death) AS death_ms, death_covered_ms, gateway_died
+    FROM state WHERE part = 'device' AND mode IS NOT NULL AND quiet_since IS NOT NULL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """How far a job, or a state of it, has come. Instants are epoch milliseconds.
+
+    Attributes:
+        newest_ms: ``received_at`` of the newest row judged.
+        world: coverage and policies.
+        frontier_ms: up to which is judged.
+        settled_ms: up to which no verdict is held back.
+        kept_ms: from when on bronze has all its rows.
+        whole: whether it has all that the devices began with.
+        lead_ms: how far a device's clock may be ahead.
+    """
+
+    newest_ms: int
+    world: World
+    frontier_ms: int
+    settled_ms: int
+    kept_ms: int
+    whole: bool
+    lead_ms: int
+
+    def row(self) -> dict[str, Any]:
+        """Return it as a row, with instants as `one_row` takes them."""
+        return {
+            "newest_ms": self.newest_ms,
+            "frontier_ms": self.frontier_ms,
+            "settled_ms": self.settled_ms,
+            "kept_ms": self.kept_ms,
+            "whole": self.whole,
+            "lead_ms_": self.lead_ms,
+        }
+
+
+def stand_of(home: Home) -> Stand | None:
+    """Return how far the job has judged; None where it has judged nothing yet."""
+    judged = judged_up_to(home.checkpoint)
+    if judged is None or span(home) is None:
+        return None
+    deployment = home.deployment()
+    known = outcome(rows_through(home, (), judged[1]), deployment)
+    if known.listening is None or known.listening.frontier_ms is None:
+        return None
+    return stand_at(home, judged[1], known.listening, known.policies)
+
+
+def stand_at(home: Home, newest_ms: int, listening: Listening, policies: Policies) -> Stand:
+    """Return the stand that coverage, frontier and policies come to."""
+    deployment, kept_ms = home.deployment(), oldest_kept_ms(home, MESSAGES.name)
+    frontier_ms = _BEFORE_ALL if listening.frontier_ms is None else listening.frontier_ms
+    return Stand(
+        newest_ms,
+        World(listening.coverage, policies),
+        frontier_ms,
+        frontier_ms - deployment.verdict_jitter_ms,
+        _BEFORE_ALL if kept_ms is None else kept_ms,
+        is_whole(home),
+        deployment.max_clock_lead_ms,
+    )
+
+
+def is_whole(home: Home) -> bool:
+    """Whether bronze has all that the devices began with: nothing was removed, and no state was made of a list of devices."""
+    made = load_generations(home.lifecycle).known.values()
+    listed = any(is_chosen(one.made_from) for one in made if one.status != DISCARDED)
+    return not listed and all(oldest_kept_ms(home, table.name) is None for table in (MESSAGES, QUARANTINE))
+
+
+def is_chosen(made_from: Mapping[str, Any]) -> bool:
+    """Whether a generation was made of some of the devices, or of others than were known."""
+    return bool(made_from.get("devices") or made_from.get("only"))
+
+
+def one_row(values: Mapping[str, Any]) -> pa.Table:
+    """Return one row; ``<name>_ms`` becomes the instant ``<name>``, ``<name>_ms_`` stays the number ``<name>_ms``."""
+    columns: dict[str, pa.Array] = {}
+    for name, value in values.items():
+        if name.endswith("_ms"):
+            columns[name.removesuffix("_ms")] = _instants([value])
+        else:
+            columns[name.removesuffix("_")] = pa.array([value])
+    return pa.table(columns)
+
+
+def _instants(values_ms: Iterable[int | None]) -> pa.Array:
+    return pa.array([None if one is None else one * 1000 for one in values_ms], pa.int64()).cast(_INSTANT)
+
+
+def declared_columns(home: Home) -> pa.Table:
+    """Return every declared column of the tables that are there, with the type that is stored."""
+    rows: list[dict[str, str | None]] = []
+    for table in TABLES:
+        stored = delta.stored_types(home, table)
+        for column in table.columns if stored else ():
+            found = {"table_name": table.name, "column_name": column.name, "declared": column.type}
+            rows.append({**found, "stored": (stored or {}).get(column.name)})
+    names = ("table_name", "column_name", "declared", "stored")
+    return pa.table({name: pa.array([row[name] for row in rows], pa.string()) for name in names})
+
+
+def judged_again(home: Home, newest_ms: int) -> tuple[pa.Table, pa.Table]:
+    """Judge bronze up to a row, from the first one on.
+
+    Args:
+        home: the home.
+        newest_ms: ``received_at`` of the row.
+
+    Returns:
+        Judgements, columns of `JUDGEMENTS`; and devices, columns of `SNAPSHOT_SCHEMA`.
+    """
+    deployment, pieces = home.deployment(), pieces_of(home)
+    group = KeyGroup(Listening.begin(pieces[0].first_ms))
+    chunks: dict[int, bytes] = {}
+    told: list[pa.RecordBatch] = []
+
+    def fold(signals: pa.RecordBatch, others: Any, through_ms: int, deployment: Deployment = deployment) -> None:
+        step = group.fold(signals, others, through_ms, deployment, chunks.__getitem__)
+        for number in step.gone:
+            del chunks[number]
+        chunks.update(step.chunks)
+        told.append(step.told)
+
+    for each in slices_of(pieces):
+        if each.since_ms > newest_ms:
+            break
+        until_ms = newest_ms + 1 if each.until_ms is None else min(each.until_ms, newest_ms + 1)
+        for signals, others in unpacked(blocks_of(replace(each, until_ms=until_ms), 1, pieces[0].first_ms)):
+            fold(signals, others, min(each.newest_ms, newest_ms))
+    fold(NO_SIGNALS, [], newest_ms)
+    said = pa.Table.from_batches(told)
+    defined = delta.from_columns(JUDGEMENTS, dict(zip(said.column_names, said.columns, strict=True)), said.num_rows)
+    devices = taken(0, group.to_bytes(), chunks, newest_ms, deployment)[0]
+    return defined, pa.Table.from_batches([devices])
+
+
+def deadlines(tables: Opened, stand: Stand) -> pa.Table:
+    """Return the transitions by silence, each with the instant that policies and covered time give."""
+    excused = _ends(tables)
+    found = tables.arrow(_SILENCES)
+    due_ms: list[int | None] = []
+    for one in found.to_pylist():
+        base_ms = _silent(one, stand.world)
+        at_ms = one["at_ms"]
+        later = base_ms is not None and at_ms is not None and at_ms > base_ms and at_ms in excused[one["device_id"]]
+        due_ms.append(at_ms if later else base_ms)
+    names = ("device_id", "life", "transition_no", "event_time", "last_seen")
+    return pa.table({**{name: found[name] for name in names}, "deadline": _instants(due_ms)})
+
+
+def _silent(one: Mapping[str, Any], world: World) -> int | None:
+    """Return the first instant at which a device had been silent for the timeout, but for holds and changes of its class."""
+    quiet_ms = one["seen_ms"] if one["seen_ms"] is not None else max(one["life_ms"] or 0, one["registered_ms"] or 0)
+    least_ms = max(quiet_ms, one["since_ms"] or quiet_ms)
+    covered_ms = world.coverage.covered(quiet_ms)
+    for dated, since_ms, end_ms in world.policies.spans(least_ms):
+        due_ms = world.coverage.earliest(covered_ms + dated.policy.of(one["device_class"]).timeout_ms)
+        if due_ms is not None and (end_ms is None or max(due_ms, since_ms, least_ms) < end_ms):
+            return max(due_ms, since_ms, least_ms)
+    return None
+
+
+def _ends(tables: Opened) -> Mapping[str, set[int]]:
+    """Return by device the instants at which an announced hold ends, or an entry of the registry takes effect."""
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    for one in tables.arrow(_OWN).to_pylist():
+        until = json.loads(one["body"] or "{}").get("until")
+        found[one["device_id"]].add(until if type(until) is int else one["at_ms"])
+    return found
+
+
+def worlds_of(tables: Opened) -> list[str]:
+    """Return the different stands of a state's key groups, as JSON: one, where it is sound."""
+    rows = tables.arrow(f"SELECT content FROM state WHERE part = '{GROUP}' AND content IS NOT NULL")["content"].to_pylist()
+    own = ("bytes", "form")
+    return sorted({json.dumps({k: v for k, v in json.loads(one).items() if k not in own}, sort_keys=True) for one in rows})
+
+
+def stand_of_state(home: Home, world: str) -> Stand:
+    """Return how far a state has come, from the content of a key group's head."""
+    listening, policies = world_from_plain(json.loads(world))
+    return stand_at(home, listening.newest_ms, listening, policies)
+
+
+def pending(tables: Opened) -> pa.Table:
+    """Return the transitions that a state has judged and not said."""
+    contents = tables.arrow("SELECT content FROM state WHERE part = 'pending' AND content IS NOT NULL")["content"].to_pylist()
+    rows = [one for one in map(json.loads, contents) if one.get("kind") == "transition"]
+    return delta.to_table(JUDGEMENTS, rows)
+
+
+def dues(tables: Opened, world: World) -> pa.Table:
+    """Return the next deadline of each device of a state, and what acts then."""
+    ids: list[str] = []
+    at_ms: list[int] = []
+    acts: list[str] = []
+    for one in _devices(tables):
+        due = next_due(one, world)
+        if due is not None:
+            ids.append(one.device_id)
+            at_ms.append(due[0])
+            acts.append(due[1].value)
+    return pa.table({"due_id": pa.array(ids, pa.string()), "due_at": _instants(at_ms), "due_to": pa.array(acts, pa.string())})
+
+
+def _devices(tables: Opened) -> Iterator[Device]:
+    """Yield a state's devices with what deadlines are told by; those of no known mode are left out."""
+    for one in tables.arrow(_DUE).to_pylist():
+        if one["mode"] not in {*Mode} or any(one[name] is None for name in ("mode_since_ms", "class_since_ms", "life_ms")):
+            continue
+        mode = Mode(one.pop("mode"))
+        held_ms = one.pop("held_until_ms")
+        died = bool(one.pop("gateway_died"))
+        held = held_ms if mode in HELD else None
+        yield Device(site="", gateway=None, mode=mode, held_until_ms=held, gateway_died=died, **one)

@@ -1,0 +1,78 @@
+"""The state of a generation, and rows that are about to become a snapshot, put before the gate.
+
+Rule: what is looked at is written aside once, and is what is then built on; nothing is read a second time in between.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import mkdtemp
+
+from pyspark.sql import DataFrame, SparkSession
+
+from batch.evidence import is_chosen
+from batch.generation import state_of
+from batch.quality import State, gate, refuse
+from batch.snapshot import about
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS
+from fleetpulse.io.checkpoint import stand
+from fleetpulse.io.generations import DISCARDED, PRUNED, Generation, checkpoint_of, load_generations
+from fleetpulse.io.home import Home
+from fleetpulse.io.snapshot_table import Taken, snapshots
+
+
+def generation_of(home: Home, number: int) -> Generation:
+    """Return a generation that has a checkpoint.
+
+    Raises:
+        FleetError: there is none such.
+    """
+    record = load_generations(home.lifecycle)
+    found = record.of(number)
+    if found is None and number == record.current:
+        return home.generation()
+    if found is None or found.status in (DISCARDED, PRUNED):
+        there = sorted(one.number for one in record.known.values() if one.status not in (DISCARDED, PRUNED))
+        raise FleetError(f"there is no generation {number}; there are {', '.join(map(str, there or [record.current]))}")
+    return found
+
+
+@contextmanager
+def generation_state(spark: SparkSession, home: Home, number: int) -> Iterator[State]:
+    """Give the state of a generation, running or held, as the gate looks at it."""
+    generation = generation_of(home, number)
+    at = stand(checkpoint_of(home.lifecycle, number))
+    what = about(spark, home, generation, at)
+    with written_aside(home, state_of(spark, home, generation, at)) as files:
+        yield State(f"generation {number}", files, what, chosen=is_chosen(generation.made_from))
+
+
+@contextmanager
+def written_aside(home: Home, rows: DataFrame) -> Iterator[tuple[Path, ...]]:
+    """Write rows of a state into a folder that is removed afterwards; give its files."""
+    place = home.path / "quality"
+    place.mkdir(parents=True, exist_ok=True)
+    folder = Path(mkdtemp(prefix="state-", dir=place))
+    try:
+        rows.select(*(column.name for column in DEVICE_SNAPSHOTS.columns)).write.mode("overwrite").parquet(str(folder / "rows"))
+        yield tuple(sorted((folder / "rows").glob("*.parquet")))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def gated(spark: SparkSession, home: Home, rows: DataFrame, what: Taken, keep: int) -> Iterator[DataFrame]:
+    """Look at rows that are about to become a snapshot, and give them where the gate opens.
+
+    Raises:
+        FleetError: it stays shut; nothing is published.
+    """
+    known = snapshots(home)
+    before_ms = known[0].frontier_ms if known else None
+    chosen = is_chosen(generation_of(home, what.generation).made_from)
+    with written_aside(home, rows) as files:
+        state = State(f"generation {what.generation}, to be a snapshot", files, what, before_ms, chosen)
+        refuse(gate(home, state, lambda: spark, keep=keep), "no snapshot is published")
+        yield spark.read.parquet(*map(str, files))

@@ -1,0 +1,137 @@
+"""Where suites take their rows from: the tables of a home, and what was worked out, for DuckDB and for Spark.
+
+Rule 1: both read the same files and the same SQL; which of them does is a matter of how many rows there are.
+Rule 2: the files are those that the tables had when they were opened.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, TABLES, Table
+from fleetpulse.io import delta
+from fleetpulse.io.home import Home
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+    from pyspark.sql import DataFrame, SparkSession
+
+STATE: Final = "state"  # what a snapshot is registered as, whichever it is
+_SPARK: Final = {
+    "string": "string",
+    "long": "bigint",
+    "int": "int",
+    "double": "double",
+    "timestamp": "timestamp",
+    "binary": "binary",
+}
+
+
+@dataclass(slots=True)
+class Opened:
+    """Tables that SQL can read.
+
+    Attributes:
+        connection: DuckDB's.
+        home: whose tables they are.
+        made: tables that were worked out, by name.
+        states: the files of the state that is looked at; None where none is.
+    """
+
+    connection: "DuckDBPyConnection"
+    home: Home
+    made: dict[str, pa.Table] = field(default_factory=dict[str, pa.Table])
+    states: Sequence[Path] | None = None
+
+    def put(self, name: str, rows: pa.Table) -> None:
+        """Add a table that was worked out."""
+        self.made[name] = rows
+        self.connection.register(name, rows)
+
+    def put_state(self, files: Sequence[Path]) -> None:
+        """Add the rows of a snapshot, or of a generation's state."""
+        self.states = files
+        delta.open_files(self.connection, STATE, DEVICE_SNAPSHOTS, files)
+
+    def arrow(self, sql: str) -> pa.Table:
+        """Return what SQL selects."""
+        return self.connection.sql(sql).to_arrow_table()
+
+    def count(self, sql: str) -> int:
+        """Return how many rows it selects."""
+        return int(self.connection.execute(f"SELECT count(*) FROM ({sql})").fetchall()[0][0])
+
+    def frame(self, sql: str) -> Any:
+        """Return what SQL selects as pandas has it: numbers stay whole, and what is not there is not there."""
+        import pandas as pd
+
+        kinds: Mapping[Any, Any] = {pa.bool_(): pd.BooleanDtype(), pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype()}
+        return self.arrow(sql).to_pandas(types_mapper=kinds.get)
+
+
+@contextmanager
+def opened(home: Home) -> Iterator[Opened]:
+    """Open the tables of a home as they stand now, for SQL that both engines read."""
+    with delta.reading(home, [table.name for table in TABLES]) as connection:
+        connection.execute("CREATE MACRO unix_millis(instant) AS epoch_ms(instant)")  # as Spark calls it
+        yield Opened(connection, home)
+
+
+@contextmanager
+def on_spark(spark: "SparkSession", tables: Opened) -> Iterator["SparkRows"]:
+    """Give the same tables to Spark; what was worked out goes through files that are removed afterwards."""
+    folder = tables.home.path / "quality"
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="work-", dir=folder) as place:
+        yield SparkRows(spark, tables, Path(place))
+
+
+@dataclass(slots=True)
+class SparkRows:
+    """The tables that `Opened` has, as Spark's views.
+
+    Attributes:
+        spark: the session.
+        tables: what was opened.
+        place: a folder for files.
+    """
+
+    spark: "SparkSession"
+    tables: Opened
+    place: Path
+    _views: set[str] = field(default_factory=set[str])
+
+    def frame(self, sql: str, reads: Sequence[str]) -> "DataFrame":
+        """Return what SQL selects from some tables."""
+        for name in {*reads} - self._views:
+            self._view(name).createOrReplaceTempView(name)
+            self._views.add(name)
+        return self.spark.sql(sql)
+
+    def _view(self, name: str) -> "DataFrame":
+        if name in self.tables.made:
+            path = self.place / f"{name}.parquet"
+            pq.write_table(self.tables.made[name], path)
+            return self.spark.read.parquet(str(path))
+        table = DEVICE_SNAPSHOTS if name == STATE else delta.declared(name)
+        files = self.tables.states if name == STATE else delta.paths_of(self.tables.home, table)
+        return self._of_files(table, [str(file) for file in files or ()])
+
+    def _of_files(self, table: Table, files: Sequence[str]) -> "DataFrame":
+        if not files:
+            return self.spark.createDataFrame([], ", ".join(f"`{one.name}` {_SPARK[one.type]}" for one in table.columns))
+        root = files[0].partition(f"/{table.name}/")[0] + f"/{table.name}" if table.partitioned_by else None
+        reader = self.spark.read.option("mergeSchema", "true")
+        found = (reader.option("basePath", root) if root else reader).parquet(*files)
+        there = set(found.columns)
+        columns = (
+            f"CAST({f'`{one.name}`' if one.name in there else 'NULL'} AS {_SPARK[one.type]}) AS `{one.name}`"
+            for one in table.columns
+        )
+        return found.selectExpr(*columns)

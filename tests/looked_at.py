@@ -1,0 +1,79 @@
+"""Homes for tests of data quality: a history judged by the definition, and its state as a snapshot, without Spark."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import CommitProperties, write_deltalake
+
+from fleetpulse.columnar.blocks import is_signal, signals_to_batch
+from fleetpulse.columnar.group import KeyGroup
+from fleetpulse.columnar.snapshots import taken
+from fleetpulse.core.coverage import Listening
+from fleetpulse.core.messages import Kind, Row, gateway_death
+from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS
+from fleetpulse.io import delta
+from fleetpulse.io.home import Home
+from fleetpulse.io.snapshot_table import Taken
+from tests.homes import commit_batch, empty, land
+
+
+def judged_home(path: Path, rows: Sequence[Row], deployment: Deployment) -> Home:
+    """Make a home in which a history has landed, was judged to its newest row, and has a snapshot."""
+    home = empty(path, deployment)
+    rows = sorted(rows, key=lambda one: one.received_at_ms)
+    land(home, rows, 1)
+    _land_ours(home, rows)
+    newest_ms = rows[-1].received_at_ms
+    told = [
+        {**asdict(one), "judged_at_ms": newest_ms, "last_errors": json.dumps(one.last_errors) if one.last_errors else None}
+        for one in replay(rows, deployment)
+    ]
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, told), "test", 1)
+    commit_batch(home.checkpoint, 1, newest_ms - 1)
+    write_state(home, state_rows(rows, deployment))
+    return home
+
+
+def _land_ours(home: Home, rows: Sequence[Row]) -> None:
+    """Land what landing keeps of our own rows in tables of their own."""
+    same = {"origin": "bridge", "segment": 1}
+    spans = [
+        {**same, "bridge": row.device_id, "received_at_ms": row.received_at_ms, "op": row.contents()["op"],
+         "at_ms": row.contents().get("from", row.contents().get("until"))}
+        for row in rows if row.kind is Kind.GAP
+    ]  # fmt: skip
+    changes = [
+        {**same, "bridge": "b", "received_at_ms": row.received_at_ms, "effective_from_ms": row.event_time_ms,
+         "device_id": row.device_id, "site": row.site, "op": row.contents()["op"]}
+        for row in rows if row.kind is Kind.REGISTRY
+    ]  # fmt: skip
+    for table, found in ((COVERAGE, spans), (DEVICES, changes)):
+        if found:
+            delta.append(home, table, delta.to_table(table, found), "test", 1)
+
+
+def state_rows(rows: Sequence[Row], deployment: Deployment) -> pa.Table:
+    """Return the state that rows come to, as the rows of a snapshot of one key group."""
+    everything = [*rows, *(death for row in rows if (death := gateway_death(row)))]
+    signals = signals_to_batch(row for row in everything if is_signal(row))
+    others = [row for row in everything if not is_signal(row)]
+    newest_ms = max(row.received_at_ms for row in rows)
+    group, chunks = KeyGroup(Listening.begin(min(row.received_at_ms for row in rows))), dict[int, bytes]()
+    step = group.fold(signals, others, newest_ms, deployment, chunks.__getitem__)
+    return pa.Table.from_batches(taken(0, group.to_bytes(), dict(step.chunks), newest_ms, deployment))
+
+
+def write_state(home: Home, state: pa.Table, devices: int | None = None) -> None:
+    """Write the rows of a state as the newest snapshot; ``devices`` is what is said of how many there are."""
+    world = json.loads(next(row["content"] for row in state.to_pylist() if row["part"] == "group"))
+    count = sum(part == "device" for part in state["part"].to_pylist()) if devices is None else devices
+    about = Taken(1, 1, 1, world["newest_ms"], world["frontier_ms"], count, 1)
+    note = {name: value for name, value in asdict(replace(about)).items() if name not in ("version", "at_ms")}
+    properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(note)})
+    path = str(home.table(DEVICE_SNAPSHOTS.name))
+    write_deltalake(path, state.select([one.name for one in DEVICE_SNAPSHOTS.columns]), mode="overwrite", partition_by=["part"],
+                    commit_properties=properties)  # fmt: skip
