@@ -1,23 +1,25 @@
 """The Spark session of a job that ends, in a folder of its own that goes with it."""
 
+import fcntl
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-import psutil
 from pyspark.sql import SparkSession
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoint import relocate
 from fleetpulse.io.home import Home
+from fleetpulse.io.locks import held, holder
 from fleetpulse.io.spark import spark_session
 
 _PREFIX = "batch-"
+_LOCK = "lock"
 
 
 @contextmanager
@@ -28,18 +30,29 @@ def batch_session(home: Home, memory: str = "1g") -> Iterator[SparkSession]:
         home: in whose folder it writes what it can lose.
         memory: heap of the JVM.
     """
-    place = home.path / "spark"
-    for left in place.glob(f"{_PREFIX}*"):
-        if not psutil.pid_exists(int(left.name.removeprefix(_PREFIX))):
-            shutil.rmtree(left, ignore_errors=True)
-    own = place / f"{_PREFIX}{os.getpid()}"
-    with _into(home.logs / "batch.log"):
-        session = spark_session("fleetpulse-batch", local_dir=own, memory=memory)
-    try:
-        yield session
-    finally:
-        session.stop()
-        shutil.rmtree(own, ignore_errors=True)
+    with _own_folder(home.path / "spark") as own:
+        with _into(home.logs / "batch.log"):
+            session = spark_session("fleetpulse-batch", local_dir=own, memory=memory)
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+@contextmanager
+def _own_folder(place: Path) -> Iterator[Path]:
+    """Give a folder that is one's own while its lock is held; those whose locks nobody holds are left over, and removed."""
+    place.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as ours:
+        with (place / "batch.lock").open("a") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)  # one that is made and not yet locked must not be taken for one that is left over
+            for left in place.glob(f"{_PREFIX}*"):
+                if holder(left / _LOCK) is None:
+                    shutil.rmtree(left, ignore_errors=True)
+            own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+            ours.callback(shutil.rmtree, own, ignore_errors=True)
+            ours.enter_context(held(own / _LOCK, "a session", FleetError))
+        yield own
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import typer
 from cli.output import as_json, as_table, console
 from fleetpulse.core.times import parse_instant_ms
 from fleetpulse.io.home import Home
+from fleetpulse.io.services import in_use
 
 if TYPE_CHECKING:
     from batch.amend import Amended
@@ -51,5 +52,5 @@ def _show(done: Sequence["Amended"], home: Home, *, dry_run: bool) -> None:
     shown.print(
         f"devices looked at: {len(done):,}; transitions taken back: {retracted:,}, added: {added:,}; corrected: {corrected:,}"
     )
-    if corrected and not dry_run and home.owner() is None:
+    if corrected and not dry_run and not in_use(home):
         shown.print("what corrects takes effect when the fleet runs (./fleet up)")

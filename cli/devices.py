@@ -15,6 +15,7 @@ from fleetpulse.core.policy import DEFAULT_CLASS
 from fleetpulse.core.times import format_instant, parse_duration_ms, parse_instant_ms
 from fleetpulse.io.commands import Command, commanded, spool
 from fleetpulse.io.home import Home
+from fleetpulse.io.services import in_use
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 DeviceArgument = Annotated[str, typer.Argument(help="Device id.")]
@@ -58,7 +59,7 @@ def _give(home: Path, commands: list[Command], done: str) -> None:
     opened = Home(home)
     opened.record()
     spool(opened, commands)
-    running = opened.owner() is not None
+    running = in_use(opened)
     typer.echo(done + ("" if running else "; it takes effect when the fleet runs (./fleet up)"))
 
 

@@ -26,6 +26,7 @@ from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.address import load_address
 from fleetpulse.io.home import BRIDGE, Home
 from fleetpulse.io.receiver import Arrived, Receiver
+from fleetpulse.io.services import in_use
 from fleetpulse.io.sparkplug.codec import decode_any
 from fleetpulse.settings import load_settings
 
@@ -295,7 +296,7 @@ def listen(home: Home, topic: str, for_s: float, last: int, *, json_lines: bool)
     Raises:
         FleetError: nothing runs in the home, or the broker does not let us in.
     """
-    if home.owner() is None:
+    if not in_use(home):
         raise FleetError(
             f'nothing runs in "{home.path}", so that no message comes; start it with: ./fleet up --home {home.path} '
             f"(what came before is in: ./fleet devices, late, quarantine)"

@@ -18,6 +18,7 @@ from fleetpulse.core.policy import RULES, Policy, parse_policy
 from fleetpulse.core.times import format_duration, format_instant, parse_instant_ms
 from fleetpulse.io.commands import spool
 from fleetpulse.io.home import Home
+from fleetpulse.io.services import in_use
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 FileArgument = Annotated[Path, typer.Argument(help="A TOML file.")]
@@ -82,7 +83,7 @@ def apply(
             raise FleetError(f"a policy takes effect now or later; got {format_instant(from_ms)}; leave --from out for now")
         content["effective_from"], when = from_ms, f"from {format_instant(from_ms)}"
     spool(opened, [(f"fleet/{EVERYONE}/{EVERYONE}/policy", content)])
-    running = opened.owner() is not None
+    running = in_use(opened)
     typer.echo(f"policy {checked.version} is in effect {when}" + ("" if running else ", once the fleet runs (./fleet up)"))
 
 

@@ -10,6 +10,7 @@ import typer
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired
 from fleetpulse.io.home import Home
+from fleetpulse.io.services import runs
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 ByOption = Annotated[str, typer.Option("--by", help="Who asks: it is shown to others.")]
@@ -43,8 +44,8 @@ def start(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator") -> None
     opened = Home(home)
     opened.record()
     desire(opened, RUNNING, by)
-    runs = opened.owner() is not None
-    typer.echo(f'the lifecycle job of "{home}" {"starts" if runs else f"will start with: ./fleet up --home {home}"}')
+    starts = runs(opened, "lifecycle")
+    typer.echo(f'the lifecycle job of "{home}" {"starts" if starts else f"will start with: ./fleet up --home {home}"}')
 
 
 @stream.command("wanted")

@@ -1,6 +1,5 @@
 """A canary beside the running job: how that is stopped for the comparison, and started again."""
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +7,10 @@ from contextlib import contextmanager
 from batch.canary import Trial, canary
 from batch.verbs import Work, check_form
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired
+from fleetpulse.io.desired import stopped_meanwhile
 from fleetpulse.io.home import Home
 from fleetpulse.io.making import making
+from fleetpulse.io.services import runs
 
 _PATIENCE_S = 120.0
 
@@ -23,7 +23,7 @@ def beside(work: Work, verb: str, form: int, for_s: float) -> None:
     """
     home = work.home
     check_form(home, form)
-    if home.state_holder() is None or home.owner() is None:
+    if home.state_holder() is None or not runs(home, "lifecycle"):
         raise FleetError(
             f'a canary runs beside the job, and none runs in "{home.path}"; start it: ./fleet up --home {home.path}, '
             f"or leave --canary"
@@ -36,9 +36,7 @@ def beside(work: Work, verb: str, form: int, for_s: float) -> None:
 @contextmanager
 def _stopped(home: Home, verb: str) -> Iterator[None]:
     """Hold the running job stopped, and its state."""
-    ours = f"fleet state {verb} --canary (process {os.getpid()})"
-    desire(home, STOPPED, ours)
-    try:
+    with stopped_meanwhile(home, f"fleet state {verb} --canary"):
         limit = time.monotonic() + _PATIENCE_S
         while holder := home.state_holder():
             if time.monotonic() > limit:
@@ -46,6 +44,3 @@ def _stopped(home: Home, verb: str) -> Iterator[None]:
             time.sleep(0.1)
         with home.state_held(f"fleet state {verb} --canary"):
             yield
-    finally:
-        if desired(home).by == ours:  # otherwise somebody has said another word meanwhile
-            desire(home, RUNNING, ours)

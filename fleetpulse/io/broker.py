@@ -24,6 +24,7 @@ from fleetpulse.io import packets
 from fleetpulse.io.access import OURS, grants, nats_rules
 from fleetpulse.io.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, write_secret
 
+LOOPBACK: Final = "127.0.0.1"
 READY_S: Final = 30.0  # a large store is read before the door opens
 STOP_S: Final = 5.0
 MAX_UNACKED: Final = 8_192  # on their way to a bridge: what it writes within two seconds, so that none is sent again in vain
@@ -46,16 +47,25 @@ class Broker:
         log: where it writes its log.
         host: where it listens.
         port: on which TCP port; 0 takes a free one.
+        known_as: the name by which others reach it; None where that is ``host``.
         sync: when it syncs its store: ``always``, or after a duration such as ``1s``.
     """
 
     def __init__(
-        self, broker_dir: Path, log: Path, host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, sync: str = "1s"
+        self,
+        broker_dir: Path,
+        log: Path,
+        host: str = LOOPBACK,
+        port: int = DEFAULT_PORT,
+        *,
+        known_as: str | None = None,
+        sync: str = "1s",
     ) -> None:
         self.folder = broker_dir.absolute()
         self.log = log
         self.host = host
         self.port = port
+        self.known_as = known_as
         self.sync = sync
         self._running: subprocess.Popen[bytes] | None = None
 
@@ -71,7 +81,7 @@ class Broker:
         program = _program()
         port = self.port or _free_port(self.host)
         _check_free(self.host, port)
-        address = BrokerAddress(_reachable(self.host), port, *_credentials(self.folder / "credentials.json"))
+        address = BrokerAddress(self.known_as or _reachable(self.host), port, *_credentials(self.folder / "credentials.json"))
         configuration = self.folder / "nats.conf"
         write_secret(self.folder / _ACCESS, nats_rules(address, grants(self.folder)))
         write_secret(configuration, _configuration(self.folder, self.host, address, self.sync))
@@ -251,7 +261,7 @@ def _lets_in(address: BrokerAddress) -> bool:
 
 
 def _reachable(host: str) -> str:
-    return "127.0.0.1" if host in ("0.0.0.0", "") else host
+    return LOOPBACK if host in ("0.0.0.0", "") else host
 
 
 def _last_line(log: Path) -> str:

@@ -1,19 +1,21 @@
 """Whether the lifecycle job is to run: written down, so that whoever supervises it obeys the same word.
 
 Rule: a job that is to be stopped is started by nobody, however often it is looked after; only the word is changed. A process
-that stops it for as long as it works says so by its number: with the process its word is gone.
+that stops it for as long as it works holds a lock meanwhile: with the process its word is gone.
 """
 
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Final
-
-import psutil
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home import Home
+from fleetpulse.io.locks import held, holder
 
 RUNNING: Final = "running"
 STOPPED: Final = "stopped"
@@ -27,19 +29,20 @@ class Desired:
         what: running or stopped.
         by: who said so.
         at_ms: when, epoch milliseconds.
+        meanwhile: whether it holds only while who said so is at work.
     """
 
     what: str = RUNNING
     by: str = "nobody yet"
     at_ms: int = 0
+    meanwhile: bool = False
 
 
 def desired(home: Home) -> Desired:
     """Return what is written down; running where nothing is."""
     try:
         found = Desired(**json.loads((home.path / "desired.json").read_text()))
-        _, for_itself, process = found.by.rpartition(" (process ")
-        if found.what == STOPPED and for_itself and not psutil.pid_exists(int(process.rstrip(")"))):
+        if found.what == STOPPED and found.meanwhile and holder(_at_work(home)) is None:
             return Desired(RUNNING, found.by, found.at_ms)
         return found
     except FileNotFoundError:
@@ -49,15 +52,46 @@ def desired(home: Home) -> Desired:
                          ) from None  # fmt: skip
 
 
-def desire(home: Home, what: str, by: str) -> None:
+def desire(home: Home, what: str, by: str, *, meanwhile: bool = False) -> None:
     """Write down what is wanted.
+
+    Args:
+        home: the home.
+        what: running or stopped.
+        by: who says so.
+        meanwhile: whether it holds only while `stopped_meanwhile` is at work.
 
     Raises:
         FleetError: the system refuses.
     """
     fresh = home.path / f".desired.{os.getpid()}"
     try:
-        fresh.write_text(json.dumps(asdict(Desired(what, by, int(time.time() * 1000)))))
+        fresh.write_text(json.dumps(asdict(Desired(what, by, int(time.time() * 1000), meanwhile))))
         fresh.replace(home.path / "desired.json")
     except OSError as error:
         raise FleetError(f'"{home.path}/desired.json" cannot be written ({error.strerror}); see to it and try again') from None
+
+
+@contextmanager
+def stopped_meanwhile(home: Home, by: str) -> Iterator[None]:
+    """Want the job stopped for as long as the block runs; with its process the word is gone.
+
+    Raises:
+        FleetError: another does so, or the system refuses.
+    """
+
+    def refused(other: str) -> FleetError:
+        return FleetError(f"{other} has stopped the lifecycle job for its own work; let it end, and try again")
+
+    with held(_at_work(home), by, refused):
+        ours = f"{by} (process {os.getpid()})"
+        desire(home, STOPPED, ours, meanwhile=True)
+        try:
+            yield
+        finally:
+            if desired(home).by == ours:  # otherwise somebody has said another word meanwhile
+                desire(home, RUNNING, ours)
+
+
+def _at_work(home: Home) -> Path:
+    return home.path / "desired.lock"

@@ -21,6 +21,7 @@ from fleetpulse.io.locks import held, holder
 from fleetpulse.io.segments import list_segments
 
 HOME_VERSION: Final = 1
+SERVICES: Final = "services"  # who hold a home together, each a part of it
 KEY_GROUPS: Final = 8  # fixed for a generation: 8 groups carry about 100,000 devices
 _NOT_IN_PATHS: Final = "%[]{}*?\\^|"  # Delta's readers take some of them for an encoding or a pattern, and some end on them
 
@@ -287,15 +288,16 @@ class Home:
         Raises:
             FleetError: another run holds it.
         """
-
-        def refused(other: str) -> FleetError:
-            return FleetError(
-                f'the home "{self.path}" is in use by {other}; stop it with: ./fleet down --home {self.path}, '
-                f"or name another with --home"
-            )
-
-        with held(self.path / "lock", by, refused):
+        with held(self.path / "lock", by, self.in_use_by):
             yield
+
+    def in_use_by(self, other: str) -> FleetError:
+        """Return the error that says who holds the home."""
+        if other == SERVICES:
+            cure = "stop them where they are supervised (systemctl stop fleetpulse.target, or docker compose stop)"
+        else:
+            cure = f"stop it with: ./fleet down --home {self.path}"
+        return FleetError(f'the home "{self.path}" is in use by {other}; {cure}, or {_ANOTHER}')
 
     @contextmanager
     def state_held(self, by: str) -> Iterator[None]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.io.home import Home
+from fleetpulse.io.services import in_use
 
 LONG_BYTES: Final = 64 * 1024 * 1024
 DAY_S: Final = 86_400
@@ -42,7 +43,7 @@ def put_aside(log: Path) -> None:
 
 def spark_remains(home: Home, now_s: float) -> list[Path]:
     """Return folders that a killed Spark left, a day old at least; none while a run uses the home."""
-    if home.owner() is not None:
+    if in_use(home):
         return []
     return sorted(
         path for path in (home.path / "spark").glob("**/local/*") if path.is_dir() and now_s - path.stat().st_mtime > DAY_S

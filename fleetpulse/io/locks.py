@@ -1,4 +1,7 @@
-"""Locks of files: one holder each; the operating system lets go of one whatever way its process dies."""
+"""Locks of files: one holder each, or several that share it; the operating system lets go of one whatever way its process dies.
+
+Rule: who holds what is asked of the locks and never of process numbers, which two containers may both have.
+"""
 
 import fcntl
 import os
@@ -11,11 +14,11 @@ from typing import Final, TextIO
 _TRIES: Final = 5
 
 
-def _flocked(held: TextIO) -> bool:
+def _flocked(held: TextIO, how: int = fcntl.LOCK_EX) -> bool:
     """Take the lock; tried for a moment, since a command that asks who holds it holds it meanwhile."""
     for attempt in range(_TRIES):
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(held, how | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             time.sleep(0.05 * (attempt < _TRIES - 1))
@@ -42,6 +45,23 @@ def held(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[N
             yield
         finally:
             file.truncate(0)
+
+
+@contextmanager
+def shared(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[None]:
+    """Hold a file's lock together with others who share it, and say in it who they are.
+
+    Args:
+        path: the file; it is made where it is absent.
+        by: who they are, in the same words for each of them.
+        refused: makes the error of who holds it alone.
+    """
+    with path.open("r+" if path.exists() else "w+") as file:
+        if not _flocked(file, fcntl.LOCK_SH):
+            raise refused(file.read().strip() or "another run")
+        os.pwrite(file.fileno(), by.encode(), 0)  # all write the same, so that it does not matter who is last
+        file.truncate(len(by.encode()))
+        yield
 
 
 def holder(path: Path) -> str | None:

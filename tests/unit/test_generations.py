@@ -1,9 +1,6 @@
 """The record of generations: one is current, another becomes so in one step, and what was half made is made anew."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ from cli.device_lists import read_devices
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoint import begun_with, is_settled, judged_up_to, note_begin, query_id, relocate, stand, unfinished
-from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired
+from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired, stopped_meanwhile
 from fleetpulse.io.generations import (
     Generation,
     begin_generation,
@@ -171,12 +168,20 @@ def test_a_list_of_devices_is_read_or_refused_with_the_reason(tmp_path: Path) ->
 
 
 def test_what_a_killed_process_wanted_is_wanted_no_more(home: Home) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    desire(home, STOPPED, f"a canary (process {gone.pid})")
+    with stopped_meanwhile(home, "a canary"):
+        assert desired(home).what == STOPPED
+        word = (home.path / "desired.json").read_text()
+        with pytest.raises(FleetError, match=r"a canary .* has stopped"), stopped_meanwhile(home, "another"):
+            pass
     assert desired(home).what == RUNNING
-    desire(home, STOPPED, f"a canary (process {os.getpid()})")
-    assert desired(home).what == STOPPED
+    (home.path / "desired.json").write_text(word)  # as a killed one leaves it
+    assert desired(home).what == RUNNING
+
+
+def test_another_word_said_meanwhile_stays(home: Home) -> None:
+    with stopped_meanwhile(home, "a canary"):
+        desire(home, STOPPED, "ann")
+    assert (desired(home).what, desired(home).by) == (STOPPED, "ann")
 
 
 def test_one_makes_at_a_time_and_what_a_killed_maker_left_holds_nobody_back(home: Home) -> None:
