@@ -16,6 +16,7 @@ from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.process import read_status
+from fleetpulse.io.services import runs, services
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line, all rows.")]
@@ -87,8 +88,9 @@ def status_facts(home: Home) -> dict[str, Any]:
     facts["processes"] = {
         name: running.get("state", "running")
         for name in (*map(bridge_job, home.bridges()), "landing", "lifecycle", "simulator")
-        if (running := read_status(home.run(name)))
+        if (running := read_status(home.run(name))) and runs(home, name)
     }
+    facts["services"] = list(services(home))
     return facts
 
 
@@ -115,6 +117,8 @@ def show_status(home: Home, *, json_lines: bool) -> None:
         shown.print(f"{label}: {format_instant(facts[name]) if facts[name] is not None else 'nothing yet'}")
     running = ", ".join(f"{name} ({state})" for name, state in facts["processes"].items())
     shown.print(f"running: {running or 'nothing'}")
+    if facts["services"]:
+        shown.print(f"as services: {', '.join(facts['services'])}")
     _show_health(shown, facts["health"])
 
 

@@ -10,7 +10,21 @@ from typing import Annotated
 
 import typer
 
-from cli import access, backtest, develop, devices, looking, maintaining, planning, policies, quality, rewind, state, stream
+from cli import (
+    access,
+    backtest,
+    develop,
+    devices,
+    looking,
+    maintaining,
+    planning,
+    policies,
+    quality,
+    rewind,
+    service,
+    state,
+    stream,
+)
 from cli.amending import amend
 from cli.chaos.command import chaos
 from cli.drill import drill
@@ -40,6 +54,7 @@ stream.register(app)
 maintaining.register(app)
 quality.register(app)
 planning.register(app)
+service.register(app)
 backtest.register(app)
 develop.register(app)
 app.command("chaos")(chaos)

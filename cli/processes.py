@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final, Self
 
@@ -16,7 +16,7 @@ import typer
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import KAFKA
 from fleetpulse.io.address import BrokerAddress, save_address
-from fleetpulse.io.broker import Broker
+from fleetpulse.io.broker import LOOPBACK, Broker
 from fleetpulse.io.desired import RUNNING, desired
 from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.jars import JARS, KAFKA_JARS, absent_jars, resolve_jars
@@ -39,9 +39,19 @@ class Job:
         arguments: further arguments.
         restarts: how often it is started again within `_WITHIN_S`, when it dies by itself.
         verb: the job; None where it is called like the process.
+        aloud: whether it writes where we do, and not to a log of its own.
     """
 
-    def __init__(self, home: Home, name: str, arguments: Sequence[str] = (), restarts: int = 0, verb: str | None = None) -> None:
+    def __init__(
+        self,
+        home: Home,
+        name: str,
+        arguments: Sequence[str] = (),
+        restarts: int = 0,
+        verb: str | None = None,
+        *,
+        aloud: bool = False,
+    ) -> None:
         self.home = home
         self.name = name
         self.arguments = list(arguments)
@@ -49,6 +59,7 @@ class Job:
         self.died = 0
         self._died_at_s: list[float] = []
         self.verb = verb or name
+        self.aloud = aloud
         self.comes_back = restarts > 0
         self.held = False  # stopped, since it is to be
         self.supervised = False  # whether somebody beside us starts it again when we no longer do
@@ -67,7 +78,7 @@ class Job:
         command += ["--parent", str(os.getpid()), *self.arguments]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *_inherited_path()])}
         self.home.run(self.name).unlink(missing_ok=True)
-        with self.log.open("ab") as log:
+        with nullcontext() if self.aloud else self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
                 stdout=log,
@@ -108,8 +119,7 @@ class Job:
                 self._give_up()
                 return
             raise FleetError(
-                f"the {self.name} ended by itself (exit {self._process.returncode}): {last_words(self.log)}; "
-                f'its log is "{self.log}"; '
+                f"the {self.name} ended by itself (exit {self._process.returncode}): {self._last_words()}; "
                 f"give the same command again: it goes on where it stopped"
             )
         self.died += 1
@@ -158,6 +168,9 @@ class Job:
             else:
                 self.stop()
 
+    def _last_words(self) -> str:
+        return "why stands above" if self.aloud else f'{last_words(self.log)}; its log is "{self.log}"'
+
     def _kill_group(self) -> None:
         """The JVM and its Python workers are in the job's own group: none outlives it."""
         assert self._process is not None
@@ -192,17 +205,18 @@ class Run:
 
     Args:
         home: the home, locked by the caller.
+        alone: whether nothing else runs in it; otherwise it is one of several services, and its jobs write where it does.
     """
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, *, alone: bool = True) -> None:
         self.home = home
+        self.alone = alone
         self.jobs: list[Job] = []
         self.broker: Broker | None = None
         self.address: BrokerAddress | None = None
-        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        for stale in (self.home.path / "run").glob("*.json"):
+        for stale in (self.home.path / "run").glob("*.json") if self.alone else ():
             stale.unlink(missing_ok=True)
         return self
 
@@ -214,18 +228,28 @@ class Run:
                 job.stop()
             if self.broker:
                 self.broker.stop()
-            self.home.run("broker").unlink(missing_ok=True)
+            if self.alone or self.address:
+                self.home.run("broker").unlink(missing_ok=True)
         finally:
             for number, handler in previous:
                 signal.signal(number, handler)
 
-    def use_broker(self, address: BrokerAddress | None, port: int = 0) -> BrokerAddress:
-        """Start the embedded broker, or use another one; say so where the jobs look for it."""
+    def use_broker(
+        self, address: BrokerAddress | None, port: int = 0, host: str = LOOPBACK, known_as: str | None = None
+    ) -> BrokerAddress:
+        """Start the embedded broker, or use another one; say so where the jobs look for it.
+
+        Args:
+            address: of another broker; None starts the embedded one.
+            port: of the embedded one; 0 takes a free one.
+            host: the address at which that listens.
+            known_as: the name by which the jobs reach it; None where they do by ``host``.
+        """
         if address is None:
             from fleetpulse.settings import load_settings  # it costs a tenth of a second, and the verbs that look need none
 
             sync = load_settings(self.home.path).broker_sync
-            self.broker = Broker(self.home.broker, self.home.logs / "broker.log", port=port, sync=sync)
+            self.broker = Broker(self.home.broker, self.home.logs / "broker.log", host, port, known_as=known_as, sync=sync)
             address = self.broker.start()
         self.address = address
         save_address(self.home.run("broker"), address)
@@ -243,7 +267,7 @@ class Run:
             if absent := absent_jars(jars=jars):
                 typer.echo(f"fleet: fetching {len(absent)} JARs of Spark into the project's cache (once)", err=True)
             resolve_jars(jars=jars)
-        job = Job(self.home, name, arguments, restarts)
+        job = Job(self.home, name, arguments, restarts, aloud=not self.alone)
         self.jobs.append(job)
         wanted = desired(self.home)
         if name == "lifecycle" and wanted.what != RUNNING:
@@ -259,7 +283,7 @@ class Run:
         if len(names) <= sum(job.verb == "bridge" for job in self.jobs) - 1 or self.status("bridge").get("state") != "live":
             return
         for bridge in names:
-            job = Job(self.home, bridge_job(bridge), ["--name", bridge], restarts, "bridge")
+            job = Job(self.home, bridge_job(bridge), ["--name", bridge], restarts, "bridge", aloud=not self.alone)
             self.jobs.append(job)
             job.start()
 

@@ -27,6 +27,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.kafka_options import parse_kafka
 from fleetpulse.io.process import Stop
 from fleetpulse.io.segments import position
+from fleetpulse.io.services import services
 from fleetpulse.settings import load_settings
 from streaming.simulator import Simulated, remembered
 
@@ -192,6 +193,11 @@ def down(home: Home) -> None:
         FleetError: it does not come to an end.
     """
     home.record()
+    if here := services(home):
+        raise FleetError(
+            f'in "{home.path}" run services ({", ".join(here)}), which would be started again; stop them where they are '
+            f"supervised: systemctl stop fleetpulse.target, or docker compose stop"
+        )
     owner = home.owner()
     if owner is None:
         typer.echo(f'nothing runs in "{home.path}"')

@@ -1,0 +1,90 @@
+"""The parts of a home as services of their own: what waits, what is refused, how each ends."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cli.service import how_it_is
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.address import load_address
+from fleetpulse.io.checkpoint import judged_up_to
+from fleetpulse.io.home import Home
+from fleetpulse.io.mqtt import Publisher
+from fleetpulse.io.services import Service, services
+from fleetpulse.ops import reports
+from tests.e2e.test_replay import PATIENCE_S, await_none_left, begin, fleet
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+Started = dict[Service, subprocess.Popen[str]]
+
+
+def _until(reached: Callable[[], bool], what: str) -> None:
+    limit = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert time.monotonic() < limit, f"waited too long for {what}"
+        time.sleep(0.2)
+
+
+def _said(home: Home, service: Service) -> str:
+    try:
+        return how_it_is(home, service)
+    except FleetError as error:
+        return f"not well: {error}"
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Started]:
+    """Every service; the broker last, so that each other one waits for it."""
+    running: Started = {}
+    for service in reversed(Service):
+        options = ["--port", "0", "--listen", "0.0.0.0", "--known-as", "localhost"] if service is Service.BROKER else []
+        running[service] = begin("service", service, "--home", str(tmp_path / "home"), *options)
+    yield running
+    for one in running.values():
+        one.kill()
+        one.communicate()
+    await_none_left(tmp_path / "home")
+
+
+def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
+    home = Home(tmp_path / "home")
+    _until(lambda: home.exists() and services(home) == tuple(Service), "all services")
+    _until(lambda: _said(home, Service.BRIDGE) == "the bridge: live", "the bridge")
+    address = load_address(home.run("broker"))
+    assert address.host == "localhost"
+    with Publisher(address, "pump-1", patience_s=20) as publisher:
+        publisher.publish("fleet/oslo/pump-1/heartbeat", b"{}")
+    _until(lambda: judged_up_to(home.checkpoint) is not None, "the first batch")
+    _until(lambda: reports.is_known(home, "pump-1"), "the message")
+    assert [name for name in Service if fleet("service", name, "--check", "--home", str(home.path)).returncode] == []
+
+    for words in (["up", "--port", "0"], ["service", "landing"], ["down"]):
+        refused = fleet(*words, "--home", str(home.path))
+        assert refused.returncode == 1, words
+        assert "services" in refused.stderr or "runs already" in refused.stderr
+
+    assert fleet("stream", "stop", "--by", "ann", "--home", str(home.path)).returncode == 0
+    assert home.state_holder() is None
+    assert _said(home, Service.LIFECYCLE) == "the lifecycle job is stopped, as ann wants it"
+    assert '" starts' in fleet("stream", "start", "--home", str(home.path)).stdout
+    _until(lambda: home.state_holder() is not None, "the lifecycle job")
+
+    [job] = psutil.Process(started[Service.BRIDGE].pid).children()
+    job.kill()
+    words, _ = started[Service.BRIDGE].communicate(timeout=PATIENCE_S)
+    assert started[Service.BRIDGE].returncode == 1, "whoever supervises it starts it again"
+    assert "fleet: the bridge ended by itself (exit -9)" in words
+    assert _said(home, Service.BRIDGE).startswith("not well: the bridge of")
+
+    for service in (Service.LANDING, Service.LIFECYCLE, Service.BROKER):
+        os.kill(started[service].pid, signal.SIGTERM)
+        assert started[service].wait(60) == 0, service
+    await_none_left(home.path)
+    with home.locked("a run of everything"):
+        pass

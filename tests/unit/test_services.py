@@ -1,0 +1,84 @@
+"""A home is held by one run of everything, or by services, each of them once."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+from cli.processes import Run
+from cli.service import how_it_is
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.desired import STOPPED, desire
+from fleetpulse.io.home import Home
+from fleetpulse.io.process import write_status
+from fleetpulse.io.services import Service, in_use, runs, served, services
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    made = Home(tmp_path / "home")
+    made.prepare(None)
+    return made
+
+
+def test_services_share_a_home_and_each_is_there_once(home: Home) -> None:
+    with served(home, Service.BRIDGE), served(home, Service.LANDING):
+        assert services(home) == (Service.LANDING, Service.BRIDGE)
+        assert home.owner() is None
+        with pytest.raises(FleetError, match=r"the service bridge \(process .* runs already"), served(home, Service.BRIDGE):
+            pass
+    assert services(home) == ()
+
+
+def test_a_run_of_everything_and_services_exclude_each_other(home: Home) -> None:
+    with served(home, Service.BROKER), pytest.raises(FleetError, match="in use by services; stop them where they are sup"):
+        home.locked("fleet up").__enter__()
+    with home.locked("fleet up"), pytest.raises(FleetError, match=r"in use by fleet up \(process .* ./fleet down"):
+        served(home, Service.BROKER).__enter__()
+    with served(home, Service.BROKER):
+        pass  # each let go of it
+
+
+def test_what_runs_is_known_by_locks_and_not_by_what_a_killed_process_left(home: Home) -> None:
+    write_status(home.run("bridge"), {"pid": 1, "state": "live"})
+    assert not in_use(home)
+    assert not runs(home, "bridge")
+    with served(home, Service.BRIDGE):
+        assert in_use(home)
+        assert runs(home, "bridge") and runs(home, "bridge-north") and not runs(home, "landing")
+    with home.locked("fleet up"):
+        assert runs(home, "landing")
+
+
+def test_one_service_leaves_what_the_others_wrote(home: Home) -> None:
+    write_status(home.run("landing"), {"pid": 1})
+    with Run(home, alone=False):
+        pass
+    assert home.run("landing").exists()
+    with Run(home):
+        pass
+    assert not home.run("landing").exists()
+
+
+def test_a_check_says_how_a_part_is(home: Home) -> None:
+    with pytest.raises(FleetError, match=r"does not run as a service; start it: \./fleet service landing"):
+        how_it_is(home, Service.LANDING)
+    with served(home, Service.LANDING), served(home, Service.LIFECYCLE):
+        with pytest.raises(FleetError, match="has not said yet"):
+            how_it_is(home, Service.LANDING)
+        write_status(home.run("landing"), {"pid": 1, "problem": None})
+        assert how_it_is(home, Service.LANDING) == "the landing: running"
+        write_status(home.run("landing"), {"pid": 1, "problem": "cannot write: the disk is full"})
+        with pytest.raises(FleetError, match="the disk is full"):
+            how_it_is(home, Service.LANDING)
+        desire(home, STOPPED, "ann")
+        assert how_it_is(home, Service.LIFECYCLE) == "the lifecycle job is stopped, as ann wants it"
+
+
+def test_down_leaves_services_to_who_supervises_them(home: Home) -> None:
+    with served(home, Service.BROKER):
+        done = CliRunner().invoke(app, ["down", "--home", str(home.path)])
+    assert done.exit_code == 1
+    assert isinstance(done.exception, FleetError)
+    assert "systemctl stop fleetpulse.target" in str(done.exception)
