@@ -26,6 +26,7 @@ from cli import (
     stream,
 )
 from cli.amending import amend
+from cli.availability import availability
 from cli.chaos.command import chaos
 from cli.drill import drill
 from cli.jobs import jobs
@@ -60,6 +61,7 @@ develop.register(app)
 app.command("chaos")(chaos)
 app.command("drill")(drill)
 app.command("amend")(amend)
+app.command("availability")(availability)
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 BrokerOption = Annotated[

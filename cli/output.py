@@ -26,7 +26,9 @@ MODE_COLOURS: Final = {
 }
 
 
-_DURATIONS: Final = frozenset({"runtime_ms", "late_by_ms", "lasted_ms", "moved_by_ms"})  # the other *_ms are instants
+_DURATIONS: Final = frozenset(
+    {"covered_ms", "runtime_ms", "late_by_ms", "lasted_ms", "moved_by_ms"}
+)  # the other *_ms are instants
 _WHOLE: Final = frozenset({"event_time", "since", "last_seen", "received_at", "from_mode", "to_mode", "mode", "trigger"})
 _WIDTH_OF_FILES: Final = 160
 

@@ -1,0 +1,67 @@
+"""``fleet availability``: in what share of a day's covered time devices were in which mode."""
+
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from cli.looking import judged_ms
+from cli.output import as_json, as_table, console
+from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.times import format_duration, format_instant
+from fleetpulse.io.home import Home
+
+DEFAULT_HOME = Path(".fleet")
+_DAY_MS: Final = 86_400_000
+_SHOWN: Final = 50  # rows of a table; --json has all
+_GROUPS: Final = {"site": ("site", "device_class"), "device": ("device_id", "site", "device_class")}
+
+
+def availability(
+    day: Annotated[str, typer.Option("--day", help="The day in UTC, such as 2026-01-31.")],
+    home: Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")] = DEFAULT_HOME,
+    by: Annotated[str, typer.Option("--by", help="A row for each 'site' and class, or for each 'device'.")] = "site",
+    json_lines: Annotated[bool, typer.Option("--json", help="One JSON object a line, all rows.")] = False,
+) -> None:
+    """Show in what share of a day devices were online, offline and so on; time in which nobody listened is left out."""
+    from fleetpulse.ops import reports
+    from fleetpulse.ops.availability import COUNTED, Span, listened
+    from fleetpulse.ops.availability import availability as shares
+
+    if by not in _GROUPS:
+        raise Misuse(f'--by is one of {", ".join(_GROUPS)}; got "{by}"')
+    opened = Home(home)
+    opened.record()
+    begin_ms = _begin_ms(day)
+    told = reports.listening(opened, None)
+    judged_to_ms = reports.frontier_ms(opened, judged_ms(opened))
+    if told is None or judged_to_ms is None or judged_to_ms <= begin_ms:
+        reached = "nothing" if judged_to_ms is None else f"what happened up to {format_instant(judged_to_ms)}"
+        raise FleetError(f'in "{home}" {reached} is judged; got --day {day}; name an earlier one, or ask again later')
+    parts = listened(told.coverage, Span(begin_ms, min(begin_ms + _DAY_MS, judged_to_ms)))
+    rows = [{"day": day, **row} for row in shares(opened, parts, _GROUPS[by])]
+    if json_lines:
+        as_json([{"judged_to_ms": judged_to_ms, **row} for row in rows])
+        return
+    covered_ms = sum(part.to_ms - part.from_ms for part in parts)
+    console().print(f"{day}: listened for {format_duration(covered_ms // 1000 * 1000)}, judged up to "
+                    f"{format_instant(judged_to_ms)}", highlight=False)  # fmt: skip
+    modes = [mode.value for mode in COUNTED if any(row[mode.value] for row in rows)]
+    if rows:
+        columns = (*_GROUPS[by], "devices", "available", *modes)
+        console().print(as_table([_shown(row) for row in rows[:_SHOWN]], columns, "share of covered time"))
+    if len(rows) > _SHOWN:
+        console().print(f"the first {_SHOWN} of {len(rows):,}; all with --json")
+
+
+def _begin_ms(day: str) -> int:
+    try:
+        found = date.fromisoformat(day)
+    except ValueError:
+        raise Misuse(f'--day is a date; got "{day}"; write one such as 2026-01-31') from None
+    return int(datetime(found.year, found.month, found.day, tzinfo=UTC).timestamp()) * 1000
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: f"{100 * value:.2f} %" if isinstance(value, float) else value for name, value in row.items()}

@@ -1,0 +1,95 @@
+"""How available devices were on a day: the share of covered time that each spent in each mode.
+
+Rule 1: time in which we were not listening counts for nobody, neither as up nor as down.
+Rule 2: a device counts from the first row of its life on, as long as it is neither decommissioned nor forgotten; one of which
+nothing has been judged yet does not count.
+Rule 3: a report computes no verdict: the mode is what the newest transition says, as amendments have left it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from fleetpulse.core.coverage import Coverage
+from fleetpulse.core.machine import Mode
+from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.io.delta import fetch, reading
+from fleetpulse.io.home import Home
+
+if TYPE_CHECKING:
+    from fleetpulse.io.delta import DuckDBPyConnection
+
+COUNTED: Final = tuple(mode for mode in Mode if mode not in (Mode.DECOMMISSIONED, Mode.FORGOTTEN))
+HEARD: Final = (Mode.ONLINE, Mode.DEGRADED, Mode.FLAGGED)  # heard from in time, whatever else is wrong
+_LISTENED: Final = "(SELECT unnest(?::BIGINT[]) AS opened_ms, unnest(?::BIGINT[]) AS closed_ms)"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A span of event time, epoch milliseconds.
+
+    Attributes:
+        from_ms: its first instant.
+        to_ms: the first one after it.
+    """
+
+    from_ms: int
+    to_ms: int
+
+
+def listened(coverage: Coverage, span: Span) -> list[Span]:
+    """Return the parts of a span in which we were listening, in order."""
+    parts: list[Span] = []
+    at_ms = max(span.from_ms, coverage.start_ms)
+    for opened, closed in coverage.gaps:
+        if at_ms < min(opened, span.to_ms):
+            parts.append(Span(at_ms, min(opened, span.to_ms)))
+        at_ms = span.to_ms if closed is None else max(at_ms, closed)
+    if at_ms < span.to_ms:
+        parts.append(Span(at_ms, span.to_ms))
+    return parts
+
+
+def availability(home: Home, parts: Sequence[Span], by: Sequence[str]) -> list[dict[str, Any]]:
+    """Return for each group of devices in which share of the time they were in which mode.
+
+    Args:
+        home: the home.
+        parts: the spans in which we were listening, disjoint.
+        by: what makes a group: ``device_id``, ``site``, ``device_class``, as the transitions say them then.
+
+    Returns:
+        The columns of ``by``, ``devices``, ``covered_ms`` (of all of them, summed), ``available`` (share heard from in time),
+        and a share for each counted mode; in the order of ``by``. Groups without covered time are left out.
+    """
+    with reading(home, (JUDGEMENTS.name,)) as tables:
+        return availability_of(tables, parts, by)
+
+
+def availability_of(tables: "DuckDBPyConnection", parts: Sequence[Span], by: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what `availability` does, from judgements that are open."""
+    names = ", ".join(by)
+    shares = ", ".join(f"sum(ms) FILTER (mode = '{mode}') / sum(ms) AS {mode}" for mode in COUNTED)
+    heard = ", ".join(f"'{mode}'" for mode in HEARD)
+    counted = ", ".join(f"'{mode}'" for mode in COUNTED)
+    sql = f"""
+    WITH changes AS (
+        SELECT *, epoch_ms(event_time) AS at_ms, epoch_ms(life) AS life_ms,
+            lead(epoch_ms(event_time)) OVER device AS until_ms, lag(life) OVER device AS life_before
+        FROM transitions WINDOW device AS (PARTITION BY device_id ORDER BY event_time, coalesce(amendment_no, transition_no))
+    ), spans AS (
+        SELECT device_id, site, device_class, to_mode AS mode, at_ms AS begin_ms, coalesce(until_ms, ?) AS end_ms FROM changes
+        UNION ALL
+        SELECT device_id, site, device_class, '{Mode.PROVISIONED}', life_ms, at_ms FROM changes
+        WHERE life_before IS DISTINCT FROM life AND life_ms < at_ms
+    ), met AS (
+        SELECT spans.*, least(end_ms, closed_ms) - greatest(begin_ms, opened_ms) AS ms
+        FROM spans JOIN {_LISTENED} AS listened ON begin_ms < closed_ms AND end_ms > opened_ms WHERE mode IN ({counted})
+    )
+    SELECT {names}, count(DISTINCT device_id) AS devices, sum(ms)::BIGINT AS covered_ms,
+        coalesce(sum(ms) FILTER (mode IN ({heard})), 0) / sum(ms) AS available, {shares}
+    FROM met WHERE ms > 0 GROUP BY {names} ORDER BY {names}
+    """
+    end_ms = parts[-1].to_ms if parts else 0
+    found = fetch(tables, sql, [end_ms, [part.from_ms for part in parts], [part.to_ms for part in parts]])
+    return [{**row, **{mode.value: row[mode.value] or 0.0 for mode in COUNTED}} for row in found]

@@ -1,0 +1,62 @@
+"""fleet availability: a day in shares, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.availability import availability
+from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import COVERAGE
+from fleetpulse.io import delta
+from tests.histories import row, signal, tick
+from tests.homes import Judged, empty
+
+pytestmark = pytest.mark.unit
+DAY = "2023-11-14"  # of the histories' first instant
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Return a home with one device that is heard for 1,000 s of 4,000, of which nobody listened for 1,000."""
+    judged = Judged(empty(tmp_path / "home", Deployment(10_000)))
+    policy = parse_policy({"rules": {"timeout": "500s"}}).normalised()
+    gap = [row(2000, "fleet/_/b/gap", op="open", from_s=1000), row(2000.5, "fleet/_/b/gap", op="close", until_s=2000)]
+    judged.take(row(0, "fleet/_/_/policy", policy=policy, effective_from_s=-3600))
+    judged.take(*(signal(at, "pump") for at in range(100, 1001, 100)), *gap, tick(4000))
+    spans = [{"received_at_ms": one.received_at_ms, "op": one.contents()["op"]} for one in gap]
+    delta.append(judged.home, COVERAGE, delta.to_table(COVERAGE, spans), "test", 1)
+    return judged.home.path
+
+
+def test_an_available_share_leaves_out_the_time_in_which_nobody_listened(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    availability(DAY, home, "site", json_lines=True)
+    (told,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (told["day"], told["site"], told["devices"]) == (DAY, "site", 1)
+    covered_s = (1000 - 100) + (3990 - 2000.5)  # from its first message to the gap, and from there to the frontier
+    assert told["covered_ms"] == round(covered_s * 1000)
+    assert told["available"] == told["online"] == pytest.approx((900 + 500) / covered_s)
+    assert told["offline"] == pytest.approx(1 - told["online"])
+
+
+def test_people_see_shares_in_percent(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    availability(DAY, home, "device", json_lines=False)
+    said = capsys.readouterr().out
+    assert "pump" in said and " %" in said and "listened for 49m49s" in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "said"),
+    [
+        ({"day": "2023-11-15"}, FleetError, "is judged; got --day 2023-11-15; name an earlier one"),
+        ({"day": "yesterday"}, Misuse, 'got "yesterday"; write one such as 2026-01-31'),
+        ({"day": DAY, "by": "gateway"}, Misuse, '--by is one of site, device; got "gateway"'),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(home: Path, asked: dict[str, Any], error: type[FleetError], said: str) -> None:
+    with pytest.raises(error) as caught:
+        availability(home=home, **asked)
+    assert said in str(caught.value)
