@@ -28,14 +28,19 @@ class AlertLine(Connection):
         super().__init__(address, client_id, lasting=True)
         self.topic = topic
         self.waiting: list[paho.MQTTMessage] = []
+        self.subscribed = False
         self.client.manual_ack_set(True)
         self.client.on_message = self._on_message
+        self.client.on_subscribe = self._on_subscribe
 
     def _on_connect(self, client: paho.Client, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:
         super()._on_connect(client, userdata, flags, reason, properties)
         self.waiting.clear()  # their numbers belong to the connection before: they come again
         if self.up:
             client.subscribe(self.topic, AT_LEAST_ONCE)
+
+    def _on_subscribe(self, client: paho.Client, userdata: Any, mid: int, reasons: Any, properties: Any) -> None:
+        self.subscribed = True
 
     def _on_message(self, client: paho.Client, userdata: Any, message: paho.MQTTMessage) -> None:
         if message.retain or len(self.waiting) >= _MOST:

@@ -6,11 +6,11 @@ a failure does not depend on which step failed: the teardown looks at what there
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
-from airflow.sdk import DAG, chain
+from airflow.sdk import DAG, CronTriggerTimetable, chain
 from airflow.sdk.definitions.param import ParamsDict
 
 from fleetpulse.orchestration.alerts import deadline, tell_of_failure
@@ -18,7 +18,6 @@ from fleetpulse.orchestration.operators import STATE_POOL, FleetOperator, GoBack
 from fleetpulse.orchestration.sensors import WaitForBatch
 
 OWNER: Final = "fleet operations"
-_BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _LONG: Final = timedelta(hours=2)  # a verb that makes a generation of a large fleet
 
 
@@ -39,14 +38,14 @@ def fleet_dag(
         doc: its runbook: the docstring of its file.
         within: in what time a run is to have ended, counted from when it is queued; later is told as a failure is.
         tags: besides ``fleet``.
-        schedule: of Airflow; None: only when asked.
+        schedule: a cron line (UTC), or what Airflow knows beside; None: only when asked.
         params: the form.
         alarmed: False leaves the deadline out, with which ``dag.test`` cannot run a DAG.
     """
     return DAG(
         dag_id,
-        schedule=schedule,
-        start_date=_BEGAN,
+        schedule=CronTriggerTimetable(schedule, timezone="UTC") if isinstance(schedule, str) else schedule,
+        start_date=None,  # with one, all that has a schedule would run at once when Airflow is first started
         catchup=False,
         max_active_runs=1,
         doc_md=doc,

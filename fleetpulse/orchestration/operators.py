@@ -167,10 +167,9 @@ class GoBack(FleetOperator):
         ti = context["ti"]
         if ti.get_task_states(ti.dag_id, run_ids=[ti.run_id], task_ids=[self.last])[ti.run_id].get(self.last) == "success":
             return "nothing failed: nothing to undo"
-        made = ti.xcom_pull(task_ids=self.made_by)
         done: list[str] = []
         refused: list[str] = []
-        for words, told in self._steps(None if made is None else int(made["generation"])):
+        for words, told in self._steps(ti.xcom_pull(task_ids=self.made_by)):
             try:
                 self.run_verb(words, context)
                 done.append(told)
@@ -181,20 +180,23 @@ class GoBack(FleetOperator):
             raise AirflowFailException(f"going back failed: {summary}")
         return summary
 
-    def _steps(self, made: int | None) -> Iterator[tuple[list[str], str]]:
+    def _steps(self, made: Mapping[str, Any] | None) -> Iterator[tuple[list[str], str]]:
+        from fleetpulse.io.desired import STOPPED, desired
         from fleetpulse.io.generations import load_generations
         from fleetpulse.io.home import Home
 
-        start = ["stream", "start", "--by", self.by]
-        record = load_generations(Home(self.place.home).lifecycle)
-        ours = _stopped_by_another(self.place.home, self.by) is None
-        if made is not None and record.current == made:
+        home = Home(self.place.home)
+        record, wanted = load_generations(home.lifecycle), desired(home)
+        number = int(made["generation"]) if made else None
+        if number is None and (held := record.held()) is not None and held.made_at_ms >= wanted.at_ms and wanted.by == self.by:
+            number = held.number  # made since we stopped the stream, by a task that died before it could say so
+        if number is not None and record.current == number:
             yield ["stream", "stop", "--by", self.by], "stopped the stream"
-            yield ["state", "rollback"], f"rolled back from generation {made}"
-        elif made is not None:
-            yield ["state", "discard", str(made)], f"discarded generation {made}"
-        if ours:
-            yield start, "started the stream again"
+            yield ["state", "rollback"], f"rolled back from generation {number}"
+        elif number is not None:
+            yield ["state", "discard", str(number)], f"discarded generation {number}"
+        if wanted.what != STOPPED or wanted.by == self.by:
+            yield ["stream", "start", "--by", self.by], "started the stream again"
 
 
 class Outcome(BaseOperator):

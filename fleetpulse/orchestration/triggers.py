@@ -18,6 +18,7 @@ from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 LOOK_S: Final = 2.0
 _HERE: Final = "fleetpulse.orchestration.triggers"
 _SHOWN: Final = 20  # alerts that an event carries; it says how many there were
+_ANEW_S: Final = 30.0  # without a broker, before its address is read again
 _DIGITS: Final = 20  # of a version in the name of its commit
 
 
@@ -149,7 +150,7 @@ class AlertWatch(BaseEventTrigger):
         """Listen for ever; an event is ``{"count": n, "alerts": [{"topic", "payload"}, the newest few]}``."""
         from fleetpulse.io.alerts import AlertLine
 
-        told_s = 0.0
+        told_s, up_s = 0.0, time.monotonic()
         line: AlertLine | None = None
         try:
             while True:
@@ -162,6 +163,10 @@ class AlertWatch(BaseEventTrigger):
                     yield TriggerEvent({"count": count, "alerts": shown})
                     told_s = time.time()
                     await asyncio.to_thread(line.acknowledge, count)
+                up_s = time.monotonic() if line is None or line.up else up_s
+                if line is not None and time.monotonic() - up_s > _ANEW_S:
+                    line.close()  # the broker may have another address by now
+                    line = None
                 await asyncio.sleep(self.every_s)
         finally:
             if line is not None:

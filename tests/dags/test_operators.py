@@ -1,0 +1,157 @@
+"""The operators with real processes: what a verb says is what a failure says, and no verb outlives its task."""
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.airflows import OF_AIRFLOW, ROOT
+
+pytestmark = OF_AIRFLOW
+
+
+class Context(dict[str, Any]):
+    """The little of a task's context that an operator asks: where it leaves its words."""
+
+    def __init__(self) -> None:
+        super().__init__(ti=self)
+        self.left: dict[str, Any] = {}
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.left[key] = value
+
+
+def place(home: Path, command: str | None = None) -> Any:
+    from fleetpulse.orchestration.place import Place
+
+    return Place(command or str(ROOT / "fleet"), home)
+
+
+def program(folder: Path, text: str) -> str:
+    """Return a program that stands in for the command."""
+    path = folder / "program"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_first_line_of_a_failure_is_the_sentence_of_the_command_and_it_is_not_tried_again(tmp_path: Path) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from fleetpulse.orchestration.operators import FleetOperator
+
+    context = Context()
+    task = FleetOperator(task_id="wanted", words=["stream", "wanted"], place=place(tmp_path / "none"))
+    with pytest.raises(AirflowFailException, match=r'^there is no fleet in ".*none"; begin one with') as caught:
+        task.execute(context)
+    assert context.left == {"refused": str(caught.value)}
+
+
+def test_misuse_is_a_refusal_too(tmp_path: Path) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from fleetpulse.orchestration.operators import FleetOperator
+
+    command = program(tmp_path, 'echo "starting" >&2; echo "fleet: --form is a number" >&2; exit 2')
+    task = FleetOperator(task_id="act", words=["state", "migrate"], place=place(tmp_path, command))
+    with pytest.raises(AirflowFailException, match=r"^--form is a number$"):
+        task.execute(Context())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kill -9 $$", "ended by signal 9, and said nothing"),
+        ('echo "Traceback" >&2; echo "KeyError: 1" >&2; exit 1', "ended with exit code 1: KeyError: 1"),
+    ],
+)
+def test_a_verb_that_was_ended_or_crashed_is_tried_again(tmp_path: Path, text: str, said: str) -> None:
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+    from fleetpulse.orchestration.operators import FleetOperator
+
+    task = FleetOperator(task_id="act", words=["x"], place=place(tmp_path, program(tmp_path, text)))
+    with pytest.raises(AirflowException) as caught:
+        task.execute(Context())
+    assert not isinstance(caught.value, AirflowFailException)
+    assert str(caught.value).splitlines()[0] == said
+
+
+def test_a_command_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
+    from airflow.sdk.exceptions import AirflowException
+
+    from fleetpulse.orchestration.operators import FleetOperator
+
+    task = FleetOperator(task_id="act", words=["x"], place=place(tmp_path, str(tmp_path / "none")))
+    with pytest.raises(AirflowException, match=r"none cannot be started \(No such file or directory\)"):
+        task.execute(Context())
+
+
+def test_json_on_standard_output_is_the_result_and_what_else_is_there_is_not(tmp_path: Path) -> None:
+    from fleetpulse.orchestration.operators import FleetOperator
+
+    command = program(tmp_path, """echo '{"generation": 2}'; echo 'a word for people'; echo 'the plan' >&2""")
+    assert FleetOperator(task_id="a", words=["x"], gives="json", place=place(tmp_path, command)).execute(Context()) == {
+        "generation": 2
+    }
+    assert FleetOperator(task_id="b", words=["x"], gives="told", place=place(tmp_path, command)).execute(Context()) == "the plan"
+
+
+def test_a_field_that_is_empty_is_an_option_that_is_not_given() -> None:
+    from fleetpulse.orchestration.operators import given
+
+    assert given(["state", "bootstrap", "--version=", "--only=site = 'north'", "", "--at="]) == [
+        "state",
+        "bootstrap",
+        "--only=site = 'north'",
+    ]
+
+
+def test_the_secrets_of_airflow_are_not_the_verbs(tmp_path: Path) -> None:
+    from fleetpulse.orchestration.operators import FleetOperator
+
+    task = FleetOperator(task_id="a", words=["x"], gives="told", place=place(tmp_path, program(tmp_path, "env")))
+    assert "AIRFLOW" not in task.execute(Context())
+
+
+def test_killing_a_task_ends_the_verb_and_all_that_it_started(tmp_path: Path) -> None:
+    from airflow.sdk.exceptions import AirflowException
+
+    from fleetpulse.orchestration.operators import FleetOperator
+
+    command = program(tmp_path, f"sleep 300 & echo $! > {tmp_path}/child; echo here; wait")
+    task = FleetOperator(task_id="act", words=["x"], place=place(tmp_path, command))
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            task.execute(Context())
+        except AirflowException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text().strip():
+        time.sleep(0.01)
+    child = psutil.Process(int((tmp_path / "child").read_text()))
+    task.on_kill()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert str(failures[0]).startswith(f"ended by signal {signal.SIGTERM.value}")
+    psutil.wait_procs([child], timeout=10)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_verb_that_leaves_another_running_has_ended_all_the_same(tmp_path: Path) -> None:
+    from fleetpulse.orchestration.verbs import Verb
+
+    said: list[str] = []
+    verb = Verb([program(tmp_path, "sleep 60 & echo $!; printf unfinished")], said.append)
+    ended = verb.wait()
+    psutil.Process(int(ended.out[0])).kill()
+    assert ended.code == 0
+    assert said == [ended.out[0], "unfinished"]

@@ -1,0 +1,279 @@
+"""The triggers over real Delta logs, checkpoints and a real broker: what they say, how seldom, and where they go on."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from fleetpulse.io.address import BrokerAddress, save_address
+from fleetpulse.io.alerts import send
+from fleetpulse.io.broker import Broker
+from fleetpulse.io.home import Home
+from tests.airflows import OF_AIRFLOW
+
+pytestmark = OF_AIRFLOW
+
+
+async def first(trigger: Any, within_s: float = 20.0) -> Any:
+    """Return the payload of a trigger's first event, and let the trigger go on just long enough to write down its place."""
+    events = trigger.run()
+    event = await asyncio.wait_for(anext(events), within_s)
+    going_on = asyncio.ensure_future(anext(events, None))
+    await asyncio.sleep(0.3)
+    going_on.cancel()
+    await asyncio.gather(going_on, return_exceptions=True)
+    await events.aclose()
+    return event.payload
+
+
+async def nothing(trigger: Any, for_s: float = 0.4) -> bool:
+    """Whether a trigger says nothing for a while."""
+    events = trigger.run()
+    try:
+        await asyncio.wait_for(anext(events), for_s)
+    except TimeoutError:
+        return True
+    finally:
+        await events.aclose()
+    return False
+
+
+def rows(count: int, kind: str = "late") -> pa.Table:
+    return pa.table({"kind": [kind] * count, "number": list(range(count))})
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Callable[..., Any]:
+    """Return what makes a watcher of one table, as the triggerer makes it anew after a restart."""
+    from fleetpulse.orchestration.triggers import DeltaLogWatch
+
+    def made(**given: Any) -> Any:
+        told = {
+            "table": str(tmp_path / "table"),
+            "notes": str(tmp_path / "notes"),
+            "name": "late",
+            "every_s": 0.02,
+            "least_s": 0.0,
+        }
+        name, kwargs = DeltaLogWatch(**{**told, **given}).serialize()
+        assert name == "fleetpulse.orchestration.triggers.DeltaLogWatch"
+        return DeltaLogWatch(**kwargs)
+
+    return made
+
+
+def append(tmp_path: Path, table: pa.Table) -> None:
+    write_deltalake(str(tmp_path / "table"), table, mode="append", partition_by=["kind"])
+
+
+def test_a_watcher_of_a_log_says_what_came_since_and_goes_on_there_after_a_restart(tmp_path: Path, watch: Any) -> None:
+    append(tmp_path, rows(5))  # before anybody watched
+
+    async def course() -> list[Any]:
+        said: list[Any] = [await nothing(watch())]
+        append(tmp_path, rows(3))
+        said.append(await first(watch()))
+        said.append(await nothing(watch()))
+        append(tmp_path, rows(2))  # while no triggerer runs
+        append(tmp_path, rows(4))
+        said.append(await first(watch()))
+        said.append(await nothing(watch()))
+        return said
+
+    assert asyncio.run(course()) == [
+        True,
+        {"table": "table", "from_version": 0, "version": 1, "rows": 3},
+        True,
+        {"table": "table", "from_version": 1, "version": 3, "rows": 6},
+        True,
+    ]
+
+
+def test_a_commit_that_only_rewrites_or_is_of_another_part_is_no_news(tmp_path: Path, watch: Any) -> None:
+    for _ in range(2):
+        append(tmp_path, rows(1))
+
+    async def course() -> list[Any]:
+        said: list[Any] = [await nothing(watch(part="kind=late"))]
+        DeltaTable(str(tmp_path / "table")).optimize.compact()
+        append(tmp_path, rows(7, "transition"))
+        said.append(await nothing(watch(part="kind=late")))
+        append(tmp_path, rows(2))
+        said.append(await first(watch(part="kind=late")))
+        return said
+
+    assert asyncio.run(course()) == [True, True, {"table": "table", "from_version": 3, "version": 4, "rows": 2}]
+
+
+def test_events_of_a_log_are_not_more_frequent_than_allowed_even_over_a_restart(tmp_path: Path, watch: Any) -> None:
+    append(tmp_path, rows(1))
+
+    async def course() -> list[Any]:
+        said: list[Any] = [await nothing(watch(least_s=600.0))]
+        append(tmp_path, rows(1))
+        said.append((await first(watch(least_s=600.0)))["rows"])
+        append(tmp_path, rows(1))
+        said.append(await nothing(watch(least_s=600.0)))
+        append(tmp_path, rows(1))
+        said.append((await first(watch(least_s=0.0)))["rows"])
+        return said
+
+    assert asyncio.run(course()) == [True, 1, True, 2]
+
+
+def test_a_table_that_is_not_there_yet_is_waited_for(tmp_path: Path, watch: Any) -> None:
+    async def course() -> list[Any]:
+        said: list[Any] = [await nothing(watch())]
+        append(tmp_path, rows(1))
+        said.append(await first(watch()))
+        return said
+
+    assert asyncio.run(course()) == [True, {"table": "table", "from_version": -1, "version": 0, "rows": 1}]
+
+
+def test_an_event_that_was_not_handed_on_comes_again(tmp_path: Path, watch: Any) -> None:
+    append(tmp_path, rows(1))
+
+    async def course() -> list[Any]:
+        await nothing(watch())
+        append(tmp_path, rows(3))
+        broken_off = watch().run()
+        told = (await anext(broken_off)).payload
+        await broken_off.aclose()  # the triggerer died with the event in its hands
+        return [told, await first(watch())]
+
+    told, again = asyncio.run(course())
+    assert told == again
+
+
+def batch(home: Path, number: int, watermark_ms: int = 5_000) -> None:
+    at = home / "checkpoints" / "lifecycle" / "gen-0001"
+    for folder in ("commits", "offsets"):
+        (at / folder).mkdir(parents=True, exist_ok=True)
+    (at / "offsets" / str(number)).write_text(f"v1\n{json.dumps({'batchWatermarkMs': watermark_ms})}\n{{}}")
+    (at / "commits" / str(number)).write_text("v1\n{}")
+
+
+def test_waiting_for_a_batch_ends_with_it_and_not_before(tmp_path: Path) -> None:
+    from fleetpulse.orchestration.triggers import StreamAtBatch
+
+    def waits(until_s: float = 2e9) -> Any:
+        return StreamAtBatch(home=str(tmp_path), batch=3, until_s=until_s, every_s=0.02)
+
+    async def course() -> list[Any]:
+        said: list[Any] = [await nothing(waits())]
+        batch(tmp_path, 2)
+        said += [await nothing(waits()), (await anext(waits(time.time()).run())).payload]
+        batch(tmp_path, 4)
+        return [*said, (await anext(waits().run())).payload]
+
+    assert asyncio.run(course()) == [
+        True,
+        True,
+        {"reached": False, "wanted": 3, "at": 2},
+        {"reached": True, "wanted": 3, "at": 4},
+    ]
+
+
+def test_waiting_for_the_frontier_gives_up_in_time_and_says_where_it_stands(tmp_path: Path) -> None:
+    from fleetpulse.orchestration.triggers import FrontierPast
+
+    trigger = FrontierPast(home=str(tmp_path), instant_ms=1_000, until_s=time.time())
+    assert FrontierPast(**trigger.serialize()[1]).serialize() == trigger.serialize()
+
+    async def only() -> Any:
+        return (await anext(trigger.run())).payload
+
+    assert asyncio.run(only()) == {"reached": False, "wanted": 1_000, "at": None}
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[tuple[Home, BrokerAddress]]:
+    """Return a home whose broker runs."""
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    running = Broker(home.broker, home.logs / "broker.log", port=0)
+    address = running.start()
+    save_address(home.run("broker"), address)
+    yield home, address
+    running.stop()
+
+
+def test_alerts_that_came_while_no_triggerer_ran_are_told_when_one_does(broker: tuple[Home, BrokerAddress]) -> None:
+    from fleetpulse.orchestration.triggers import AlertWatch
+
+    home, address = broker
+
+    def watching() -> Any:
+        return AlertWatch(**AlertWatch(home=str(home.path), topic="fleetpulse/alert/#", least_s=0.3, every_s=0.02).serialize()[1])
+
+    async def course() -> list[Any]:
+        said: list[Any] = [await nothing(watching(), 1.0)]
+        send(address, "gateway", "fleetpulse/alert/oslo", b"smoke")  # while nobody listens
+        send(address, "gateway", "fleetpulse/alert/rome", b"water")
+        events = watching().run()
+        told = (await asyncio.wait_for(anext(events), 20)).payload
+        if told["count"] == 1:  # they may come apart
+            told["alerts"] += (await asyncio.wait_for(anext(events), 20)).payload["alerts"]
+        said.append(told["alerts"])
+        going_on = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0.5)
+        going_on.cancel()
+        await asyncio.gather(going_on, return_exceptions=True)
+        await events.aclose()
+        return [*said, await nothing(watching(), 1.0)]
+
+    assert asyncio.run(course()) == [
+        True,
+        [{"topic": "fleetpulse/alert/oslo", "payload": "smoke"}, {"topic": "fleetpulse/alert/rome", "payload": "water"}],
+        True,
+    ]
+
+
+def test_a_failure_is_told_by_webhook_and_topic_once_an_hour_and_never_raises(broker: tuple[Home, BrokerAddress]) -> None:
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    from threading import Thread
+
+    from fleetpulse.io.alerts import AlertLine
+    from fleetpulse.orchestration.alerts import tell
+    from fleetpulse.orchestration.place import Place
+
+    home, address = broker
+    posted: list[Any] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    listening = AlertLine(address, home.session("test"), "fleetpulse/failed/#")
+    deadline_s = time.monotonic() + 10
+    while not listening.subscribed and time.monotonic() < deadline_s:
+        listening.drive(0.1)
+    told = {"dag": "fleet_migrate", "run": "manual", "task": "gate", "reason": "3 rows fail\nand more"}
+    with HTTPServer(("127.0.0.1", 0), Hook) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        place = Place("fleet", home.path, webhook=f"http://127.0.0.1:{server.server_port}/")
+        assert tell(place, told) == ["webhook", "topic"]
+        assert tell(place, told) == []
+        assert tell(place, {**told, "reason": "4 rows fail"}) == ["webhook", "topic"]
+        server.shutdown()
+    while len(listening.waiting) < 2 and time.monotonic() < deadline_s:
+        listening.drive(0.1)
+    heard = [(topic, json.loads(payload)) for topic, payload in listening.newest(9)]
+    listening.close()
+    assert [topic for topic, _ in heard] == ["fleetpulse/failed/fleet_migrate"] * 2
+    assert posted == [payload for _, payload in heard]
+    assert posted[0]["reason"] == "3 rows fail"
+    gone = Place("fleet", Path("/dev/null/none"), webhook="http://127.0.0.1:1/")
+    assert tell(gone, told) == []
