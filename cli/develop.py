@@ -102,6 +102,7 @@ def lint() -> None:
         "format": [str(tools / "ruff"), "format", "--check", "."],
         "types": [str(tools / "pyright")],
         "doors": [str(tools / "lint-imports"), "--no-cache"],
+        "compose": [str(tools / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"],
         "docs": [sys.executable, "-P", "-m", "cli.generated", "--check"],
     }
     failed = [name for name, command in checks.items() if not _passes(name, command)]

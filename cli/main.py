@@ -15,6 +15,7 @@ from cli import (
     backtest,
     develop,
     devices,
+    fetching,
     looking,
     maintaining,
     planning,
@@ -56,6 +57,7 @@ maintaining.register(app)
 quality.register(app)
 planning.register(app)
 service.register(app)
+fetching.register(app)
 backtest.register(app)
 develop.register(app)
 app.command("chaos")(chaos)

@@ -14,6 +14,7 @@ from fleetpulse.io.desired import RUNNING, desire, desired
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import GIVEN_UP, read_status, write_status
 from fleetpulse.io.segments import position
+from fleetpulse.io.services import runs
 from fleetpulse.ops.reports import health
 
 _MEMORY: Final = "supervised"
@@ -78,7 +79,7 @@ def _seen(home: Home, judged_ms: int | None, still_ms: int, starts: tuple[int, .
     return Seen(
         wanted=wanted.what == RUNNING,
         by=wanted.by,
-        has_run=home.owner() is not None,
+        has_run=runs(home, "lifecycle"),
         state=str(said.get("state", "")),
         said_ago_ms=max(0, now_ms - int(path.stat().st_mtime * 1000)) if said else 0,
         given_up=str(said.get("why", "")) if said.get("state") == GIVEN_UP and said.get("at_ms", 0) >= wanted.at_ms else "",

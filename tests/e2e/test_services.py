@@ -1,14 +1,16 @@
-"""The parts of a home as services of their own: what waits, what is refused, how each ends."""
+"""The parts of a home as services, by the commands of docker-compose.yml: what waits, what is refused, how each ends."""
 
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from cli.service import how_it_is
 from fleetpulse.core.errors import FleetError
@@ -18,10 +20,11 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.services import Service, services
 from fleetpulse.ops import reports
-from tests.e2e.test_replay import PATIENCE_S, await_none_left, begin, fleet
+from tests.e2e.test_replay import PATIENCE_S, ROOT, await_none_left, begin, fleet
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 Started = dict[Service, subprocess.Popen[str]]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 
 
 def _until(reached: Callable[[], bool], what: str) -> None:
@@ -29,6 +32,12 @@ def _until(reached: Callable[[], bool], what: str) -> None:
     while not reached():
         assert time.monotonic() < limit, f"waited too long for {what}"
         time.sleep(0.2)
+
+
+def _here(folder: Path, words: list[str]) -> list[str]:
+    """Return a container's command for a home in a folder; containers know each other by their names, and processes do not."""
+    ours = {"/var/lib/fleetpulse/home": str(folder / "home")}
+    return ["localhost" if before == "--known-as" else ours.get(word, word) for before, word in pairwise(["", *words])]
 
 
 def _said(home: Home, service: Service) -> str:
@@ -43,8 +52,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
     """Every service; the broker last, so that each other one waits for it."""
     running: Started = {}
     for service in reversed(Service):
-        options = ["--port", "0", "--listen", "0.0.0.0", "--known-as", "localhost"] if service is Service.BROKER else []
-        running[service] = begin("service", service, "--home", str(tmp_path / "home"), *options)
+        running[service] = begin(*_here(tmp_path, COMPOSE[service]["command"]), *(["--port", "0"] * (service is Service.BROKER)))
     yield running
     for one in running.values():
         one.kill()
@@ -62,7 +70,8 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
         publisher.publish("fleet/oslo/pump-1/heartbeat", b"{}")
     _until(lambda: judged_up_to(home.checkpoint) is not None, "the first batch")
     _until(lambda: reports.is_known(home, "pump-1"), "the message")
-    assert [name for name in Service if fleet("service", name, "--check", "--home", str(home.path)).returncode] == []
+    checks = {name: fleet(*_here(tmp_path, COMPOSE[name]["healthcheck"]["test"][2:])) for name in Service}
+    assert {name: done.stderr for name, done in checks.items() if done.returncode} == {}
 
     for words in (["up", "--port", "0"], ["service", "landing"], ["down"]):
         refused = fleet(*words, "--home", str(home.path))

@@ -1,0 +1,44 @@
+// Loads docker-compose.yml as Compose does, which refuses dangling references, cycles and variables that are not there, and
+// prints the project as JSON, so that a test can look at what came of anchors and files of variables.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"github.com/compose-spec/compose-go/v2/cli"
+	"github.com/compose-spec/compose-go/v2/types"
+)
+
+func load(path string) (*types.Project, error) {
+	// No variables of the shell and no .env: what is not in the files is a fault.
+	options, err := cli.NewProjectOptions([]string{path}, cli.WithResolvedPaths(true), cli.WithInterpolation(true))
+	if err != nil {
+		return nil, err
+	}
+	project, err := options.LoadProject(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	if project, err = project.WithServicesEnvironmentResolved(true); err != nil {
+		return nil, err
+	}
+	return project, nil
+}
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: check FILE")
+		os.Exit(2)
+	}
+	project, err := load(os.Args[1])
+	if err == nil {
+		err = json.NewEncoder(os.Stdout).Encode(project)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
