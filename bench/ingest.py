@@ -14,13 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 from deltalake import DeltaTable
 
-from bench.measure import read, resident_bytes
+from bench.measure import own_bytes, read, resident_bytes
 from cli.output import as_table, console
 from cli.processes import Run
 from fleetpulse.core.errors import FleetError
@@ -30,7 +31,7 @@ from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.home import BRIDGE, Home
 from fleetpulse.io.receiver import Receiver
 
-COLUMNS: Final = ("contender", "messages", "messages_per_s", "cpu_us_per_message", "peak_rss_mb", "ratio", "note")
+COLUMNS: Final = ("contender", "messages", "messages_per_s", "cpu_us_per_message", "peak_rss_mb", "peak_pss_mb", "ratio", "note")
 PEER: Final = "mosquitto_sub"
 TOPICS: Final = ("fleet/#",)
 LIMIT_S: Final = 900.0  # of one run
@@ -38,6 +39,7 @@ DEVICES: Final = 20_000
 _IN_FLIGHT: Final = 2_000
 _SEND_BYTES: Final = 256 * 1024
 _SETTLE_S: Final = 3.0
+_WALK_S: Final = 0.5
 
 
 def payload(number: int, now_ms: int) -> bytes:
@@ -147,14 +149,27 @@ def _figures(name: str, count: int, wall_s: float, cpu_s: float, peak_bytes: int
     }
 
 
-def _until(run: Run, reached: Callable[[], bool]) -> tuple[float, float, int]:
-    """Run bridge and landing until something is reached; return seconds on the wall, of CPU, and peak memory in bytes."""
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What running bridge and landing took: seconds on the wall and of CPU; peak memory, resident, and by the shares of pages."""
+
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+    own_bytes: int
+
+
+def _until(run: Run, reached: Callable[[], bool]) -> Drained:
+    """Run bridge and landing until something is reached."""
     began_s = time.monotonic()
     jobs = [run.start("landing"), run.start("bridge")]
     trees = [psutil.Process(job.pid) for job in jobs]
-    peak = 0
+    peak, shared, next_s = 0, 0, 0.0
     while not reached():
         peak = max(peak, sum(resident_bytes(tree) for tree in trees))
+        if time.monotonic() > next_s:  # it costs the kernel a walk over all pages
+            shared = max(shared, sum(own_bytes(tree) or 0 for tree in trees))
+            next_s = time.monotonic() + _WALK_S
         if time.monotonic() - began_s > LIMIT_S:
             raise FleetError(f"ingest did not finish within {LIMIT_S:.0f} s; see the logs in {run.home.logs}")
         time.sleep(0.05)
@@ -162,7 +177,7 @@ def _until(run: Run, reached: Callable[[], bool]) -> tuple[float, float, int]:
     for name in ("bridge", "landing"):
         run.stop(name)
     run.jobs.clear()
-    return wall_s, cpu_s, peak
+    return Drained(wall_s, cpu_s, peak, shared)
 
 
 def _landed(home: Home) -> int:
@@ -194,15 +209,16 @@ def measure(count: int) -> list[dict[str, Any]]:
                     settled_s = time.monotonic()
                 return time.monotonic() - settled_s > _SETTLE_S
 
-            start_wall_s, start_cpu_s, _ = _until(run, idle)
+            start = _until(run, idle)
             before = _landed(home)
             fill(address, count)
             peer = _drained_by_peer(address, count)
-            wall_s, cpu_s, peak = _until(run, lambda: int(str(run.status("landing").get("rows") or 0)) >= count)
+            done = _until(run, lambda: int(str(run.status("landing").get("rows") or 0)) >= count)
             landed = _landed(home) - before
         if landed < count:
             raise FleetError(f"{landed:,} of {count:,} messages are in bronze: that is a fault, and there are no figures")
-        ours = _figures("ours", count, wall_s - (start_wall_s - _SETTLE_S), cpu_s - start_cpu_s, peak)
+        ours = _figures("ours", count, done.wall_s - (start.wall_s - _SETTLE_S), done.cpu_s - start.cpu_s, done.peak_bytes)
+        ours["peak_pss_mb"] = round(done.own_bytes / 1e6) or None
         if "messages_per_s" in peer:
             ours["ratio"] = round(ours["messages_per_s"] / peer["messages_per_s"], 2)
         return [ours, peer]
