@@ -27,6 +27,8 @@ LOCKS: Final = {  # in this order: the smaller are held to the versions of the l
     "uv": ["-"],
 }
 PEER_LOCK: Final = ("bench/pyflink/requirements.in", "bench/pyflink/requirements.txt")  # of an environment of its own
+SIDE_BY_SIDE: Final = ("unit", "property", "e2e")  # layers whose files run two at a time; spark has one session for all
+_OWN_WAY: Final = ("-n", "-s", "--pdb", "--co", "--collect-only")  # of pytest, with which that would not go
 _NO_TESTS: Final = 5  # pytest's exit code
 _MISUSE: Final = 2  # argparse's
 _ABSENT: Final[tuple[tuple[str, ...], bool]] = ((), False)
@@ -70,13 +72,20 @@ def test(context: typer.Context) -> None:
         typer.echo(f"== {layer}")
         began = time.monotonic()
         # A process each: a layer that brings up a JVM, or the environment of one, leaves nothing to the next.
-        code = _call([sys.executable, "-P", "-m", "pytest", str(folder), *rest])
+        code = _call([sys.executable, "-P", "-m", "pytest", str(folder), *side_by_side(layer, rest), *rest])
         passed = code in (0, _NO_TESTS)  # -k may leave a layer nothing
         typer.echo(f"== {layer}: {'passed' if passed else 'FAILED'} in {time.monotonic() - began:.1f} s")
         if not passed:
             failed.append(layer)
     if failed:
         raise FleetError(f"tests failed: {', '.join(failed)}")
+
+
+def side_by_side(layer: str, rest: list[str]) -> list[str]:
+    """Return pytest's arguments by which the files of a layer run two at a time; none where that does not go, or was said."""
+    if layer not in SIDE_BY_SIDE or (os.cpu_count() or 1) < 2 or any(word.startswith(_OWN_WAY) for word in rest):
+        return []
+    return ["-n", "2", "--dist", "loadfile"]
 
 
 def split_layers(words: list[str]) -> tuple[list[str], list[str]]:
