@@ -94,7 +94,7 @@ def _approval(question: str) -> ApprovalOperator:
     return ApprovalOperator(
         task_id="approve",
         subject=question,
-        body="What it would do, by `--dry-run`:\n\n```\n{{ ti.xcom_pull(task_ids='plan') }}\n```\n\n"
+        body="What it would do, by `--dry-run`:\n\n{{ ti.xcom_pull(task_ids='plan') | replace('\\n', '\\n\\n') }}\n\n"
         "The stream stops for it; what comes in meanwhile waits, and is judged afterwards.",
         response_timeout=timedelta(hours=12),
         execution_timeout=None,
