@@ -1,6 +1,7 @@
 """# What would another policy have said?
 
-**When**: before a policy is changed. The form takes the policy as TOML, and a range (empty: all that is kept).
+**When**: before a policy is changed. The form takes the policy as TOML, and a range (empty: all that is kept). Tick `spark` for a
+history of many millions of rows: it is judged where the connection `spark_default` says.
 
 **What it does**: judges what was received under both policies and compares. Nothing is changed. The figures are the result of the
 task `backtest`; the page with charts lies in the home, below `airflow/fleet/backtests`, under the name of the run.
@@ -12,9 +13,9 @@ task `backtest`; the page with charts lies in the home, below `airflow/fleet/bac
 
 from datetime import timedelta
 
-from airflow.sdk import DAG, Param
+from airflow.sdk import DAG, Param, chain, task
 
-from fleetpulse.orchestration.backtests import Backtest
+from fleetpulse.orchestration.backtests import Backtest, BacktestOnSpark, WritePolicy
 from fleetpulse.orchestration.factory import fleet_dag
 
 FORM = {
@@ -23,7 +24,14 @@ FORM = {
     ),
     "from": Param(None, type=["null", "string"], format="date-time", title="From", description="empty: all that is kept"),
     "to": Param(None, type=["null", "string"], format="date-time", title="To", description="empty: all that can be judged"),
+    "spark": Param(False, type="boolean", title="Spark", description="judge it there; else in a process of this machine"),
 }
+
+
+@task.branch
+def choose(params: dict[str, object] | None = None) -> str:
+    """Return the task that judges."""
+    return "backtest_on_spark" if params and params["spark"] else "backtest"
 
 
 def build(*, alarmed: bool = True) -> DAG:
@@ -31,7 +39,14 @@ def build(*, alarmed: bool = True) -> DAG:
     with fleet_dag(
         "fleet_backtest", __doc__, within=timedelta(hours=3), tags=["judgements"], params=FORM, alarmed=alarmed
     ) as made:
-        Backtest(task_id="backtest", execution_timeout=timedelta(hours=2))
+        chain(
+            WritePolicy(task_id="write_policy"),
+            choose(),
+            [
+                Backtest(task_id="backtest", execution_timeout=timedelta(hours=2)),
+                BacktestOnSpark(task_id="backtest_on_spark", execution_timeout=timedelta(hours=2)),
+            ],
+        )
     return made
 
 

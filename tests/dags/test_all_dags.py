@@ -25,7 +25,12 @@ EDGES = {  # dag -> what follows what; a teardown has an edge from its setup as 
     "fleet_rescale": APPROVED,
     "fleet_quality": ["check", "docs", "outcome"],
     "fleet_amend": {"amend": []},
-    "fleet_backtest": {"backtest": []},
+    "fleet_backtest": {
+        "write_policy": ["choose"],
+        "choose": ["backtest", "backtest_on_spark"],
+        "backtest": [],
+        "backtest_on_spark": [],
+    },
     "fleet_maintain": {"maintain": []},
     "fleet_report": ["judged", "report"],
 }
