@@ -1,8 +1,9 @@
-"""What is generated: most of the docs (dictionary, diagram and matrix, policy, settings, schema), and the Sparkplug codec.
+"""What is generated: most of the docs (dictionary, diagram, matrix, policy, settings, runbooks, schema), and the Sparkplug codec.
 
 ``python -m cli.generated`` writes them, ``--check`` says which are stale.
 """
 
+import ast
 import inspect
 import json
 import re
@@ -87,6 +88,18 @@ def settings() -> str:
     return text
 
 
+def dags() -> str:
+    """Return the runbooks of the DAGs: what each is for, when it runs, what it changes, how to undo it."""
+    runbooks = {path.stem: ast.get_docstring(ast.parse(path.read_text())) or "" for path in sorted((ROOT / "dags").glob("*.py"))}
+    text = _MARK.format("the docstrings in dags/") + "# The DAGs and their runbooks\n\n| DAG | what it is for |\n| --- | --- |\n"
+    for name, runbook in runbooks.items():
+        text += f"| [`{name}`](#{name}) | {runbook.splitlines()[0].removeprefix('# ')} |\n"
+    for name, runbook in runbooks.items():
+        heading, _, rest = runbook.partition("\n")
+        text += f"\n## {name}\n{heading.removeprefix('# ')}\n{rest}\n"
+    return text
+
+
 def schema() -> str:
     """Return the JSON Schema of a device's payload."""
     text = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT}
@@ -127,6 +140,7 @@ FILES: Final = {
     "docs/lifecycle.md": lifecycle,
     "docs/policy.md": policy,
     "docs/settings.md": settings,
+    "docs/dags.md": dags,
     "docs/message-v1.schema.json": schema,
     f"{CODEC}_pb2.py": partial(codec, "_pb2.py"),
     f"{CODEC}_pb2.pyi": partial(codec, "_pb2.pyi"),

@@ -36,9 +36,9 @@ def stand(airflow: Path) -> Stand:
 
 @pytest.fixture
 def trial(stand: Stand) -> Callable[..., dict[str, str]]:
-    """Return what runs a DAG to its end, approved by whoever is asked, and says how its tasks, and the run, ended."""
+    """Return what runs a DAG to its end, approved by whoever is asked, and says how its tasks and the run ended."""
 
-    def run(dag: Any) -> dict[str, str]:
+    def run(dag: Any, *, mark: str = "approve", **form: Any) -> dict[str, str]:
         from airflow.dag_processing.bundles.manager import DagBundlesManager
         from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
         from airflow.utils.session import create_session
@@ -48,7 +48,7 @@ def trial(stand: Stand) -> Callable[..., dict[str, str]]:
         bag = DagBag(str(PLACE / "no-dags"))
         bag.bag_dag(dag)
         sync_bag_to_db(bag, "dags-folder", None)
-        ended = dag.test(mark_success_pattern="approve")
+        ended = dag.test(mark_success_pattern=mark, run_conf=form or None)
         return {"": str(ended.state), **{ti.task_id: str(ti.state) for ti in ended.get_task_instances()}}
 
     return run

@@ -1,0 +1,93 @@
+"""The other DAGs, run to their end: what their forms and dates become on the command line."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.airflows import OF_AIRFLOW, Stand, built
+
+pytestmark = OF_AIRFLOW
+Trial = Callable[..., dict[str, str]]
+
+
+def test_a_failed_check_is_red_though_its_pages_are_built(stand: Stand, trial: Trial, capsys: pytest.CaptureFixture[str]) -> None:
+    stand.fail(quality_run='suite "messages": 1 row fails "conservation"')
+    ended = trial(built("fleet_quality"))
+    assert stand.calls() == ["quality run --json", "quality docs"]
+    assert ended == {"": "failed", "check": "failed", "docs": "success", "outcome": "failed"}
+    said = capsys.readouterr()
+    assert 'AirflowFailException: check: suite "messages": 1 row fails "conservation"' in said.out + said.err
+
+
+def test_a_form_that_is_filled_in_becomes_options_and_one_that_is_empty_none(stand: Stand, trial: Trial) -> None:
+    assert trial(built("fleet_amend"))[""] == "success"
+    assert trial(built("fleet_amend"), device="pump-1")[""] == "success"
+    assert stand.calls() == ["amend", "amend --device=pump-1"]
+
+
+def test_a_report_waits_until_the_day_is_judged_and_is_of_the_day_before(stand: Stand, trial: Trial) -> None:
+    dag = built("fleet_report")
+    dag.get_task("judged").patience = timedelta(0)
+    assert trial(dag) == {"": "failed", "judged": "failed", "report": "upstream_failed"}
+    assert stand.calls() == []
+    ended = trial(built("fleet_report"), mark="judged")
+    day = (datetime.now(UTC) - timedelta(days=1)).date()
+    assert ended[""] == "success" and stand.calls() == [f"availability --day {day} --json"]
+
+
+def test_a_backtest_has_the_policy_of_its_form(stand: Stand, trial: Trial) -> None:
+    policy = '[rules]\ntimeout = "2m"\n'
+    ended = trial(built("fleet_backtest"), policy=policy, to="2026-01-31T12:00:00Z")
+    assert ended["backtest"] == "success" and ended["backtest_on_spark"] == "skipped" and ended[""] == "success"
+    (call,) = stand.calls()
+    *words, given, page = call.split(" ")
+    assert words == ["backtest", "--to=2026-01-31T12:00:00Z", "--json"]
+    with open(given.removeprefix("--policy="), encoding="utf-8") as file:  # noqa: PTH123 - as the command does
+        assert file.read() == policy
+    assert page.endswith("/report.html")
+
+
+def test_a_bootstrap_has_what_its_form_says(stand: Stand, trial: Trial) -> None:
+    stand.fail(**{"state_bootstrap_--version=0_--only=site_=_'north'_--dry-run": "there is no snapshot of version 0"})
+    ended = trial(built("fleet_bootstrap"), version=0, only="site = 'north'")
+    assert stand.calls() == ["state bootstrap --version=0 --only=site = 'north' --dry-run"]
+    assert ended["plan"] == "failed" and ended["stop"] == "upstream_failed" and ended[""] == "failed"
+
+
+def test_the_stream_is_stopped_by_one_of_two_that_want_it_at_once(stand: Stand) -> None:
+    """The desired state guards a sequence where no pool does: the two share none here."""
+    from threading import Thread
+
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from fleetpulse.orchestration.operators import StopStream
+
+    class Context(dict[str, Any]):
+        def xcom_push(self, key: str, value: Any) -> None:
+            refused.append(value)
+
+    refused: list[str] = []
+    stopped: list[str] = []
+
+    def stop(run: str) -> None:
+        task = StopStream(task_id="stop")
+        task.words = ["stream", "stop", "--by", run]
+        context = Context()
+        context["ti"] = context
+        try:
+            task.execute(context)
+            stopped.append(run)
+        except AirflowFailException:
+            pass
+
+    threads = [Thread(target=stop, args=(f"airflow fleet_migrate run {number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(stopped) == 1 and len(refused) == 3
+    assert json.loads((stand.home / "desired.json").read_text())["by"] == stopped[0]
+    assert stand.calls() == [f"stream stop --by {stopped[0]}"]
