@@ -45,18 +45,23 @@ class Work:
     """What a verb works with.
 
     Attributes:
-        spark: the session.
+        session: of Spark, or what starts one: a plan may need none.
         home: the home.
         say: told each step.
         dry: whether to end where everything is known and nothing is changed.
         holds: whether what is made is held, to be looked at, and gets the work by a word of its own.
     """
 
-    spark: SparkSession
+    session: SparkSession | Callable[[], SparkSession]
     home: Home
     say: Say
     dry: bool = False
     holds: bool = False
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session; where it was to be started, it is."""
+        return self.session if isinstance(self.session, SparkSession) else self.session()
 
 
 def give(work: Work, made: Generation, at: Stand) -> None:

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ from fleetpulse.io.snapshot_table import find_snapshot, snapshots
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import SparkSession
 
     from batch.snapshot import Gate
     from batch.verbs import Work
@@ -76,10 +78,15 @@ def _session(home: Home, *, dry: bool, changes: bool, holds: bool = False) -> "I
 
     for one in home.lifecycle.glob("gen-*"):
         relocate(one)  # the home may have been moved
-    _say("starting Spark")
-    with plainly_named(home) as named, batch_session(named) as spark:
+    with plainly_named(home) as named, ExitStack() as stack:
+
+        @cache
+        def session() -> "SparkSession":
+            _say("starting Spark")
+            return stack.enter_context(batch_session(named))
+
         try:
-            yield Work(spark, named, _say, dry, holds)
+            yield Work(session, named, _say, dry, holds)
         except (PySparkException, Py4JError) as error:
             anew = f"begin anew from a snapshot: ./fleet state bootstrap --damaged --home {home.path}"
             cure = f"where it is damaged, {anew}" if changes else "the job may have gone on meanwhile: try again"
