@@ -26,7 +26,7 @@ from fleetpulse.core.state import Device, World
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.generations import DISCARDED, load_generations
+from fleetpulse.io.generations import CURRENT, PRUNED, RETIRED, load_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms
 from fleetpulse.io.slices import blocks_of, pieces_of, slices_of
@@ -121,7 +121,7 @@ def stand_at(home: Home, newest_ms: int, listening: Listening, policies: Policie
 def is_whole(home: Home) -> bool:
     """Whether bronze has all that the devices began with: nothing was removed, and no state was made of a list of devices."""
     made = load_generations(home.lifecycle).known.values()
-    listed = any(is_chosen(one.made_from) for one in made if one.status != DISCARDED)
+    listed = any(is_chosen(one.made_from) for one in made if one.status in (CURRENT, RETIRED, PRUNED))
     return not listed and all(oldest_kept_ms(home, table.name) is None for table in (MESSAGES, QUARANTINE))
 
 

@@ -17,7 +17,7 @@ from batch.quality import State, gate, refuse
 from batch.snapshot import about
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
-from fleetpulse.io.checkpoint import stand
+from fleetpulse.io.checkpoint import relocate, stand
 from fleetpulse.io.generations import DISCARDED, PRUNED, Generation, checkpoint_of, load_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import Taken, snapshots
@@ -43,6 +43,7 @@ def generation_of(home: Home, number: int) -> Generation:
 def generation_state(spark: SparkSession, home: Home, number: int) -> Iterator[State]:
     """Give the state of a generation, running or held, as the gate looks at it."""
     generation = generation_of(home, number)
+    relocate(checkpoint_of(home.lifecycle, number))  # the home may have been moved
     at = stand(checkpoint_of(home.lifecycle, number))
     what = about(spark, home, generation, at)
     with written_aside(home, state_of(spark, home, generation, at)) as files:

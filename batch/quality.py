@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from batch import evidence
 from batch.evidence import Stand, one_row
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.laws import OF_STATE, SUITES
+from fleetpulse.core.laws import SUITES
+from fleetpulse.core.state_laws import OF_STATE
 from fleetpulse.core.suites import Severity, Suite
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, QUALITY_FAILURES, QUALITY_RESULTS
 from fleetpulse.core.times import format_instant
@@ -161,9 +162,10 @@ def chosen_suites(names: Sequence[str]) -> tuple[Suite, ...]:
         FleetError: there is none of that name.
     """
     known = {one.name: one for one in SUITES}
-    if unknown := [name for name in names if name not in known]:
+    given = [name for name in names if name]  # a form that was left empty is none
+    if unknown := [name for name in given if name not in known]:
         raise FleetError(f'"{unknown[0]}" is no suite; there are {", ".join(known)}')
-    return tuple(known[name] for name in names) or SUITES
+    return tuple(known[name] for name in given) or SUITES
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,7 @@ def _look(home: Home, suites: Sequence[Suite], state: State | None, subject: str
     report = Report(f"{format_instant(at_ms).replace(':', '').replace('.', '')}", at_ms, subject)
     judged = evidence.stand_of(home)
     with opened(home) as tables, ExitStack() as stack:
-        made = _Made(home, tables, judged, state)
+        made = Looks(home, tables, judged, state)
         expectations = Expectations(home.path / "quality", report.run_id)
         rows: list[SparkRows] = []  # one for all, where there is any
 
@@ -260,10 +262,15 @@ def _skipped(suite: Suite, why: str) -> Looked:
 
 
 def _evaluated(
-    suite: Suite, made: "_Made", expectations: Expectations, how: _Evaluation, spark_rows: Callable[[], SparkRows]
+    suite: Suite, made: "Looks", expectations: Expectations, how: _Evaluation, spark_rows: Callable[[], SparkRows]
 ) -> Looked:
     began = time.monotonic()
-    made.make(suite)
+    try:
+        made.make(suite)
+    except (ValueError, LookupError, AssertionError, FleetError) as error:  # what it is worked out from is damaged itself
+        why = f"it cannot be worked out: {error!r}"[:400]
+        findings = (Finding(suite.name, one.name, one.severity.value, FAULT, why=why) for one in suite.expectations)
+        return Looked(suite.name, "", 0, round((time.monotonic() - began) * 1000), tuple(findings))
     count = made.tables.count(suite.rows)
     large = how.session is not None and (how.engine == _SPARK or (how.engine is None and count >= SPARK_FROM_ROWS))
     frame = spark_rows().frame(suite.rows, suite.reads) if large else made.tables.frame(suite.rows)
@@ -287,7 +294,7 @@ def _shown(value: Any) -> Any:
     return format_instant(round(value.timestamp() * 1000)) if isinstance(value, datetime) else value
 
 
-class _Made:
+class Looks:
     """Tables that are worked out when a suite first needs them.
 
     Args:
@@ -325,9 +332,10 @@ class _Made:
         if of_state and self._state is None:
             return "there is no snapshot"
         stand = self._of_state if of_state else self._judged
-        if suite.whole and (stand is None or not stand.whole):
-            return _NOTHING_JUDGED if stand is None else _NOT_WHOLE
-        return ""
+        if suite.whole and stand is None:
+            return _NOTHING_JUDGED
+        chosen = of_state and self._state is not None and self._state.chosen
+        return _NOT_WHOLE if suite.whole and (chosen or not (stand and stand.whole)) else ""
 
     def make(self, suite: Suite) -> None:
         """Work out what a suite reads, unless that was done before."""

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from fleetpulse.core.decoding import MAX_TEXT
+from fleetpulse.core.laws import SUITES
 from fleetpulse.core.machine import TRANSITIONS, Mode, Trigger
 from fleetpulse.core.messages import FORMAT_VERSION, FROM_DEVICES
 from fleetpulse.core.policy import RULES, Rules
@@ -126,6 +127,18 @@ def schema() -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
+def suites() -> str:
+    """Return the suites of data quality, with what each expects."""
+    text = _MARK.format("fleetpulse/core/suites.py, laws.py and state_laws.py") + "# The suites of data quality\n\n"
+    text += "How they are used, and what to do where one fails: [data quality](quality.md).\n"
+    for suite in SUITES:
+        text += f"\n## {suite.name}\n\n{suite.meaning} Of `{suite.about}`."
+        text += " Told only where bronze has all rows that the devices began with." if suite.whole else ""
+        text += "\n\n| expectation | severity | what must hold |\n| --- | --- | --- |\n"
+        text += "".join(f"| {one.name} | {one.severity} | {one.meaning} |\n" for one in suite.expectations)
+    return text
+
+
 def codec(ending: str) -> str:
     """Return what protoc makes of the description of Sparkplug's payloads: ``_pb2.py``, or the types of it, ``_pb2.pyi``."""
     source = ROOT / f"{CODEC}.proto"
@@ -141,6 +154,7 @@ FILES: Final = {
     "docs/policy.md": policy,
     "docs/settings.md": settings,
     "docs/dags.md": dags,
+    "docs/suites.md": suites,
     "docs/message-v1.schema.json": schema,
     f"{CODEC}_pb2.py": partial(codec, "_pb2.py"),
     f"{CODEC}_pb2.pyi": partial(codec, "_pb2.pyi"),

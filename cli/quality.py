@@ -51,9 +51,7 @@ def run(
 @quality.command("gate")
 def gate(
     home: HomeOption = DEFAULT_HOME,
-    generation: Annotated[
-        int | None, typer.Option("--generation", help="The generation of this number, held or running.")
-    ] = None,
+    generation: Annotated[int | None, typer.Option("--generation", help="This generation, held or running.")] = None,
     snapshot: Annotated[int | None, typer.Option("--snapshot", help="The snapshot of this version.")] = None,
     engine: EngineOption = None,
     json_object: JsonOption = False,
@@ -77,8 +75,9 @@ def _state(home: Home, session: "Session", generation: int | None, snapshot: int
 
     if generation is not None:
         from batch.gating import generation_state
+        from batch.session import plainly_named
 
-        with generation_state(session(), home, generation) as state:
+        with plainly_named(home) as named, generation_state(session(), named, generation) as state:
             yield state
         return
     from fleetpulse.io.snapshot_table import find_snapshot

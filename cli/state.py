@@ -116,9 +116,7 @@ def inspect(home: HomeOption = DEFAULT_HOME, at_batch: BatchOption = None, as_js
 def snapshot(
     home: HomeOption = DEFAULT_HOME,
     at_batch: BatchOption = None,
-    gate: Annotated[
-        bool, typer.Option("--gate", help="Only if it passes the gate of data quality: ./fleet quality gate.")
-    ] = False,
+    gate: Annotated[bool, typer.Option("--gate", help="Only if it passes ./fleet quality gate.")] = False,
     dry_run: DryOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
 from deltalake import CommitProperties, write_deltalake
@@ -13,11 +14,13 @@ from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.snapshots import taken
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.messages import Kind, Row, gateway_death
+from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import Taken
+from tests.histories import OWN, START, any_own_row, any_signal, row
 from tests.homes import commit_batch, empty, land
 
 
@@ -77,3 +80,22 @@ def write_state(home: Home, state: pa.Table, devices: int | None = None) -> None
     path = str(home.table(DEVICE_SNAPSHOTS.name))
     write_deltalake(path, state.select([one.name for one in DEVICE_SNAPSHOTS.columns]), mode="overwrite", partition_by=["part"],
                     commit_properties=properties)  # fmt: skip
+
+
+def eventful(seed: int) -> list[Row]:
+    """Return a history in which much happens: late, ahead, twice, silent, held, out of service; a gap; and some still waits."""
+    random = Random(seed)
+    devices, steps, own = [f"device-{number}" for number in range(6)], 80, [one for one in OWN if one not in ("gap", "policy")]
+    rows = [any_signal(random.choice, devices, steps) for _ in range(240)]
+    rows += [replace(one, received_at_ms=one.received_at_ms + 5_000) for one in random.sample(rows, 8)]
+    ours = [any_own_row(random.choice, devices, steps, own) for _ in range(12)]
+    rules = {"timeout": "30s", "forget_after": "200s", "degraded": {"errors": 3, "window": "60s"}}
+    ours += [
+        row(-1, "fleet/_/_/policy", policy=parse_policy({"rules": rules}).normalised(), effective_from_s=-500),
+        row(180.001, "fleet/_/b/gap", op="open", from_s=178, after_s=180),
+        row(211.001, "fleet/_/b/gap", op="close", until_s=212),
+        row(300.001, "fleet/_/b/gap", op="open", from_s=299, after_s=300),
+        row(310.001, "fleet/_/b/gap", op="close", until_s=311),
+    ]
+    silent = [one for one in rows if not START + 180_000 < one.received_at_ms < START + 211_000]
+    return sorted([*silent, *ours], key=lambda one: one.received_at_ms)

@@ -7,9 +7,10 @@ Rule 3: what an operator's correction has changed is left out: it goes on from i
 
 from typing import Final
 
-from fleetpulse.core.machine import PRESENT, TRANSITIONS, Mode, Trigger
+from fleetpulse.core.machine import PRESENT, TRANSITIONS, Mode
 from fleetpulse.core.messages import FROM_DEVICES, SIGNALS
-from fleetpulse.core.suites import STRUCTURE, Expectation, Form, Severity, Suite, holds
+from fleetpulse.core.state_laws import OF_STATE
+from fleetpulse.core.suites import CORRECTED, STRUCTURE, Severity, Suite, among, holds
 
 _LIVE: Final = sorted({Mode.PROVISIONED, *PRESENT})  # how online is worn, see `machine`
 WAYS: Final = sorted(
@@ -20,12 +21,6 @@ WAYS: Final = sorted(
 )
 
 
-def _in(words: object) -> str:
-    assert isinstance(words, list | tuple | frozenset), "a list of words"
-    return ", ".join(f"'{word}'" for word in sorted(words))
-
-
-_CORRECTED: Final = "corrected AS (SELECT DISTINCT device_id FROM messages WHERE kind = 'correct')"
 _LIFE: Final = "(PARTITION BY device_id, life ORDER BY transition_no, event_time)"
 _TRANSITIONS: Final = Suite(
     "transitions",
@@ -33,13 +28,14 @@ _TRANSITIONS: Final = Suite(
     "The transitions that were judged, each with the one before it in the device's life.",
     ("judgements", "messages", "stand"),
     f"""
-    WITH {_CORRECTED}, judged AS (
+    WITH {CORRECTED}, judged AS (
         SELECT device_id, life, transition_no, event_time, from_mode, to_mode, trigger, last_seen, runtime_ms, policy_version,
             lag(transition_no) OVER {_LIFE} AS number_before, lag(to_mode) OVER {_LIFE} AS mode_before,
             lag(event_time) OVER {_LIFE} AS time_before, lag(runtime_ms) OVER {_LIFE} AS runtime_before
         FROM judgements WHERE kind = 'transition')
     SELECT device_id, life, transition_no, event_time, from_mode, to_mode, trigger, number_before, mode_before, last_seen,
-        trigger = 'amended' OR coalesce(concat_ws(' ', from_mode, trigger, to_mode) IN ({_in(WAYS)}), false) AS allowed_by_the_table,
+        trigger = 'amended' OR coalesce(concat_ws(' ', from_mode, trigger, to_mode) IN ({among(WAYS)}), false)
+            AS allowed_by_the_table,
         CASE WHEN corrected.id IS NULL THEN transition_no IS NOT DISTINCT FROM coalesce(number_before, 0) + 1 END
             AS numbers_without_gap_or_repeat,
         CASE WHEN corrected.id IS NOT NULL THEN NULL
@@ -166,7 +162,8 @@ _LISTED: Final = Suite(
     "The messages that were listed instead of judged, and what bronze has of them.",
     ("judgements", "messages", "stand"),
     """
-    WITH had AS (SELECT device_id AS id, kind AS of_kind, received_at AS had_at, count(*) AS copies FROM messages GROUP BY 1, 2, 3)
+    WITH had AS (SELECT device_id AS id, kind AS of_kind, received_at AS had_at, count(*) AS copies
+                 FROM messages GROUP BY 1, 2, 3)
     SELECT judgements.kind, device_id, message_kind, event_time, received_at, seq, reason,
         CASE WHEN received_at >= stand.kept THEN had.copies IS NOT NULL END AS is_in_bronze,
         reason IS NOT NULL AS says_why,
@@ -209,14 +206,16 @@ _COVERAGE: Final = Suite(
     ("coverage", "stand"),
     """
     WITH spans AS (
-        SELECT bridge, received_at, op, its.at AS begun_or_ended, lag(op) OVER (PARTITION BY bridge ORDER BY received_at) AS op_before,
+        SELECT bridge, received_at, op, its.at AS begun_or_ended,
+            lag(op) OVER (PARTITION BY bridge ORDER BY received_at) AS op_before,
             lag(its.at) OVER (PARTITION BY bridge ORDER BY received_at) AS at_before,
             lag(received_at) OVER (PARTITION BY bridge ORDER BY received_at) AS received_before,
             lead(op) OVER (PARTITION BY bridge ORDER BY received_at) AS op_after
         FROM coverage AS its)
     SELECT bridge, received_at, op, begun_or_ended, op_before, at_before,
         CASE WHEN op = 'close' THEN coalesce(op_before = 'open', false) END AS closes_what_was_open,
-        CASE WHEN op = 'close' AND op_before = 'open' THEN coalesce(begun_or_ended >= at_before, false) END AS ends_after_it_began,
+        CASE WHEN op = 'close' AND op_before = 'open'
+             THEN coalesce(begun_or_ended >= at_before, false) END AS ends_after_it_began,
         CASE WHEN op = 'open' AND op_before = 'close'
              THEN coalesce(begun_or_ended >= received_before, false) END AS no_two_overlap,
         CASE WHEN op = 'open' AND op_after IS NULL
@@ -240,7 +239,7 @@ _FUTURE: Final = Suite(
     f"""
     WITH ahead AS (
         SELECT device_id, kind, received_at, event_time FROM messages CROSS JOIN stand
-        WHERE clock = 'device' AND kind IN ({_in(FROM_DEVICES)}) AND received_at <= stand.newest
+        WHERE clock = 'device' AND kind IN ({among(FROM_DEVICES)}) AND received_at <= stand.newest
             AND unix_millis(event_time) - unix_millis(received_at) > stand.lead_ms),
     listed AS (SELECT DISTINCT device_id AS id, message_kind, received_at AS listed_at FROM judgements WHERE kind = 'clock')
     SELECT device_id, kind, received_at, event_time, listed.id IS NOT NULL AS is_listed_and_not_judged
@@ -257,9 +256,10 @@ _VOLUME: Final = Suite(
     ("messages", "stand"),
     f"""
     WITH heard AS (SELECT site, received_at FROM messages CROSS JOIN stand
-                   WHERE kind IN ({_in(SIGNALS)}) AND unix_millis(stand.landed) - unix_millis(received_at) < 90000000),
-    hours AS (SELECT site, CAST(floor((unix_millis(stand.landed) - unix_millis(received_at)) / 3600000) AS BIGINT) AS ago, count(*) AS n
-              FROM heard CROSS JOIN stand GROUP BY 1, 2),
+                   WHERE kind IN ({among(SIGNALS)}) AND unix_millis(stand.landed) - unix_millis(received_at) < 90000000),
+    hours AS (SELECT site, count(*) AS n,
+                  CAST(floor((unix_millis(stand.landed) - unix_millis(received_at)) / 3600000) AS BIGINT) AS ago
+              FROM heard CROSS JOIN stand GROUP BY 1, 3),
     pauses AS (SELECT site, unix_millis(received_at) - lag(unix_millis(received_at)) OVER
                       (PARTITION BY site ORDER BY received_at) AS pause_ms FROM heard),
     pause AS (SELECT site AS paused, max(pause_ms) AS longest_ms, count(*) AS messages FROM pauses GROUP BY 1),
@@ -280,152 +280,7 @@ _VOLUME: Final = Suite(
     ),
     ("messages_of_the_hour", "usual", "heard_at", "longest_ms"),
 )
-_SAID: Final = """said AS (
-        SELECT device_id, life, transition_no, event_time, to_mode, runtime_ms FROM judgements WHERE kind = 'transition'
-        UNION SELECT device_id, life, transition_no, event_time, to_mode, runtime_ms FROM pending)"""
-_NOT_JUDGED: Final = """SELECT DISTINCT device_id AS not_id, message_kind AS not_kind, received_at AS not_at, event_time AS not_time
-        FROM judgements WHERE kind IN ('late', 'clock', 'after_decommission', 'unknown_device')"""
-_STATE: Final = Suite(
-    "state",
-    "device_snapshots",
-    "The devices of a snapshot, or of a generation, beside their newest transitions and messages.",
-    ("state", "taken", "pending", "dues", "judgements", "messages"),
-    f"""
-    WITH {_CORRECTED}, {_SAID},
-    settled AS (SELECT said.*, row_number() OVER (PARTITION BY device_id ORDER BY life DESC, transition_no DESC) AS place
-                FROM said CROSS JOIN taken WHERE event_time <= taken.settled),
-    newest AS (SELECT device_id AS newest_id, life AS newest_life, transition_no AS newest_no, to_mode AS newest_mode
-               FROM settled WHERE place = 1),
-    its AS (SELECT device_id AS its_id, life AS its_life, transition_no AS its_no, max(event_time) AS its_time,
-                max(to_mode) AS its_mode, max(runtime_ms) AS its_runtime_ms FROM said GROUP BY 1, 2, 3),
-    not_judged AS ({_NOT_JUDGED}),
-    seen AS (SELECT device_id AS seen_id, max(CASE WHEN kind IN ({_in(SIGNALS)}) THEN event_time END) AS seen_at
-             FROM messages CROSS JOIN taken LEFT JOIN not_judged
-             ON not_id = device_id AND not_kind = kind AND not_at = received_at AND not_time = event_time
-             WHERE kind IN ({_in([*SIGNALS, "registry"])}) AND clock <> 'invalid' AND event_time <= taken.frontier
-                 AND received_at <= taken.newest AND not_id IS NULL GROUP BY 1),
-    device AS (SELECT *, row_number() OVER (PARTITION BY device_id ORDER BY mode) AS time FROM state WHERE part = 'device')
-    SELECT coalesce(device_id, newest_id) AS device_id, device.life, device.transition_no, mode, mode_since, last_seen,
-        device.runtime_ms, newest_mode, newest_no, its_mode, seen_at, due_at, due_to,
-        CASE WHEN taken.chosen THEN NULL WHEN newest_mode <> 'forgotten' THEN device.device_id IS NOT NULL END AS is_not_missing,
-        CASE WHEN device.device_id IS NULL OR taken.chosen OR corrected.id IS NOT NULL THEN NULL
-             WHEN transition_no > 0 THEN its_no IS NOT NULL
-             WHEN life >= taken.kept THEN seen_id IS NOT NULL END AS is_known,
-        time = 1 AS is_there_once,
-        mode IN ({_in([mode for mode in Mode if mode is not Mode.FORGOTTEN])}) AS mode_is_known,
-        CASE WHEN device.device_id IS NULL OR corrected.id IS NOT NULL OR taken.chosen THEN NULL
-             WHEN transition_no = 0 THEN mode = 'provisioned'
-             ELSE its_mode IS NULL OR (mode IS NOT DISTINCT FROM its_mode AND mode_since IS NOT DISTINCT FROM its_time) END
-            AS mode_is_that_of_its_transition,
-        CASE WHEN device.device_id IS NULL OR newest_id IS NULL OR corrected.id IS NOT NULL THEN NULL
-             ELSE life > newest_life OR (life = newest_life AND transition_no >= newest_no) END AS is_not_stale,
-        CASE WHEN device.device_id IS NULL THEN NULL
-             ELSE coalesce(last_seen, life) <= taken.frontier AND mode_since <= taken.frontier END AS is_not_ahead,
-        CASE WHEN last_seen IS NOT NULL THEN quiet_since IS NOT DISTINCT FROM last_seen END AS silence_counts_from_the_last_signal,
-        CASE WHEN last_seen IS NULL OR corrected.id IS NOT NULL OR last_seen < taken.kept THEN NULL
-             ELSE seen_at IS NOT DISTINCT FROM last_seen END AS last_seen_is_the_newest_signal_judged,
-        CASE WHEN its_no IS NOT NULL AND corrected.id IS NULL THEN device.runtime_ms >= its_runtime_ms END AS runtime_goes_on,
-        CASE WHEN device.device_id IS NULL THEN NULL ELSE due_at IS NULL OR due_at > taken.settled END AS nothing_is_overdue
-    FROM device FULL OUTER JOIN newest ON device.device_id = newest_id CROSS JOIN taken
-    LEFT JOIN its ON its_id = device.device_id AND its_life = device.life AND its_no = device.transition_no
-    LEFT JOIN seen ON seen_id = device.device_id
-    LEFT JOIN dues ON due_id = device.device_id
-    LEFT JOIN (SELECT device_id AS id FROM corrected) AS corrected ON corrected.id = coalesce(device.device_id, newest_id)
-    """,
-    ("device_id",),
-    (
-        holds("is_not_missing", "a device whose newest transition does not forget it is there"),
-        holds("is_known", "a device that is there has the transition that it names, or a message"),
-        holds("is_there_once", "a device is there once"),
-        holds("mode_is_known", "its mode is one of the machine's, and not forgotten"),
-        holds("mode_is_that_of_its_transition", "its mode, and since when, are those of its newest transition"),
-        holds("is_not_stale", "no transition of it up to there is newer than the one that it names"),
-        holds("is_not_ahead", "nothing of it lies beyond the frontier"),
-        holds("silence_counts_from_the_last_signal", "silence counts from the last signal on"),
-        holds("last_seen_is_the_newest_signal_judged", "the last signal is the newest one of bronze that was judged"),
-        holds("runtime_goes_on", "its runtime is not less than at its newest transition"),
-        holds("nothing_is_overdue", "nobody is online without a signal within the timeout, or held beyond its time"),
-    ),
-    ("mode", "mode_since", "last_seen", "newest_mode", "newest_no", "its_mode", "seen_at", "due_at", "due_to"),
-)
-_COMPARED: Final = (
-    "site", "device_class", "gateway", "mode", "mode_since", "life", "transition_no", "class_since", "last_seen", "quiet_since",
-    "quiet_covered_ms", "runtime_ms", "boot", "seq", "reboots", "degraded_until", "flagged_until", "held_until", "death",
-    "death_covered_ms", "errors",
-)  # fmt: skip
-_AS_JUDGED: Final = Suite(
-    "state as judged",
-    "device_snapshots",
-    "The devices of a snapshot, or of a generation, beside those that bronze comes to when it is judged again up to there.",
-    ("state", "defined_state"),
-    "SELECT coalesce(one.device_id, other.device_id) AS device_id, one.mode, other.mode AS mode_due, one.last_seen, "
-    "other.last_seen AS last_seen_due, one.runtime_ms, other.runtime_ms AS runtime_due_ms, "
-    "one.device_id IS NOT NULL AS is_there, other.device_id IS NOT NULL AS is_due, "
-    "CASE WHEN one.device_id IS NOT NULL AND other.device_id IS NOT NULL THEN "
-    + " AND ".join(f"one.{name} IS NOT DISTINCT FROM other.{name}" for name in _COMPARED)
-    + " END AS is_as_bronze_says FROM (SELECT * FROM state WHERE part = 'device') AS one "
-    "FULL OUTER JOIN defined_state AS other ON one.device_id = other.device_id",
-    ("device_id",),
-    (
-        holds("is_there", "every device that bronze comes to is there"),
-        holds("is_due", "bronze comes to every device that is there"),
-        holds("is_as_bronze_says", "each is what bronze comes to, in all fields"),
-    ),
-    ("mode", "mode_due", "last_seen", "last_seen_due", "runtime_ms", "runtime_due_ms"),
-    whole=True,
-)
-_WAITING: Final = Suite(
-    "waiting",
-    "device_snapshots",
-    "Of each device, how many messages wait in the state for their time, and how many of bronze have to.",
-    ("state", "taken", "messages"),
-    f"""
-    WITH due AS (
-        SELECT device_id AS due_id, count(*) AS due FROM messages CROSS JOIN taken
-        WHERE kind IN ({_in(FROM_DEVICES)}) AND device_id <> '_' AND clock <> 'invalid' AND event_time > taken.frontier
-            AND received_at <= taken.newest AND NOT taken.chosen
-            AND NOT (clock = 'device' AND unix_millis(event_time) - unix_millis(received_at) > taken.lead_ms)
-        GROUP BY 1),
-    waits AS (SELECT device_id, count(*) AS waiting FROM state CROSS JOIN taken
-              WHERE part = 'signal' AND NOT taken.chosen GROUP BY 1)
-    SELECT coalesce(device_id, due_id) AS device_id, coalesce(waiting, 0) AS waiting, coalesce(due, 0) AS due,
-        coalesce(waiting, 0) >= coalesce(due, 0) AS none_is_lost, coalesce(waiting, 0) <= coalesce(due, 0) AS none_is_made_up
-    FROM waits FULL OUTER JOIN due ON device_id = due_id
-    """,
-    ("device_id",),
-    (
-        holds("none_is_lost", "every message that was received, and lies beyond the frontier, waits in the state"),
-        holds("none_is_made_up", "whatever waits was received, and waits once"),
-    ),
-    ("waiting", "due"),
-)
-_SNAPSHOT: Final = Suite(
-    "snapshot",
-    "device_snapshots",
-    "A snapshot, or a generation's state, as a whole.",
-    ("state", "taken"),
-    """
-    SELECT taken.subject, taken.frontier, taken.frontier_before, taken.key_groups, taken.devices, taken.worlds,
-        (SELECT count(*) FROM state WHERE part = 'device') AS found, (SELECT count(*) FROM state WHERE part = 'group') AS groups,
-        (SELECT count(*) FROM state WHERE part = 'group') = taken.key_groups AS every_key_group_is_there,
-        taken.worlds = 1 AS all_stand_at_one_instant,
-        (SELECT count(*) FROM state WHERE part = 'device') = taken.devices AS as_many_devices_as_were_counted,
-        CASE WHEN taken.frontier_before IS NOT NULL THEN coalesce(taken.frontier >= taken.frontier_before, false) END
-            AS frontier_does_not_run_backwards
-    FROM taken
-    """,
-    ("subject",),
-    (
-        holds("every_key_group_is_there", "every key group is there, once"),
-        holds("all_stand_at_one_instant", "coverage, frontier and policies are the same in all of them"),
-        holds("as_many_devices_as_were_counted", "there are as many devices as were counted when it was taken"),
-        holds("frontier_does_not_run_backwards", "it is not older than the snapshot before it", Severity.WARNING),
-    ),
-    ("frontier", "frontier_before", "key_groups", "groups", "worlds", "devices", "found"),
-)
 OF_TABLES: Final = (
     *STRUCTURE, _TRANSITIONS, _AMENDMENTS, _DEADLINES, _VERDICTS, _ACCOUNTS, _LISTED, _LINES, _COVERAGE, _FUTURE, _VOLUME,
 )  # fmt: skip
-OF_STATE: Final = (_SNAPSHOT, _STATE, _AS_JUDGED, _WAITING)
 SUITES: Final = (*OF_TABLES, *OF_STATE)
-__all__ = ["OF_STATE", "OF_TABLES", "SUITES", "WAYS", "Expectation", "Form", "Trigger"]

@@ -5,7 +5,7 @@ Rule 2: a law is a column that says of each row whether it holds; null where it 
 Rule 3: SQL here is read by DuckDB and by Spark alike: instants are compared, and counted by ``unix_millis`` alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -170,5 +170,11 @@ def holds(column: str, meaning: str, severity: Severity = Severity.CRITICAL) -> 
     return Expectation(column.replace("_", " "), Form.HOLDS, column, meaning, severity)
 
 
+def among(words: Iterable[str]) -> str:
+    """Return words as SQL lists them."""
+    return ", ".join(f"'{word}'" for word in sorted(words))
+
+
+CORRECTED: Final = "corrected AS (SELECT DISTINCT device_id FROM messages WHERE kind = 'correct')"  # see Rule 3 of `laws`
 DECLARED: Final = (MESSAGES, QUARANTINE, COVERAGE, DEVICES, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS)
 STRUCTURE: Final = (COLUMNS, *(of_table(table) for table in DECLARED))

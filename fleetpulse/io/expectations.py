@@ -10,7 +10,8 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ _STORES: Final = {
 }
 _DOCS: Final = "docs"
 _RESULTS: Final = "results"
+_NOTHING: Final = ("NaTType", "NAType")  # pandas' words for it
 Row = Mapping[str, Any]
 
 
@@ -161,7 +163,7 @@ class Expectations:
 
 def _asked(one: Expectation) -> Any:
     """Return an expectation in the library's words."""
-    import great_expectations.expectations as gxe
+    gxe: Any = import_module("great_expectations.expectations")  # its names are exported at run time
 
     common: dict[str, Any] = {"description": one.meaning, "severity": one.severity.value, "meta": {"name": one.name}}
     match one.form:
@@ -192,8 +194,8 @@ def _fault(info: Mapping[str, Any]) -> str:
 
 def _plain(value: Any) -> Any:
     """Return a value of either engine as Python has it; nothing where there is none."""
-    if value is None or value != value or type(value).__name__ in ("NaTType", "NAType"):  # noqa: PLR0124 - not a number
+    if value is None or type(value).__name__ in _NOTHING or value != value:  # noqa: PLR0124 - not a number
         return None
     if isinstance(value, datetime):
-        return value.to_pydatetime() if hasattr(value, "to_pydatetime") else value
+        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)  # Spark's are in UTC, and do not say so
     return value.item() if hasattr(value, "item") else value

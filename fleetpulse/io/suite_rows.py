@@ -125,13 +125,17 @@ class SparkRows:
 
     def _of_files(self, table: Table, files: Sequence[str]) -> "DataFrame":
         if not files:
-            return self.spark.createDataFrame([], ", ".join(f"`{one.name}` {_SPARK[one.type]}" for one in table.columns))
-        root = files[0].partition(f"/{table.name}/")[0] + f"/{table.name}" if table.partitioned_by else None
+            return self.spark.createDataFrame(
+                [], ", ".join(f"`{one.name}` {_SPARK.get(one.type, one.type)}" for one in table.columns)
+            )
         reader = self.spark.read.option("mergeSchema", "true")
-        found = (reader.option("basePath", root) if root else reader).parquet(*files)
+        root, divided, _ = files[0].partition(f"/{table.name}/")
+        if divided:  # the partition's column is in the names of its folders
+            reader = reader.option("basePath", root + divided)
+        found = reader.parquet(*files)
         there = set(found.columns)
         columns = (
-            f"CAST({f'`{one.name}`' if one.name in there else 'NULL'} AS {_SPARK[one.type]}) AS `{one.name}`"
+            f"CAST({f'`{one.name}`' if one.name in there else 'NULL'} AS {_SPARK.get(one.type, one.type)}) AS `{one.name}`"
             for one in table.columns
         )
         return found.selectExpr(*columns)

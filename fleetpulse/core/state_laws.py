@@ -1,0 +1,158 @@
+"""What must hold of the lifecycle job's state, in a snapshot or in a generation, as suites.
+
+Rule 1: a state stands at a frontier: what was said and received up to there is what it is compared with.
+Rule 2: of a state that was made of some of the devices nothing is said that would need the others.
+"""
+
+from typing import Final
+
+from fleetpulse.core.machine import Mode
+from fleetpulse.core.messages import FROM_DEVICES, SIGNALS
+from fleetpulse.core.suites import CORRECTED, Severity, Suite, among, holds
+
+_SAID: Final = """said AS (
+        SELECT device_id, life, transition_no, event_time, to_mode, runtime_ms FROM judgements WHERE kind = 'transition'
+        UNION SELECT device_id, life, transition_no, event_time, to_mode, runtime_ms FROM pending)"""
+_NOT_JUDGED: Final = """
+        SELECT DISTINCT device_id AS not_id, message_kind AS not_kind, received_at AS not_at, event_time AS not_time
+        FROM judgements WHERE kind IN ('late', 'clock', 'after_decommission', 'unknown_device')"""
+_STATE: Final = Suite(
+    "state",
+    "device_snapshots",
+    "The devices of a snapshot, or of a generation, beside their newest transitions and messages.",
+    ("state", "taken", "pending", "dues", "judgements", "messages"),
+    f"""
+    WITH {CORRECTED}, {_SAID},
+    settled AS (SELECT said.*, row_number() OVER (PARTITION BY device_id ORDER BY life DESC, transition_no DESC) AS place
+                FROM said CROSS JOIN taken WHERE event_time <= taken.settled),
+    newest AS (SELECT device_id AS newest_id, life AS newest_life, transition_no AS newest_no, to_mode AS newest_mode
+               FROM settled WHERE place = 1),
+    its AS (SELECT device_id AS its_id, life AS its_life, transition_no AS its_no, max(event_time) AS its_time,
+                max(to_mode) AS its_mode, max(runtime_ms) AS its_runtime_ms FROM said GROUP BY 1, 2, 3),
+    not_judged AS ({_NOT_JUDGED}),
+    seen AS (SELECT device_id AS seen_id, max(CASE WHEN kind IN ({among(SIGNALS)}) THEN event_time END) AS seen_at
+             FROM messages CROSS JOIN taken LEFT JOIN not_judged
+             ON not_id = device_id AND not_kind = kind AND not_at = received_at AND not_time = event_time
+             WHERE kind IN ({among([*SIGNALS, "registry"])}) AND clock <> 'invalid' AND event_time <= taken.frontier
+                 AND received_at <= taken.newest AND not_id IS NULL GROUP BY 1),
+    device AS (SELECT *, row_number() OVER (PARTITION BY device_id ORDER BY mode) AS time FROM state WHERE part = 'device')
+    SELECT coalesce(device_id, newest_id) AS device_id, device.life, device.transition_no, mode, mode_since, last_seen,
+        device.runtime_ms, newest_mode, newest_no, its_mode, seen_at, due_at, due_to,
+        CASE WHEN taken.chosen THEN NULL WHEN newest_mode <> 'forgotten' THEN device.device_id IS NOT NULL END AS is_not_missing,
+        CASE WHEN device.device_id IS NULL OR taken.chosen OR corrected.id IS NOT NULL THEN NULL
+             WHEN transition_no > 0 THEN its_no IS NOT NULL
+             WHEN life >= taken.kept THEN seen_id IS NOT NULL END AS is_known,
+        time = 1 AS is_there_once,
+        mode IN ({among([mode for mode in Mode if mode is not Mode.FORGOTTEN])}) AS mode_is_known,
+        CASE WHEN device.device_id IS NULL OR corrected.id IS NOT NULL OR taken.chosen THEN NULL
+             WHEN transition_no = 0 THEN mode = 'provisioned'
+             ELSE its_mode IS NULL OR (mode IS NOT DISTINCT FROM its_mode AND mode_since IS NOT DISTINCT FROM its_time) END
+            AS mode_is_that_of_its_transition,
+        CASE WHEN device.device_id IS NULL OR newest_id IS NULL OR corrected.id IS NOT NULL THEN NULL
+             ELSE life > newest_life OR (life = newest_life AND transition_no >= newest_no) END AS is_not_stale,
+        CASE WHEN device.device_id IS NULL THEN NULL
+             ELSE coalesce(last_seen, life) <= taken.frontier AND mode_since <= taken.frontier END AS is_not_ahead,
+        CASE WHEN last_seen IS NOT NULL THEN quiet_since IS NOT DISTINCT FROM last_seen END
+            AS silence_counts_from_the_last_signal,
+        CASE WHEN last_seen IS NULL OR corrected.id IS NOT NULL OR last_seen < taken.kept THEN NULL
+             ELSE seen_at IS NOT DISTINCT FROM last_seen END AS last_seen_is_the_newest_signal_judged,
+        CASE WHEN its_no IS NOT NULL AND corrected.id IS NULL THEN device.runtime_ms >= its_runtime_ms END AS runtime_goes_on,
+        CASE WHEN device.device_id IS NULL THEN NULL ELSE due_at IS NULL OR due_at > taken.settled END AS nothing_is_overdue
+    FROM device FULL OUTER JOIN newest ON device.device_id = newest_id CROSS JOIN taken
+    LEFT JOIN its ON its_id = device.device_id AND its_life = device.life AND its_no = device.transition_no
+    LEFT JOIN seen ON seen_id = device.device_id
+    LEFT JOIN dues ON due_id = device.device_id
+    LEFT JOIN (SELECT device_id AS id FROM corrected) AS corrected ON corrected.id = coalesce(device.device_id, newest_id)
+    """,
+    ("device_id",),
+    (
+        holds("is_not_missing", "a device whose newest transition does not forget it is there"),
+        holds("is_known", "a device that is there has the transition that it names, or a message"),
+        holds("is_there_once", "a device is there once"),
+        holds("mode_is_known", "its mode is one of the machine's, and not forgotten"),
+        holds("mode_is_that_of_its_transition", "its mode, and since when, are those of its newest transition"),
+        holds("is_not_stale", "no transition of it up to there is newer than the one that it names"),
+        holds("is_not_ahead", "nothing of it lies beyond the frontier"),
+        holds("silence_counts_from_the_last_signal", "silence counts from the last signal on"),
+        holds("last_seen_is_the_newest_signal_judged", "the last signal is the newest one of bronze that was judged"),
+        holds("runtime_goes_on", "its runtime is not less than at its newest transition"),
+        holds("nothing_is_overdue", "nobody is online without a signal within the timeout, or held beyond its time"),
+    ),
+    ("mode", "mode_since", "last_seen", "newest_mode", "newest_no", "its_mode", "seen_at", "due_at", "due_to"),
+)
+_COMPARED: Final = (
+    "site", "device_class", "gateway", "mode", "mode_since", "life", "transition_no", "class_since", "last_seen", "quiet_since",
+    "quiet_covered_ms", "runtime_ms", "boot", "seq", "reboots", "degraded_until", "flagged_until", "held_until", "death",
+    "death_covered_ms", "errors",
+)  # fmt: skip
+_AS_JUDGED: Final = Suite(
+    "state as judged",
+    "device_snapshots",
+    "The devices of a snapshot, or of a generation, beside those that bronze comes to when it is judged again up to there.",
+    ("state", "defined_state"),
+    "SELECT coalesce(one.device_id, other.device_id) AS device_id, one.mode, other.mode AS mode_due, one.last_seen, "
+    "other.last_seen AS last_seen_due, one.runtime_ms, other.runtime_ms AS runtime_due_ms, "
+    "one.device_id IS NOT NULL AS is_there, other.device_id IS NOT NULL AS is_due, "
+    "CASE WHEN one.device_id IS NOT NULL AND other.device_id IS NOT NULL THEN "
+    + " AND ".join(f"one.{name} IS NOT DISTINCT FROM other.{name}" for name in _COMPARED)
+    + " END AS is_as_bronze_says FROM (SELECT * FROM state WHERE part = 'device') AS one "
+    "FULL OUTER JOIN defined_state AS other ON one.device_id = other.device_id",
+    ("device_id",),
+    (
+        holds("is_there", "every device that bronze comes to is there"),
+        holds("is_due", "bronze comes to every device that is there"),
+        holds("is_as_bronze_says", "each is what bronze comes to, in all fields"),
+    ),
+    ("mode", "mode_due", "last_seen", "last_seen_due", "runtime_ms", "runtime_due_ms"),
+    whole=True,
+)
+_WAITING: Final = Suite(
+    "waiting",
+    "device_snapshots",
+    "Of each device, how many messages wait in the state for their time, and how many of bronze have to.",
+    ("state", "taken", "messages"),
+    f"""
+    WITH due AS (
+        SELECT device_id AS due_id, count(*) AS due FROM messages CROSS JOIN taken
+        WHERE kind IN ({among(FROM_DEVICES)}) AND device_id <> '_' AND clock <> 'invalid' AND event_time > taken.frontier
+            AND received_at <= taken.newest AND NOT taken.chosen
+            AND NOT (clock = 'device' AND unix_millis(event_time) - unix_millis(received_at) > taken.lead_ms)
+        GROUP BY 1),
+    waits AS (SELECT device_id, count(*) AS waiting FROM state CROSS JOIN taken
+              WHERE part = 'signal' AND NOT taken.chosen GROUP BY 1)
+    SELECT coalesce(device_id, due_id) AS device_id, coalesce(waiting, 0) AS waiting, coalesce(due, 0) AS due,
+        coalesce(waiting, 0) >= coalesce(due, 0) AS none_is_lost, coalesce(waiting, 0) <= coalesce(due, 0) AS none_is_made_up
+    FROM waits FULL OUTER JOIN due ON device_id = due_id
+    """,
+    ("device_id",),
+    (
+        holds("none_is_lost", "every message that was received, and lies beyond the frontier, waits in the state"),
+        holds("none_is_made_up", "whatever waits was received, and waits once"),
+    ),
+    ("waiting", "due"),
+)
+_SNAPSHOT: Final = Suite(
+    "snapshot",
+    "device_snapshots",
+    "A snapshot, or a generation's state, as a whole.",
+    ("state", "taken"),
+    """
+    SELECT taken.subject, taken.frontier, taken.frontier_before, taken.key_groups, taken.devices, taken.worlds,
+        (SELECT count(*) FROM state WHERE part = 'device') AS found, (SELECT count(*) FROM state WHERE part = 'group') AS groups,
+        (SELECT count(*) FROM state WHERE part = 'group') = taken.key_groups AS every_key_group_is_there,
+        taken.worlds = 1 AS all_stand_at_one_instant,
+        (SELECT count(*) FROM state WHERE part = 'device') = taken.devices AS as_many_devices_as_were_counted,
+        CASE WHEN taken.frontier_before IS NOT NULL THEN coalesce(taken.frontier >= taken.frontier_before, false) END
+            AS frontier_does_not_run_backwards
+    FROM taken
+    """,
+    ("subject",),
+    (
+        holds("every_key_group_is_there", "every key group is there, once"),
+        holds("all_stand_at_one_instant", "coverage, frontier and policies are the same in all of them"),
+        holds("as_many_devices_as_were_counted", "there are as many devices as were counted when it was taken"),
+        holds("frontier_does_not_run_backwards", "it is not older than the snapshot before it", Severity.WARNING),
+    ),
+    ("frontier", "frontier_before", "key_groups", "groups", "worlds", "devices", "found"),
+)
+OF_STATE: Final = (_SNAPSHOT, _STATE, _AS_JUDGED, _WAITING)
