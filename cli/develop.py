@@ -46,6 +46,7 @@ def register(app: typer.Typer) -> None:
     bench.command("soak")(bench_soak)
     bench.command("expiry")(bench_expiry)
     bench.command("state")(bench_state)
+    bench.command("quality")(bench_quality)
     app.add_typer(bench, name="bench")
 
 
@@ -278,3 +279,18 @@ def bench_state(
         as_json(rows)
     else:
         console().print(as_table(rows, list(rows[-1]), "moving the state"))
+
+
+def bench_quality(
+    quick: Annotated[bool, typer.Option("--quick", help="50,000 messages instead of 1,000,000.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+) -> None:
+    """Judge a clean day and look at it by all suites of data quality; exit 1 where anything is raised."""
+    from bench.quality import bench_quality as run
+    from cli.output import as_json, as_table, console
+
+    rows = list(run(quick=quick, say=lambda words: typer.echo(words, err=True)))
+    if json_lines:
+        as_json(rows)
+    else:
+        console().print(as_table(rows, list(rows[-1]), "a clean day"))

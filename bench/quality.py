@@ -1,0 +1,169 @@
+"""A clean day, judged by the job's own fold, and looked at by all suites: ``./fleet bench quality``.
+
+Rule 1: the day is judged as the job does it, in key groups and in batches; the suites judge it again in one piece.
+Rule 2: nothing may be raised, neither critical nor warning: whatever is, is an error.
+Rule 3: CPU is that of the whole process tree, the JVM included.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pyarrow as pa
+import pyarrow.compute
+from deltalake import CommitProperties, write_deltalake
+
+from batch.backtest import unpacked
+from batch.quality import lazy_session, run
+from bench.load import LATENESS_MS, Load
+from bench.measure import Reading, read
+from fleetpulse.columnar.blocks import NO_SIGNALS
+from fleetpulse.columnar.group import KeyGroup
+from fleetpulse.columnar.snapshots import taken
+from fleetpulse.core.coverage import Listening
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages import Kind
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS, MESSAGES, TABLES
+from fleetpulse.io import delta
+from fleetpulse.io.home import Home
+from fleetpulse.io.slices import blocks_of, pieces_of, slices_of
+from fleetpulse.io.snapshot_table import Taken
+
+pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
+_DAY: Final = Load(devices=230, leaving=1)  # a message each in 20 s: 1,000,000 a day
+_STEPS: Final = 4_320
+_QUICK_STEPS: Final = 216
+_A_COMMIT: Final = 72
+_GROUPS: Final = 8
+_BATCH_ROWS: Final = 20_000
+
+
+def bench_quality(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[str, Any]]:
+    """Make the day, look at it, and yield a row for each suite and one for all.
+
+    Args:
+        quick: a twentieth of it.
+        say: told each step.
+
+    Raises:
+        FleetError: something was raised.
+    """
+    tree = psutil.Process()
+    with tempfile.TemporaryDirectory(prefix="fleet-bench-") as place:
+        home = Home(Path(place) / "home")
+        begun = read(tree)
+        messages = _land(home, _QUICK_STEPS if quick else _STEPS)
+        say(f"{messages:,} messages have landed")
+        judged = _judge(home)
+        made = read(tree)
+        say(f"{judged:,} judgements; looking at them")
+        with lazy_session(home) as session:
+            report = run(home, session=session)
+            told = read(tree)
+        for one in report.looked:
+            raised = sum(each.outcome in ("failed", "fault") for each in one.findings)
+            same = {"what": one.suite, "engine": one.engine, "rows": one.rows}
+            yield {**same, "wall_s": round(one.took_ms / 1000, 1), "cpu_s": None, "raised": raised}
+        raised = [one.sentence() for one in report.findings() if one.outcome in ("failed", "fault", "skipped")]
+        yield _row("made and judged", messages, begun, made)
+        yield _row("looked at", messages, made, told, len(raised))
+        if raised:
+            raise FleetError("a clean day raises nothing; got\n" + "\n".join(raised))
+
+
+def _row(what: str, rows: int, begin: Reading, end: Reading, raised: int = 0) -> dict[str, Any]:
+    wall_s, cpu_s = round(end.wall_s - begin.wall_s, 1), round(end.cpu_s - begin.cpu_s, 1)
+    return {"what": what, "engine": "", "rows": rows, "wall_s": wall_s, "cpu_s": cpu_s, "raised": raised}
+
+
+def _land(home: Home, steps: int) -> int:
+    """Write bronze, and what landing keeps of our own rows; return how many messages there are."""
+    home.prepare(Deployment(LATENESS_MS))
+    for table in TABLES:
+        delta.create(home, table)
+    count = 0
+    for number, first in enumerate(range(0, steps, _A_COMMIT), 1):
+        rows = pa.concat_tables([_DAY.step(step) for step in range(first, min(first + _A_COMMIT, steps))])
+        for table, kind in ((COVERAGE, Kind.GAP), (DEVICES, Kind.REGISTRY)):
+            delta.append(home, table, delta.to_table(table, _own(rows, kind)), "bench", number)
+        delta.append(home, MESSAGES, rows, "bench", number)
+        count += rows.num_rows
+    return count
+
+
+def _own(rows: pa.Table, kind: Kind) -> list[dict[str, Any]]:
+    """Return what landing keeps of our own rows of a kind in a table of theirs."""
+    found: list[dict[str, Any]] = []
+    for row in rows.filter(pc.equal(rows["kind"], kind.value)).to_pylist():
+        content = json.loads(row["body"])
+        at_ms = content.get("from" if content["op"] == "open" else "until")
+        same = {name: row[name] for name in ("device_id", "site", "origin", "segment")}
+        instants = {"received_at_ms": _millis(row["received_at"]), "effective_from_ms": _millis(row["event_time"])}
+        found.append({**same, **instants, "bridge": "bench", "op": content["op"], "at_ms": at_ms})
+    return found
+
+
+def _millis(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
+
+
+def _judge(home: Home) -> int:
+    """Judge as the job does, and write judgements, a snapshot, and how far it has come; return how many judgements there are."""
+    deployment, pieces = home.deployment(), pieces_of(home)
+    started_ms, newest_ms = pieces[0].first_ms, max(one.last_ms for one in pieces)
+    groups = [KeyGroup(Listening.begin(started_ms)) for _ in range(_GROUPS)]
+    chunks: list[dict[int, bytes]] = [{} for _ in groups]
+    count = 0
+
+    def fold(number: int, signals: pa.RecordBatch, others: Any, through_ms: int) -> pa.RecordBatch:
+        step = groups[number].fold(signals, others, through_ms, deployment, chunks[number].__getitem__)
+        for gone in step.gone:
+            del chunks[number][gone]
+        chunks[number].update(step.chunks)
+        return step.told
+
+    for each in slices_of(pieces, _BATCH_ROWS):
+        blocks = blocks_of(each, _GROUPS, started_ms)
+        told = [
+            fold(number, signals, others, each.newest_ms)
+            for number, (signals, others) in zip(blocks["key_group"].to_pylist(), unpacked(blocks), strict=True)
+        ]
+        count += _say(home, told, each.number + 1)
+    count += _say(home, [fold(number, NO_SIGNALS, [], newest_ms) for number in range(_GROUPS)], len(pieces) + 1_000_000)
+    _publish(home, groups, chunks, newest_ms)
+    _note(home, newest_ms)
+    return count
+
+
+def _say(home: Home, told: list[pa.RecordBatch], number: int) -> int:
+    said = pa.Table.from_batches(told)
+    columns = dict(zip(said.column_names, said.columns, strict=True))
+    delta.append(home, JUDGEMENTS, delta.from_columns(JUDGEMENTS, columns, said.num_rows), "bench", number)
+    return said.num_rows
+
+
+def _publish(home: Home, groups: list[KeyGroup], chunks: list[dict[int, bytes]], newest_ms: int) -> None:
+    rows = [
+        batch
+        for number, group in enumerate(groups)
+        for batch in taken(number, group.to_bytes(), chunks[number], newest_ms, home.deployment())
+    ]
+    about = Taken(1, 1, 1, newest_ms, groups[0].listening.frontier_ms, sum(len(group.devices) for group in groups), _GROUPS)
+    note = {name: value for name, value in asdict(about).items() if name not in ("version", "at_ms")}
+    properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(note)})
+    place = str(home.table(DEVICE_SNAPSHOTS.name))
+    write_deltalake(place, pa.Table.from_batches(rows), mode="overwrite", partition_by=["part"], commit_properties=properties)
+
+
+def _note(home: Home, newest_ms: int) -> None:
+    """Write down how far it has come, as the job's checkpoint does."""
+    for folder in ("offsets", "commits"):
+        (home.checkpoint / folder).mkdir(parents=True, exist_ok=True)
+    (home.checkpoint / "offsets" / "1").write_text(f'v1\n{{"batchWatermarkMs": {newest_ms - 1}}}\n{{"version": 1}}\n')
+    (home.checkpoint / "commits" / "1").write_text("v1\n{}")
