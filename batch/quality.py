@@ -234,7 +234,7 @@ def _look(home: Home, suites: Sequence[Suite], state: State | None, subject: str
     report = Report(f"{format_instant(at_ms).replace(':', '').replace('.', '')}", at_ms, subject)
     judged = evidence.stand_of(home)
     with opened(home) as tables, ExitStack() as stack:
-        made = Looks(home, tables, judged, state)
+        made = WorkedOut(home, tables, judged, state)
         expectations = Expectations(home.path / "quality", report.run_id)
         rows: list[SparkRows] = []  # one for all, where there is any
 
@@ -262,7 +262,7 @@ def _skipped(suite: Suite, why: str) -> Looked:
 
 
 def _evaluated(
-    suite: Suite, made: "Looks", expectations: Expectations, how: _Evaluation, spark_rows: Callable[[], SparkRows]
+    suite: Suite, made: "WorkedOut", expectations: Expectations, how: _Evaluation, spark_rows: Callable[[], SparkRows]
 ) -> Looked:
     began = time.monotonic()
     try:
@@ -294,7 +294,7 @@ def _shown(value: Any) -> Any:
     return format_instant(round(value.timestamp() * 1000)) if isinstance(value, datetime) else value
 
 
-class Looks:
+class WorkedOut:
     """Tables that are worked out when a suite first needs them.
 
     Args:

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from batch import evidence
-from batch.quality import Looks, gate, refuse, run, snapshot_state
+from batch.quality import WorkedOut, gate, refuse, run, snapshot_state
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.laws import SUITES
 from fleetpulse.core.replay import Deployment
@@ -206,10 +206,10 @@ def expectations(clean: Home) -> Expectations:
 
 
 @contextmanager
-def looked_at(home: Home) -> Iterator[tuple[Opened, Looks]]:
+def looked_at(home: Home) -> Iterator[tuple[Opened, WorkedOut]]:
     judged = evidence.stand_of(home)
     with opened(home) as tables:
-        yield tables, Looks(home, tables, judged, snapshot_state(home))
+        yield tables, WorkedOut(home, tables, judged, snapshot_state(home))
 
 
 def plant(tables: Opened, name: str, sql: str) -> None:
