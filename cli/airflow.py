@@ -19,7 +19,7 @@ from typing import Final
 import psutil
 import structlog
 
-from cli.airflow_environment import HOST, ROOT, environment, folder
+from cli.airflow_environment import HOST, ROOT, environment
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import Stop, die_with_parent, write_status
@@ -55,7 +55,6 @@ def run_airflow(home: Home, port: int, stop: Stop) -> None:
     install = [sys.executable, "-I", "-B", str(ROOT / "cli" / "environment.py"), str(ROOT), "operations"]
     _await(install, dict(os.environ), "installing Airflow", _INSTALL_S, stop)
     settings = {**os.environ, **environment(home, port)}
-    (folder(home) / "plugins").mkdir(exist_ok=True)
     told.say("preparing")
     _await(
         [sys.executable, "-P", "-m", "fleetpulse.orchestration.database"],

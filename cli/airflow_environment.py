@@ -58,7 +58,7 @@ def environment(home: Home, port: int) -> dict[str, str]:
         "AIRFLOW_HOME": str(at),
         "FLEET_HOME": str(home.path.absolute()),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
-        "AIRFLOW__CORE__PLUGINS_FOLDER": str(at / "plugins"),
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "fleetpulse" / "orchestration" / "plugins"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
         "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",

@@ -4,7 +4,7 @@
 history of many millions of rows: it is judged where the connection `spark_default` says.
 
 **What it does**: judges what was received under both policies and compares. Nothing is changed. The figures are the result of the
-task `backtest`; the page with charts lies in the home, below `airflow/fleet/backtests`, under the name of the run.
+task `backtest`, which is linked with a page of charts (*Report*).
 
 **Red** means: the policy has faults, or the range is not kept; the first line says which.
 

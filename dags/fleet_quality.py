@@ -18,7 +18,7 @@ from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable, Param, c
 
 from fleetpulse.orchestration.assets import ALERTS, DEVICE_SNAPSHOTS, QUALITY_RESULTS
 from fleetpulse.orchestration.factory import fleet_dag
-from fleetpulse.orchestration.operators import FleetOperator, Outcome
+from fleetpulse.orchestration.operators import BuildDocs, FleetOperator, Outcome
 
 FORM = {"suite": Param(None, type=["null", "string"], title="Suite", description="empty: all of them")}
 
@@ -41,7 +41,7 @@ def build(*, alarmed: bool = True) -> DAG:
             gives="json",
             outlets=[QUALITY_RESULTS],
         )
-        docs = FleetOperator(task_id="docs", words=["quality", "docs"], trigger_rule="all_done")  # of what failed above all
+        docs = BuildDocs(task_id="docs", trigger_rule="all_done")  # of what failed above all
         chain(check, docs, Outcome(task_id="outcome", of=["check", "docs"]))
     return made
 

@@ -16,6 +16,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from fleetpulse.orchestration.operators import REFUSED, FleetOperator, given
+from fleetpulse.orchestration.pages import ReportLink
 from fleetpulse.orchestration.place import PLACE, ROOT, Place
 from fleetpulse.orchestration.verbs import SENTENCE
 
@@ -58,6 +59,7 @@ class Backtest(FleetOperator):
     """Try the policy in a process of this machine; the result is the figures, and where the page lies."""
 
     template_fields: ClassVar[Sequence[str]] = ("words", "run_name")
+    operator_extra_links = (ReportLink(),)
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(words=[*_WORDS, "--json"], gives="json", **kwargs)
@@ -74,6 +76,7 @@ class BacktestOnSpark(SparkSubmitOperator):
     """Try the policy on the cluster that the connection ``spark_default`` names; the result says where the page lies."""
 
     template_fields: ClassVar[Sequence[str]] = ("words", "run_name")
+    operator_extra_links = (ReportLink(),)
 
     def __init__(self, *, place: Place = PLACE, **kwargs: Any) -> None:
         super().__init__(conn_id=SPARK, application=str(ROOT / "cli" / "__main__.py"), name="fleet-backtest", **kwargs)

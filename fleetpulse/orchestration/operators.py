@@ -15,6 +15,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from fleetpulse.orchestration.assets import facts_of
+from fleetpulse.orchestration.pages import DataDocsLink
 from fleetpulse.orchestration.place import PLACE, Place
 from fleetpulse.orchestration.verbs import Ended, Verb
 
@@ -88,6 +89,15 @@ class FleetOperator(BaseOperator):
         for outlet in self.outlets:
             if name := getattr(outlet, "name", ""):
                 context["outlet_events"][outlet].extra.update(facts_of(self.place.home, name))
+
+
+class BuildDocs(FleetOperator):
+    """Build the pages of the looks at the data; the task is linked with them."""
+
+    operator_extra_links = (DataDocsLink(),)
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(words=["quality", "docs"], **kwargs)
 
 
 class StopStream(FleetOperator):

@@ -1,0 +1,1 @@
+"""What Airflow loads by itself: each file of this folder."""

@@ -1,0 +1,17 @@
+"""The plugin that Airflow finds in this folder: our pages below ``/fleet``, and the Data Docs in the navigation."""
+
+from airflow.plugins_manager import AirflowPlugin
+
+from fleetpulse.orchestration.pages import PREFIX, DataDocsLink, Pages, ReportLink
+from fleetpulse.orchestration.place import PLACE
+
+
+class FleetPages(AirflowPlugin):
+    """What is shown beside Airflow's own pages."""
+
+    name = "fleet_pages"
+    fastapi_apps = [{"app": Pages(PLACE), "url_prefix": PREFIX, "name": "fleet pages"}]  # noqa: RUF012 - as Airflow asks
+    external_views = [  # noqa: RUF012 - as above
+        {"name": "Data Docs", "href": f"{PREFIX}/quality/index.html", "destination": "nav", "url_route": "data-docs"}
+    ]
+    operator_extra_links = [ReportLink(), DataDocsLink()]  # noqa: RUF012 - as above

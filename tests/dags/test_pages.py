@@ -1,0 +1,90 @@
+"""Pages are shown to those who have logged in, and to nobody else, and nothing else is."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.airflows import OF_AIRFLOW, ROOT
+
+pytestmark = OF_AIRFLOW
+
+
+def test_a_page_is_a_file_below_its_folder_and_nothing_else(tmp_path: Path) -> None:
+    from fleetpulse.orchestration.pages import page_of
+    from fleetpulse.orchestration.place import Place
+
+    place = Place("fleet", tmp_path)
+    run = place.notes / "backtests" / "run"
+    run.mkdir(parents=True)
+    (run / "report.html").write_text("here")
+    (place.notes / "secret").write_text("not here")
+    (run / "link").symlink_to(place.notes / "secret")
+    assert page_of(place, "backtests", "run/report.html") == run / "report.html"
+    for area, path in (
+        ("backtests", "run"),
+        ("backtests", "../secret"),
+        ("backtests", "run/link"),
+        ("backtests", str(place.notes / "secret")),
+        ("backtests", "run/\0"),
+        ("other", "run/report.html"),
+    ):
+        assert page_of(place, area, path) is None
+
+
+def test_who_has_not_logged_in_sees_no_page(airflow: Path, stand: object) -> None:
+    from fastapi.testclient import TestClient
+
+    from fleetpulse.orchestration.pages import Pages, app
+    from fleetpulse.orchestration.place import PLACE
+
+    run = PLACE.notes / "backtests" / "run"
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "report.html").write_text("here")
+    with TestClient(Pages(PLACE)) as client:
+        assert client.get("/backtests/run/report.html").status_code == 401
+    shown = app(PLACE)
+    with TestClient(shown) as client:
+        for path in ("/backtests/run/report.html", "/quality/index.html", "/docs", "/openapi.json", "/"):
+            assert client.get(path).status_code in (401, 403, 404), path
+        assert client.get("/backtests/run/report.html").status_code == 401
+        shown.dependency_overrides[_get_user()] = lambda: "somebody"
+        answer = client.get("/backtests/run/report.html")
+    assert (answer.status_code, answer.text) == (200, "here")
+    assert answer.headers["content-security-policy"].startswith("sandbox")
+
+
+def _get_user() -> object:
+    from airflow.api_fastapi.core_api.security import get_user
+
+    return get_user
+
+
+_LOADED = """
+from airflow import plugins_manager as manager
+[app], _ = manager.get_fastapi_plugins()
+assert app["url_prefix"] == "/fleet", app
+import sys
+assert "fastapi" not in sys.modules
+assert not manager.get_import_errors(), manager.get_import_errors()
+"""
+
+
+def test_airflow_loads_the_plugin(tmp_path: Path) -> None:
+    folder = ROOT / "fleetpulse" / "orchestration" / "plugins"
+    environment = {**os.environ, "AIRFLOW__CORE__PLUGINS_FOLDER": str(folder), "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-P", "-c", _LOADED], env=environment, check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("dag", "task", "links"), [("fleet_backtest", "backtest", {"Report"}), ("fleet_quality", "docs", {"Data Docs"})]
+)
+def test_a_task_is_linked_with_what_it_made(dag: str, task: str, links: set[str]) -> None:
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    from tests.airflows import built
+
+    stored = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(built(dag)))
+    assert set(stored.get_task(task).extra_links) == links
