@@ -38,7 +38,8 @@ def tell_of_failure(context: Mapping[str, Any]) -> None:
 
 async def tell_of_delay(dag_id: str, within: str, context: Any = None) -> None:
     """Tell of a run that has not ended in time; a deadline's callback."""
-    run = str((context or {}).get("dag_run", {}).get("dag_run_id", "")) if isinstance(context, dict) else ""
+    run_of = context.get("dag_run") if isinstance(context, dict) else None
+    run = str(run_of.get("dag_run_id", "")) if isinstance(run_of, dict) else str(getattr(run_of, "run_id", ""))
     told = {"dag": dag_id, "run": run, "task": "", "reason": f"the run has not ended within {within}"}
     await asyncio.to_thread(tell, PLACE, told)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
 
 from fleetpulse.orchestration.assets import facts_of
 from fleetpulse.orchestration.pages import DataDocsLink
@@ -66,7 +66,11 @@ class FleetOperator(BaseOperator):
         line = self.place.line(given(words))
         self.log.info("%s", " ".join(line))
         self._verb = Verb(line, self._say)
-        ended = self._verb.wait()
+        try:
+            ended = self._verb.wait()
+        except AirflowTaskTimeout:
+            self.leave(context, f"{' '.join(words[:2])} was broken off: it took longer than {self.execution_timeout}")
+            raise
         if ended.code == 0:
             return ended
         self.leave(context, ended.reason())
@@ -200,12 +204,14 @@ class GoBack(FleetOperator):
         number = int(made["generation"]) if made else None
         if number is None and (held := record.held()) is not None and held.made_at_ms >= wanted.at_ms and wanted.by == self.by:
             number = held.number  # made since we stopped the stream, by a task that died before it could say so
+        by_another = wanted.what == STOPPED and wanted.by != self.by  # since: then it stays as that one wants it
         if number is not None and record.current == number:
-            yield ["stream", "stop", "--by", self.by], "stopped the stream"
+            if not by_another:
+                yield ["stream", "stop", "--by", self.by], "stopped the stream"
             yield ["state", "rollback"], f"rolled back from generation {number}"
         elif number is not None:
             yield ["state", "discard", str(number)], f"discarded generation {number}"
-        if wanted.what != STOPPED or wanted.by == self.by:
+        if not by_another:
             yield ["stream", "start", "--by", self.by], "started the stream again"
 
 

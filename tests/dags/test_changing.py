@@ -54,6 +54,15 @@ def test_a_verb_that_refuses_starts_the_stream_again(stand: Stand, trial: Trial)
     assert ended[""] == "failed" and ended["go_back"] == "success"
 
 
+def test_a_generation_that_was_held_by_a_task_that_could_not_say_so_is_discarded(stand: Stand, trial: Trial) -> None:
+    stand.fail(**{"state_rescale_--key-groups=8_--hold": "the machine was switched off"})
+    held = {"number": 3, "key_groups": 8, "form": 4, "made_by": "rescale", "made_at_ms": 5, "status": "held"}
+    record = stand.home / "checkpoints" / "lifecycle" / "generations.json"
+    record.write_text(json.dumps({"current": 1, "generations": [held]}))
+    assert trial(built("fleet_rescale"))["go_back"] == "success"
+    assert verbs(stand)[-2:] == ["state discard 3", "stream start"]
+
+
 def test_a_run_that_finds_the_stream_stopped_by_another_refuses_and_undoes_nothing(stand: Stand, trial: Trial) -> None:
     by_another = {"what": "stopped", "by": "airflow fleet_migrate manual__earlier", "at_ms": 1}
     (stand.home / "desired.json").write_text(json.dumps(by_another))

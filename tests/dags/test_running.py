@@ -5,9 +5,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
-from tests.airflows import OF_AIRFLOW, Stand, built
+from tests.airflows import COMMAND, OF_AIRFLOW, Stand, built
 
 pytestmark = OF_AIRFLOW
 Trial = Callable[..., dict[str, str]]
@@ -55,6 +57,27 @@ def test_a_bootstrap_has_what_its_form_says(stand: Stand, trial: Trial) -> None:
     ended = trial(built("fleet_bootstrap"), version=0, only="site = 'north'")
     assert stand.calls() == ["state bootstrap --version=0 --only=site = 'north' --dry-run"]
     assert ended["plan"] == "failed" and ended["stop"] == "upstream_failed" and ended[""] == "failed"
+
+
+def test_who_writes_a_table_says_what_it_is_now(stand: Stand, trial: Trial) -> None:
+    from airflow.models.asset import AssetEvent
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    write_deltalake(str(stand.home / "tables" / "device_snapshots"), pa.table({"device_id": ["a", "b"]}))
+    assert trial(built("fleet_snapshot"))[""] == "success"
+    with create_session() as session:
+        (event,) = session.scalars(select(AssetEvent).where(AssetEvent.source_dag_id == "fleet_snapshot")).all()
+        assert (event.asset.name, event.extra) == ("device_snapshots", {"version": 0, "rows": 2})
+    assert stand.calls() == ["state snapshot --gate --json"]
+
+
+def test_a_verb_that_takes_too_long_is_broken_off_and_says_so(stand: Stand, trial: Trial) -> None:
+    COMMAND.write_text("#!/bin/sh\nsleep 300\n")
+    dag = built("fleet_maintain")
+    dag.get_task("maintain").execution_timeout = timedelta(seconds=1)
+    dag.get_task("maintain").retries = 0
+    assert trial(dag) == {"": "failed", "maintain": "failed"}
 
 
 def test_the_stream_is_stopped_by_one_of_two_that_want_it_at_once(stand: Stand) -> None:
