@@ -26,6 +26,7 @@ os.environ.update(
     {
         "AIRFLOW_HOME": str(PLACE / "airflow"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(PLACE / "no-dags"),
+        "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "false",  # nobody watches for one that is paused
         "AIRFLOW__CORE__LOAD_EXAMPLES": "false",
         "AIRFLOW__CORE__UNIT_TEST_MODE": "false",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{PLACE}/airflow.db",
