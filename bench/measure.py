@@ -1,6 +1,7 @@
 """What a run costs, measured from outside: CPU and memory of a whole process tree, bytes of a checkpoint.
 
-Rule 1: CPU is user and system time of the process, all its descendants, and those of them that ended and were reaped.
+Rule 1: CPU is user and system time of the process, all its descendants, and those of them that ended and were reaped;
+who is not reaped is counted by a `Meter`.
 Rule 2: who measures is no part of the tree.
 """
 
@@ -8,9 +9,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from threading import Event, Thread
+from typing import Final, Self
 
 import psutil
+
+_LOOK_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +118,41 @@ class Watch:
         if time.monotonic() - self._looked_s > 0.2:
             self.peak_bytes = max(self.peak_bytes, resident_bytes(self.tree))
             self._looked_s = time.monotonic()
+
+
+class Meter:
+    """CPU of all that was ever seen of this process's tree: Spark lets its idle workers die unreaped, and their time with them.
+
+    The tree is looked at once a second, by a thread that is part of it, as long as the meter is entered; of a process that
+    ends, what it used after the last look is not counted: a worker has been idle for a minute then.
+    """
+
+    def __init__(self) -> None:
+        self._used: dict[tuple[int, float], float] = {}
+        self._ended = Event()
+        self._thread = Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def read(self) -> Reading:
+        """Return the present reading."""
+        self._look()
+        return Reading(time.monotonic(), sum(list(self._used.values())))
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            self._look()
+
+    def _look(self) -> None:
+        for process in _members(psutil.Process()):
+            try:
+                times = process.cpu_times()
+                self._used[process.pid, process.create_time()] = times.user + times.system
+            except psutil.Error:  # it ended meanwhile
+                continue

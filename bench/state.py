@@ -22,7 +22,7 @@ from batch.session import batch_session
 from batch.verbs import Work, bootstrap, migrate, repartition, rollback
 from bench.contenders import key_groups
 from bench.generate import LATENESS_MS, Fleet, prepare
-from bench.measure import read, resident_bytes, size_bytes
+from bench.measure import Meter, resident_bytes, size_bytes
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
@@ -64,8 +64,8 @@ def bench_state(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[str
     place = Path(tempfile.mkdtemp(prefix="fleet-bench-state-"))
     try:
         home = _judged(Home(place / "home"), devices, say)
-        with batch_session(home, "4g") as spark:
-            yield from _measured(spark, home, devices, say)
+        with batch_session(home, "4g") as spark, Meter() as meter:
+            yield from _measured(spark, home, devices, meter, say)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -81,7 +81,9 @@ def _judged(home: Home, devices: int, say: Callable[[str], None]) -> Home:
     return home
 
 
-def _measured(spark: SparkSession, home: Home, devices: int, say: Callable[[str], None]) -> Iterable[dict[str, Any]]:
+def _measured(
+    spark: SparkSession, home: Home, devices: int, meter: Meter, say: Callable[[str], None]
+) -> Iterable[dict[str, Any]]:
     say("judging them")
     await_end(start(spark, home, None))
     work = Work(spark, home, say)
@@ -100,8 +102,8 @@ def _measured(spark: SparkSession, home: Home, devices: int, say: Callable[[str]
     costs: dict[str, list[Cost]] = {name: [] for name in verbs}
     for _ in range(2):  # the first time warms up
         for name, verb in verbs.items():
-            yardsticks.append(_cost(lambda: _plain(spark, home)))
-            costs[name].append(_cost(verb))
+            yardsticks.append(_cost(meter, lambda: _plain(spark, home)))
+            costs[name].append(_cost(meter, verb))
     unit = median(cost.cpu_s for cost in yardsticks[len(verbs) :])
     rows = snapshots(home)[0]
     yield {"what": "read and written by plain Spark", "devices": rows.devices, "cpu_s": round(unit, 2),
@@ -126,9 +128,8 @@ def _plain(spark: SparkSession, home: Home) -> None:
     rows.write.format("delta").mode("overwrite").partitionBy("part").save(str(home.path / "plain"))
 
 
-def _cost(act: Callable[[], object]) -> Cost:
-    tree = psutil.Process()
-    before = read(tree)
+def _cost(meter: Meter, act: Callable[[], object]) -> Cost:
+    before = meter.read()
     act()
-    after = read(tree)
-    return Cost(after.wall_s - before.wall_s, after.cpu_s - before.cpu_s, resident_bytes(tree) / 1e6)
+    after = meter.read()
+    return Cost(after.wall_s - before.wall_s, after.cpu_s - before.cpu_s, resident_bytes(psutil.Process()) / 1e6)
