@@ -17,19 +17,16 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
-from pyspark import StorageLevel
-from pyspark.sql import functions as F
 
-from batch.generation import Plan, await_end, build, compare, settle, state_of, take_over
+from batch.carried import compare, packed, summed
+from batch.generation import Plan, await_end, build, settle, state_of, take_over
 from batch.verbs import Work
-from fleetpulse.columnar.snapshots import PENDING
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import COMPARED, Verdict
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.checkpoint import Stand, newest_begun, query_id, stand
 from fleetpulse.io.generations import Generation, checkpoint_of, discard_generation
 from fleetpulse.io.lifecycle_query import start
-from fleetpulse.io.stored_state import snapshot_rows
 
 Bag = Counter[tuple[Any, ...]]
 _SHOWN: Final = 5
@@ -61,20 +58,19 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
     """
     spark, home, say = work.spark, work.home, work.say
     current, began = home.generation(), stand(home.checkpoint)
-    rows = snapshot_rows(spark, home.checkpoint, began, home.deployment()).persist(StorageLevel.DISK_ONLY)
-    rows.count()  # at once: the running job keeps a batch for as long as it takes it to do twenty more
     plan = Plan(
         f"{verb} --canary",
         {"generation": current.number, "batch": began.batch},
-        rows,
+        state_of(spark, home, current, began),
         began.version,
         trial.key_groups,
         began.partitions,
         trial.form,
         chosen=True,
     )
-    pending = _pending(rows.filter(F.col("part") == PENDING).select("content").collect())
-    made = build(spark, home, plan, began, say)
+    with packed(plan.rows, plan.key_groups) as given:  # at once: the running job keeps a batch until it has done twenty more
+        made = build(spark, home, plan, given, began, say)
+    pending = _pending(given.account.pending)
     aside = home.lifecycle / f"told-{made.number:04d}"
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -88,7 +84,7 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
             now = pending + _said(aside, query_id(checkpoint_of(home.lifecycle, made.number)), None, None)
             if was != now:
                 raise _differ(current, made, was, now)
-            compare(spark, home, state_of(spark, home, current, at), made)
+            compare(summed(state_of(spark, home, current, at)), summed(state_of(spark, home, made)), made)
             say(f"{sum(was.values()):,} judgements, all the same")
             take_over(home, made, at, say)
     except BaseException:
@@ -97,7 +93,6 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-        rows.unpersist()
     return made
 
 
@@ -113,8 +108,8 @@ def _side_by_side(work: Work, made: Generation, aside: Path, for_s: float) -> No
         query.stop()
 
 
-def _pending(contents: Iterable[Any]) -> Bag:
-    return Counter(_compared(json.loads(row.content)) for row in contents)
+def _pending(contents: Iterable[str]) -> Bag:
+    return Counter(_compared(json.loads(content)) for content in contents)
 
 
 def _said(table: Path, query: str | None, after: Stand | None, through: Stand | None) -> Bag:

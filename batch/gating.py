@@ -46,7 +46,7 @@ def generation_state(spark: SparkSession, home: Home, number: int) -> Iterator[S
     relocate(checkpoint_of(home.lifecycle, number))  # the home may have been moved
     at = stand(checkpoint_of(home.lifecycle, number))
     what = about(spark, home, generation, at)
-    with written_aside(home, state_of(spark, home, generation, at)) as files:
+    with written_aside(home, state_of(spark, home, generation, at).each) as files:
         yield State(f"generation {number}", files, what, chosen=is_chosen(generation.made_from))
 
 

@@ -10,7 +10,7 @@ from fleetpulse.io.checkpoint import Stand, stand
 from fleetpulse.io.generations import Generation, checkpoint_of
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import Taken, snapshots, write_snapshot
-from fleetpulse.io.stored_state import frontier_of, overview, snapshot_rows
+from fleetpulse.io.stored_state import frontier_of, overview, state_as_rows
 
 Say = Callable[[str], None]
 
@@ -43,7 +43,7 @@ def take(spark: SparkSession, home: Home, batch: int | None, say: Say, gate: Gat
     at = stand(home.checkpoint, batch)
     say(f"reading generation {generation.number} after batch {at.batch}")
     what = about(spark, home, generation, at)
-    rows = snapshot_rows(spark, home.checkpoint, at, home.deployment())
+    rows = state_as_rows(spark, home.checkpoint, at, home.deployment()).each
     if gate is not None:
         say("looking at them before they are published")
     with gate(rows, what) if gate is not None else nullcontext(rows) as checked:

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from batch.generation import Plan, Say, make, settle, take_over
+from batch.generation import Plan, Say, make, settle, state_of, take_over
 from batch.holding import hold
 from batch.registered import rows_of_devices
 from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
@@ -32,7 +32,7 @@ from fleetpulse.io.generations import (
 )
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import Taken, read_snapshot
-from fleetpulse.io.stored_state import VARIABLES, overview, snapshot_rows, state_rows, timers
+from fleetpulse.io.stored_state import VARIABLES, overview, rows_as_given, state_rows, timers
 from fleetpulse.ops.reports import listening
 
 Listed = Callable[[int | None], pa.Table]
@@ -134,7 +134,7 @@ def _anew(
     if work.dry:
         return None
     at = settle(work.spark, work.home, work.say)
-    rows = snapshot_rows(work.spark, work.home.checkpoint, at, work.home.deployment())
+    rows = state_of(work.spark, work.home, current, at)
     source = {"generation": current.number, "batch": at.batch}
     plan = Plan(verb, source, rows, at.version, key_groups=wanted[0], partitions=wanted[1], form=wanted[2])
     made = make(work.spark, work.home, plan, at, work.say)
@@ -217,7 +217,7 @@ def rollback(work: Work, to: int | None = None) -> Generation | None:
     if work.dry:
         return None
     at = settle(work.spark, home, work.say)
-    rows = snapshot_rows(work.spark, folder, then, home.deployment())
+    rows = state_of(work.spark, home, chosen, then)
     source = {"generation": chosen.number, "batch": then.batch}
     plan = Plan("rollback", source, rows, then.version, chosen.key_groups, then.partitions, chosen.form)
     made = make(work.spark, home, plan, at, work.say)
@@ -259,8 +259,8 @@ def bootstrap(work: Work, snapshot: Taken, only: str | None = None, *, damaged: 
     source = {"snapshot": snapshot.version, "generation": snapshot.generation, "batch": snapshot.batch, "only": only}
     bronze = snapshot.bronze
     if only is not None:  # the snapshot chooses; what they have come to since is the present state
-        rows, bronze = _these(snapshot_rows(work.spark, home.checkpoint, at, home.deployment()), fitting), at.version
-    plan = Plan("bootstrap", source, rows, bronze, current.key_groups, before.partitions, current.form,
+        rows, bronze = _these(state_of(work.spark, home, current, at).each, fitting), at.version
+    plan = Plan("bootstrap", source, rows_as_given(rows), bronze, current.key_groups, before.partitions, current.form,
                 chosen=damaged or only is not None)  # fmt: skip
     made = make(work.spark, home, plan, at, work.say)
     give(work, made, at)
@@ -316,8 +316,8 @@ def bootstrap_devices(work: Work, listed: Listed, named: str) -> Generation | No
     at = settle(work.spark, home, work.say)
     known = listening(home, at.newest_ms)
     assert known is not None, "what was judged was received"
-    state = snapshot_rows(work.spark, home.checkpoint, at, home.deployment())
-    rows = rows_of_devices(work.spark, state, listed, known.coverage, home.deployment())
+    state = state_of(work.spark, home, current, at).each
+    rows = rows_as_given(rows_of_devices(work.spark, state, listed, known.coverage, home.deployment()))
     source = {"devices": named, "generation": current.number, "batch": at.batch}
     plan = Plan("bootstrap", source, rows, at.version, current.key_groups, at.partitions, current.form, chosen=True)
     made = make(work.spark, home, plan, at, work.say)

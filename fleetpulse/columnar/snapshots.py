@@ -30,6 +30,7 @@ from fleetpulse.core.tables import DEVICE_SNAPSHOTS, Column
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 DEVICE, SIGNAL, OWN_ROW, PENDING, GROUP = "device", "signal", "row", "pending", "group"
+COMPARED_PARTS: Final = (DEVICE, SIGNAL, OWN_ROW)  # of devices, and of what waits for one
 _WORDS: Final = {"site": SITE, "device_class": CLASS, "gateway": GATEWAY}
 _ARROW: Final = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "timestamp": pa.timestamp("us", tz="UTC")}
 SNAPSHOT_SCHEMA: Final = pa.schema([(column.name, _ARROW[column.type]) for column in DEVICE_SNAPSHOTS.columns])

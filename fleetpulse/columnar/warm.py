@@ -1,7 +1,9 @@
 """What numba compiles, compiled before it is needed: seconds once after an installation or a change of source, then nothing."""
 
 from fleetpulse.columnar.blocks import NO_SIGNALS, signals_to_batch
+from fleetpulse.columnar.fingerprints import fingerprint
 from fleetpulse.columnar.group import KeyGroup, begin
+from fleetpulse.columnar.snapshots import taken
 from fleetpulse.core.decoding import decode
 from fleetpulse.core.messages import Origin, Row
 from fleetpulse.core.replay import Deployment
@@ -10,7 +12,7 @@ _LATENESS_MS = 1_000
 
 
 def warm() -> None:
-    """Fold one message, and let time pass: that calls whatever is compiled; the result is kept beside the source."""
+    """Fold one message, let time pass, take what there is: that calls whatever is compiled; it is kept beside the source."""
     row = decode("fleet/site/device/heartbeat", b"{}", 0, Origin.MQTT)
     assert isinstance(row, Row), "a heartbeat needs no content"
     deployment = Deployment(_LATENESS_MS, verdict_jitter_ms=1)
@@ -19,3 +21,5 @@ def warm() -> None:
         step = group.fold(signals, [], group.listening.newest_ms + 2 * _LATENESS_MS, deployment, lambda _: b"")
         assert not step.chunks, "what has just come is due"
         group = KeyGroup.from_bytes(group.to_bytes())
+    for rows in taken(0, group.to_bytes(), {}, group.listening.newest_ms, deployment):
+        fingerprint(rows)

@@ -13,14 +13,22 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from fleetpulse.columnar.parcels import PARCEL_SCHEMA, parcels
 from fleetpulse.columnar.snapshots import SNAPSHOT_SCHEMA, head_of, taken
 from fleetpulse.columnar.standing import world_from_plain
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.checkpoint import Stand
 
 VARIABLES: Final = ("group", "waiting", "digests")
-_SQL: Final = {pa.string(): "string", pa.int64(): "long", pa.int32(): "int", pa.timestamp("us", tz="UTC"): "timestamp"}
+_SQL: Final = {
+    pa.string(): "string",
+    pa.int64(): "long",
+    pa.int32(): "int",
+    pa.binary(): "binary",
+    pa.timestamp("us", tz="UTC"): "timestamp",
+}
 SNAPSHOT_COLUMNS: Final = ", ".join(f"{field.name} {_SQL[field.type]}" for field in SNAPSHOT_SCHEMA)
+PARCELS: Final = ", ".join(f"{field.name} {_SQL[field.type]}" for field in PARCEL_SCHEMA)
 
 
 _HEADS_SCHEMA: Final = pa.schema(
@@ -137,8 +145,21 @@ def _heads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict(columns, schema=_HEADS_SCHEMA)
 
 
-def snapshot_rows(spark: SparkSession, checkpoint: Path, stand: Stand, deployment: Deployment) -> DataFrame:
-    """Return the state as the rows of a snapshot, see `columnar.snapshots`.
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a snapshot, to be looked into or to be carried.
+
+    Attributes:
+        each: a row each, columns of `DEVICE_SNAPSHOTS`; the JVM makes rows of its own of them.
+        parcels: gives them by key group, see `columnar.parcels.parcels`; the JVM only carries bytes.
+    """
+
+    each: DataFrame
+    parcels: Callable[[int | None], DataFrame]
+
+
+def state_as_rows(spark: SparkSession, checkpoint: Path, stand: Stand, deployment: Deployment) -> Rows:
+    """Return the state as the rows of a snapshot.
 
     Args:
         spark: the session.
@@ -147,7 +168,21 @@ def snapshot_rows(spark: SparkSession, checkpoint: Path, stand: Stand, deploymen
         deployment: lateness, clock lead and jitter.
     """
     groups = key_groups(spark, checkpoint, stand.batch).select("key_group", "block", "chunks")
-    return groups.mapInArrow(_taker(stand.newest_ms or 0, deployment), SNAPSHOT_COLUMNS)
+    take = _taker(stand.newest_ms or 0, deployment)
+
+    def carried(places: int | None) -> DataFrame:
+        return groups.mapInArrow(lambda batches: parcels(take(batches), places), PARCELS)
+
+    return Rows(groups.mapInArrow(take, SNAPSHOT_COLUMNS), carried)
+
+
+def rows_as_given(rows: DataFrame) -> Rows:
+    """Return rows of a snapshot that were read or chosen."""
+
+    def carried(places: int | None) -> DataFrame:
+        return rows.select(SNAPSHOT_SCHEMA.names).mapInArrow(lambda batches: parcels(batches, places), PARCELS)
+
+    return Rows(rows, carried)
 
 
 def _taker(newest_ms: int, deployment: Deployment) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

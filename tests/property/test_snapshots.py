@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.columnar.snapshots import GROUP, OWN_ROW, PENDING, SNAPSHOT_SCHEMA, head_of, seed, shared_rows, taken, the_world
+from fleetpulse.columnar.parcels import PARCEL_SCHEMA, account, parcels, rows_of
+from fleetpulse.columnar.snapshots import GROUP, PENDING, SNAPSHOT_SCHEMA, head_of, seed, shared_rows, taken, the_world
 from fleetpulse.columnar.told import TOLD_SCHEMA
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import compared
-from fleetpulse.core.messages import EVERYONE, Row, hash64
+from fleetpulse.core.messages import EVERYONE, Row
 from fleetpulse.core.replay import Deployment, replay
 from tests.histories import compared_columns, row, signal
 from tests.property.test_laws import Stream, histories, said_once
@@ -42,22 +43,19 @@ def of_part(rows: pa.Table, part: str) -> pa.Table:
 
 def begun_from(snapshot: pa.Table, groups: int, deployment: Deployment, form: int = STORED_FORM) -> Stream:
     """Begin with a snapshot's rows, in any number of key groups."""
-    world = the_world(of_part(snapshot, GROUP)["content"].to_pylist())
-    own = of_part(snapshot, OWN_ROW)
-    first = min(snapshot["key_group"].to_pylist())
-    to_all = own.filter(pc.and_(pc.equal(own["device_id"], EVERYONE), pc.equal(own["key_group"], first)))
-    shared = shared_rows(to_all["content"].to_pylist())
-    places = pa.array([hash64(one) % groups for one in snapshot["device_id"].to_pylist()], pa.int64())
+    sent = pa.Table.from_batches(parcels(snapshot.to_batches(20), groups, enough=30), PARCEL_SCHEMA).to_pylist()
+    known = account((one["place"], one["part"], one["content"]) for one in sent if one["rows"] is None)
+    shared = shared_rows(known.waiting)
     stored: dict[int, bytes] = {}
     chunks: dict[int, dict[int, bytes]] = {}
     for group in range(groups):
-        mine = snapshot.filter(pc.equal(places, group))
-        [one] = seed(group, mine, shared, world, deployment, form).to_pylist()
+        mine = rows_of(one["rows"] for one in sent if one["rows"] is not None and one["place"] == group)
+        [one] = seed(group, mine, shared, known.world, deployment, form).to_pylist()
         stored[group] = one["block"]
         chunks[group] = {chunk["number"]: chunk["rows"] for chunk in one["chunks"]}
         assert head_of(one["block"])["version"] == form
     stream = Stream(deployment, groups, stored, chunks)
-    pending = [json.loads(one) for one in of_part(snapshot, PENDING)["content"].to_pylist()]
+    pending = [json.loads(one) for one in known.pending]
     stream.told += compared_columns(pa.RecordBatch.from_pylist(pending, schema=TOLD_SCHEMA))
     return stream
 

@@ -23,7 +23,7 @@ from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import committed, relocate, stand
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
-from fleetpulse.io.snapshot_table import find_snapshot, read_snapshot, snapshots
+from fleetpulse.io.snapshot_table import find_snapshot, read_snapshot, snapshots, write_snapshot
 from fleetpulse.ops.agreement import defined, told
 from tests.histories import START
 from tests.spark.test_state_verbs import judge
@@ -179,6 +179,24 @@ def test_what_cannot_be_done_is_refused_with_the_reason_and_changes_nothing(
     assert len(snapshots(home)) == 1
     with home.state_held("another"), pytest.raises(FleetError, match=r"in use by another \(process"), home.state_held("me"):
         pass
+
+
+def test_a_generation_that_differs_in_one_device_is_refused_and_the_device_is_named(
+    spark: SparkSession, judged: Home, tmp_path: Path
+) -> None:
+    home = _copy(judged, tmp_path / "home")
+    taken = find_snapshot(home)
+    rows = read_snapshot(spark, home, taken.version or 0)
+    device = min(row.device_id for row in rows.filter("part = 'device' AND mode = 'online'").collect())
+    others = [
+        name if name != "runtime_ms" else f"runtime_ms + int(device_id = '{device}') AS runtime_ms" for name in rows.columns
+    ]
+    write_snapshot(home, rows.selectExpr(others), taken)
+    with pytest.raises(FleetError, match=f"lost or changed: {device}; new or changed: {device}; nothing has changed"):
+        bootstrap(Work(spark, home, lambda words: None), find_snapshot(home))
+    record = load_generations(home.lifecycle)
+    assert record.current == 2 and [one.status for one in record.known.values()].count("current") == 1
+    assert len(list(home.lifecycle.glob("gen-*"))) == 2, "what differs is removed"
 
 
 def test_state_that_is_damaged_is_no_ones_successor(spark: SparkSession, judged: Home, tmp_path: Path) -> None:
