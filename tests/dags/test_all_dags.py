@@ -6,6 +6,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -104,20 +105,18 @@ def test_only_who_stopped_the_stream_goes_back(dags: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_dag_is_stored_with_its_deadline_and_read_back(name: str, dags: dict[str, Any]) -> None:
-    from airflow.sdk.module_loading import import_string
     from airflow.serialization.serialized_objects import DagSerialization
 
     stored = DagSerialization.to_dict(dags[name])
     assert set(DagSerialization.from_dict(stored).task_ids) == set(dags[name].task_ids)
     (alert,) = dags[name].deadline if isinstance(dags[name].deadline, list) else [dags[name].deadline]
-    assert import_string(alert.callback.path).__name__ == "tell_of_delay"
+    assert resolve_name(alert.callback.path).__name__ == "tell_of_delay"
 
 
 def test_the_watchers_are_stored_so_that_a_triggerer_can_make_them(airflow: Path, dags: dict[str, Any]) -> None:
     from airflow.dag_processing.bundles.manager import DagBundlesManager
     from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
     from airflow.models.trigger import Trigger
-    from airflow.sdk.module_loading import import_string
     from airflow.utils.session import create_session
     from sqlalchemy import select
 
@@ -130,7 +129,7 @@ def test_the_watchers_are_stored_so_that_a_triggerer_can_make_them(airflow: Path
         sync_bag_to_db(bag, "dags-folder", None)
     with create_session() as session:
         stored = session.scalars(select(Trigger)).all()
-        made = [import_string(one.classpath)(**one.kwargs) for one in stored]
+        made = [resolve_name(one.classpath)(**one.kwargs) for one in stored]
     assert {type(one).__name__ for one in made} == {"DeltaLogWatch", "AlertWatch"}
 
 

@@ -83,7 +83,7 @@ def test_the_gate_opens_for_what_the_job_holds_and_names_what_was_damaged(spark:
     assert taken.version is not None
     with generation_state(spark, home, 1) as state:
         refuse(gate(home, state, lambda: spark, keep=2), "nothing may be built on it")
-    sound = state_of(spark, home, home.generation(), at)
+    sound = state_of(spark, home, home.generation(), at).each
     ids = sorted(row.device_id for row in sound.filter("part = 'device' AND mode = 'offline'").collect())
     changed = sql.when(sql.col("device_id") == ids[0], sql.lit("online")).otherwise(sql.col("mode"))
     damaged = sound.filter((sql.col("device_id") != ids[1]) | (sql.col("part") != "device")).withColumn("mode", changed)
