@@ -133,8 +133,8 @@ class Report:
         ]
         docs = None if self.docs is None else str(self.docs)
         shut = [one.sentence() for one in self.shut()]
-        return {"run_id": self.run_id, "at_ms": self.at_ms, "subject": self.subject, "passed": not shut, "why": shut,
-                **counted, "docs": docs, "suites": suites}  # fmt: skip
+        return {"run_id": self.run_id, "at_ms": self.at_ms, "subject": self.subject, "holds": not shut, "why": shut,
+                "outcomes": counted, "docs": docs, "suites": suites}  # fmt: skip
 
 
 def _plain(one: Finding) -> dict[str, Any]:
@@ -366,7 +366,7 @@ def _write(home: Home, report: Report) -> None:
             more = {"subject": report.subject, "engine": looked.engine or None, "took_ms": looked.took_ms}
             results.append({**known, **counted, **more})
             for key, says in one.examples:
-                failures.append({**known, "row_key": json.dumps(key), "detail": json.dumps(says)})
+                failures.append({**known, "row_key": json.dumps(key, default=str), "detail": json.dumps(says, default=str)})
     for table, rows in ((QUALITY_RESULTS, results), (QUALITY_FAILURES, failures)):
         delta.create(home, table)
         if rows:

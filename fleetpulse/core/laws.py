@@ -120,7 +120,8 @@ def _beside(such: str) -> str:
         SELECT 1 AS said, 0 AS due, {_TOLD} FROM judgements CROSS JOIN stand WHERE {such}
         UNION ALL
         SELECT 0 AS said, 1 AS due, {_TOLD} FROM defined CROSS JOIN stand WHERE {such}),
-    counted AS (SELECT {_TOLD_NAMES}, sum(said) AS said, sum(due) AS due FROM sides GROUP BY {_TOLD_NAMES})
+    counted AS (SELECT {_TOLD_NAMES}, CAST(sum(said) AS BIGINT) AS said, CAST(sum(due) AS BIGINT) AS due
+                FROM sides GROUP BY {_TOLD_NAMES})
     SELECT {_TOLD_NAMES}, said, due, said >= due AS none_is_lost, said <= due AS none_is_made_up FROM counted
     """
 
