@@ -16,7 +16,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
-from fleetpulse.orchestration.assets import LATE
+from fleetpulse.orchestration.assets import JUDGEMENTS, LATE
 from fleetpulse.orchestration.factory import fleet_dag
 from fleetpulse.orchestration.operators import FleetOperator
 
@@ -40,6 +40,7 @@ def build(*, alarmed: bool = True) -> DAG:
         FleetOperator(
             task_id="amend",
             words=["amend", "--device={{ params.device or '' }}", "--since={{ params.since or '' }}"],
+            outlets=[JUDGEMENTS],
         )
     return made
 

@@ -15,6 +15,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG
 
+from fleetpulse.orchestration.assets import JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.orchestration.factory import fleet_dag
 from fleetpulse.orchestration.operators import STATE_POOL, FleetOperator
 
@@ -30,6 +31,7 @@ def build(*, alarmed: bool = True) -> DAG:
             gives="json",
             pool=STATE_POOL,
             execution_timeout=timedelta(hours=2),
+            outlets=[MESSAGES, JUDGEMENTS, STREAM_HEALTH],
         )
     return made
 
