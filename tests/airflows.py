@@ -4,9 +4,11 @@ The command is a program that writes down how it is called and keeps the records
 is to fail. Tests of the operators call the real one.
 """
 
+import atexit
 import importlib.util
 import json
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PLACE = Path(tempfile.mkdtemp(prefix="fleet-dags-"))
+atexit.register(shutil.rmtree, PLACE, ignore_errors=True)
 COMMAND = PLACE / "fleet"
 OF_AIRFLOW = [
     pytest.mark.dags,
