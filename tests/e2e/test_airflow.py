@@ -1,0 +1,223 @@
+"""What an operator does in the browser, to a fleet that really runs; its verdicts are those of an undisturbed run."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+from fleetpulse.io.checkpoint import committed
+from fleetpulse.io.desired import RUNNING, desired
+from fleetpulse.io.home import Home
+from fleetpulse.io.process import read_status
+from fleetpulse.io.snapshot_table import snapshots
+from tests.e2e.test_replay import ROOT, await_none_left, begin, told_equals_the_definition
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PICTURES = os.environ.get("FLEET_PICTURES")  # a folder, where those of the documentation are to be made anew
+PICTURED = ("dags", "bootstrap-form", "migrate-approval", "refused", "supervise")
+PATIENCE_S = 600  # a run of a DAG starts Spark several times
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(2400),  # each wait has its own, shorter limit
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: on Debian and Ubuntu, apt install chromium"),
+]
+# Passes every call on to the real command. Where it is told to, it damages the state of a generation as soon as that is made.
+SABOTEUR = """#!{python} -IS
+import json, pathlib, subprocess, sys
+home, said = pathlib.Path({home!r}), sys.argv[1:]
+done = subprocess.run([{fleet!r}, *said], stdout=subprocess.PIPE)
+sys.stdout.buffer.write(done.stdout)
+if "--hold" in said and done.returncode == 0 and (home.parent / "damage").exists():
+    made = json.loads(done.stdout.splitlines()[-1])["generation"]
+    for path in sorted((home / "checkpoints" / "lifecycle" / f"gen-{{made:04d}}" / "state").rglob("*")):
+        if path.suffix in (".changelog", ".zip", ".sst") and path.stat().st_size > 200:
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2 : len(content) // 2 + 16] = bytes(16)
+            path.write_bytes(content)
+            path.with_name(f".{{path.name}}.crc").unlink(missing_ok=True)
+sys.exit(done.returncode)
+"""
+
+
+@dataclass
+class Browser:
+    """A browser in which somebody is logged in."""
+
+    page: Page
+    url: str
+    token: str
+
+    def picture(self, name: str) -> None:
+        """Take a picture, where the documentation's are made anew."""
+        if PICTURES and name in PICTURED:
+            self.page.wait_for_timeout(1500)  # what moves comes to rest
+            self.page.screenshot(path=Path(PICTURES) / f"airflow-{name}.png")
+
+    def ask(self, path: str) -> Any:
+        """Return what the API says."""
+        request = urllib.request.Request(f"{self.url}/api/v2/{path}", headers={"Authorization": f"Bearer {self.token}"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    def trigger(self, dag: str, **form: str) -> str:
+        """Trigger a DAG by its form; return the run's id."""
+        self.page.goto(f"{self.url}/dags/{dag}")
+        self.page.get_by_role("button", name="Trigger").first.click()
+        dialog = self.page.get_by_role("dialog")
+        for name, value in form.items():
+            dialog.locator(f"input[name=element_{name}]").fill(value)
+        self.page.wait_for_timeout(500)  # the form takes a value over when the typing has ended
+        self.picture(f"{dag.removeprefix('fleet_')}-form")
+        dialog.get_by_role("button", name="Trigger", exact=True).click()
+        self.page.wait_for_url(f"**/dags/{dag}/runs/**")
+        return self.page.url.rpartition("/runs/")[2].partition("/")[0].partition("?")[0]
+
+    def await_end(self, dag: str, run: str) -> str:
+        """Wait for the end of a run; return its state."""
+        self.page.goto("about:blank")  # the page of a run that goes on takes a fifth of a core
+        limit = time.monotonic() + PATIENCE_S
+        while (state := self.ask(f"dags/{dag}/dagRuns/{run}")["state"]) not in ("success", "failed"):
+            assert time.monotonic() < limit, f"{dag} is {state} after {PATIENCE_S} s: {self.tasks(dag, run)}"
+            time.sleep(2)
+        self.page.goto(f"{self.url}/dags/{dag}/runs/{run}")
+        self.page.get_by_text("Success" if state == "success" else "Failed").first.wait_for()
+        return state
+
+    def tasks(self, dag: str, run: str) -> dict[str, str]:
+        """Return the state of each task of a run."""
+        found = self.ask(f"dags/{dag}/dagRuns/{run}/taskInstances")["task_instances"]
+        return {one["task_id"]: one["state"] for one in found}
+
+    def told(self, dag: str, run: str, task: str) -> str:
+        """Return what a task's last try wrote."""
+        content = self.ask(f"dags/{dag}/dagRuns/{run}/taskInstances/{task}/logs/1?full_content=true")["content"]
+        return "\n".join(json.dumps(line) for line in content)
+
+
+def _await(what: str, reached: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    limit = time.monotonic() + patience_s
+    while not reached():
+        assert time.monotonic() < limit, f"{what}: not within {patience_s} s"
+        time.sleep(0.5)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A home whose run leaves a dead lifecycle job to the supervisor."""
+    home = Home(tmp_path / "home")
+    home.path.mkdir()
+    (home.path / "settings.toml").write_text("restarts = 0\n")
+    return home
+
+
+@pytest.fixture
+def fleet_with_airflow(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A fleet that runs, with Airflow beside it; its address."""
+    command = tmp_path / "fleet"
+    command.write_text(SABOTEUR.format(python=sys.executable, fleet=str(ROOT / "fleet"), home=str(home.path)))
+    command.chmod(0o755)
+    monkeypatch.setenv("FLEET_COMMAND", str(command))
+    running = begin("up", "--home", str(home.path), "--devices", "20", "--port", "0", "--airflow-port", "0")
+    try:
+        _await("airflow runs", lambda: running.poll() is not None or read_status(home.run("airflow")).get("state") == "running")
+        assert running.poll() is None, running.communicate()[0]
+        yield read_status(home.run("airflow"))["url"]
+    finally:
+        running.terminate()
+        said = running.communicate(timeout=PATIENCE_S)[0]
+    assert running.returncode == 0, said
+    assert "shown this once" in said
+
+
+@pytest.fixture
+def browser(fleet_with_airflow: str, home: Home) -> Iterator[Browser]:
+    """A browser in which the administrator is logged in."""
+    password = json.loads((home.path / "airflow" / "passwords.json").read_text())["admin"]
+    body = json.dumps({"username": "admin", "password": password}).encode()
+    request = urllib.request.Request(f"{fleet_with_airflow}/auth/token", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        token = json.load(answer)["access_token"]
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])  # tests may run as root
+        page = chromium.new_page(viewport={"width": 1280, "height": 800})
+        page.set_default_timeout(120_000)
+        page.goto(fleet_with_airflow)
+        page.get_by_label("Username").fill("admin")
+        page.get_by_label("Password").fill(password)
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_role("link", name="Dags").first.wait_for()
+        yield Browser(page, fleet_with_airflow, token)
+        chromium.close()
+
+
+def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(home: Home, browser: Browser) -> None:
+    page = browser.page
+    page.goto(f"{browser.url}/dags")
+    page.get_by_text("fleet_supervise").first.wait_for()
+    browser.picture("dags")
+
+    assert browser.await_end("fleet_snapshot", browser.trigger("fleet_snapshot")) == "success"
+    [taken, *_] = snapshots(home)
+    run = browser.trigger("fleet_bootstrap", version=str(taken.version))
+    assert browser.await_end("fleet_bootstrap", run) == "success", browser.tasks("fleet_bootstrap", run)
+    assert home.generation().made_by == "bootstrap" and home.generation().made_from["snapshot"] == taken.version
+
+    run = browser.trigger("fleet_migrate", form="3")
+    before = home.generation().number
+    _approve(browser, "fleet_migrate", run, "the next: 8 key groups, 2 partitions, stored form 3")
+    assert browser.await_end("fleet_migrate", run) == "success", browser.tasks("fleet_migrate", run)
+    assert (home.generation().number, home.generation().form) == (before + 1, 3)
+
+    (home.path.parent / "damage").touch()
+    run = browser.trigger("fleet_rescale", key_groups="5")
+    _approve(browser, "fleet_rescale", run)
+    assert browser.await_end("fleet_rescale", run) == "failed"
+    states = browser.tasks("fleet_rescale", run)
+    assert (states["act"], states["gate"], states["go_back"], states["outcome"]) == ("success", "failed", "success", "failed")
+    assert states["switch"] in ("upstream_failed", None)
+    assert "discarded generation" in browser.told("fleet_rescale", run, "outcome")
+    browser.picture("refused")
+    assert (home.generation().number, home.key_groups()) == (before + 1, 8)
+    assert desired(home).what == RUNNING
+    (home.path.parent / "damage").unlink()
+
+    _await("the stream runs", lambda: read_status(home.run("lifecycle")).get("state") == "running")
+    judged, victim = len(committed(home.checkpoint)), read_status(home.run("lifecycle"))["pid"]
+    for process in [*psutil.Process(victim).children(recursive=True), psutil.Process(victim)]:
+        os.kill(process.pid, signal.SIGKILL)
+    _await("it is left to the supervisor", lambda: read_status(home.run("lifecycle")).get("state") == "given up", 60)
+    _await("the supervisor brings it back", lambda: read_status(home.run("lifecycle")).get("state") == "running")
+    assert read_status(home.run("lifecycle"))["pid"] != victim
+    assert "supervise" in desired(home).by
+    _await("it goes on from its checkpoint", lambda: len(committed(home.checkpoint)) > judged)
+    page.goto(f"{browser.url}/dags/fleet_supervise")
+    browser.picture("supervise")
+
+
+def _approve(browser: Browser, dag: str, run: str, plan: str = "the next:") -> None:
+    """Wait until a run asks, read its plan, and approve it."""
+    browser.page.goto("about:blank")
+    _await("it asks", lambda: browser.tasks(dag, run)["approve"] in ("deferred", "awaiting_input"))
+    browser.page.goto(f"{browser.url}/dags/{dag}/runs/{run}/required_actions")
+    browser.page.get_by_text(plan).first.wait_for()
+    browser.picture(f"{dag.removeprefix('fleet_')}-approval")
+    browser.page.get_by_role("button", name="Approve").click()
+
+
+@pytest.fixture(autouse=True)
+def undisturbed(home: Home, request: pytest.FixtureRequest) -> Iterator[None]:
+    """After all: the verdicts are those of the definition, and nothing is left running."""
+    yield
+    await_none_left(home.path)
+    told_equals_the_definition(home)
