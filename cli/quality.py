@@ -74,11 +74,20 @@ def _state(home: Home, session: "Session", generation: int | None, snapshot: int
     from batch.quality import snapshot_state
 
     if generation is not None:
-        from batch.gating import generation_state
-        from batch.session import plainly_named
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
 
-        with plainly_named(home) as named, generation_state(session(), named, generation) as state:
-            yield state
+        from batch.gating import generation_state
+        from batch.session import plainly_named, told_of
+
+        try:
+            with plainly_named(home) as named, generation_state(session(), named, generation) as state:
+                yield state
+        except (PySparkException, Py4JError) as error:
+            raise FleetError(
+                f'generation {generation} cannot be read ({told_of(error)}); nothing may be built on it; more is in '
+                f'"{home.logs / "batch.log"}"'
+            ) from None
         return
     from fleetpulse.io.snapshot_table import find_snapshot
 

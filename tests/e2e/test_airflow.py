@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -186,7 +187,9 @@ def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(
     states = browser.tasks("fleet_rescale", run)
     assert (states["act"], states["gate"], states["go_back"], states["outcome"]) == ("success", "failed", "success", "failed")
     assert states["switch"] in ("upstream_failed", None)
-    assert "discarded generation" in browser.told("fleet_rescale", run, "outcome")
+    told = browser.told("fleet_rescale", run, "outcome")
+    assert re.search(r"gate: (generation \d+ cannot be read|suite)[^\n]*nothing may be built on", told), told
+    assert "discarded generation" in told
     browser.picture("refused")
     assert (home.generation().number, home.key_groups()) == (before + 1, 8)
     assert desired(home).what == RUNNING
