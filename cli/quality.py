@@ -85,7 +85,7 @@ def _state(home: Home, session: "Session", generation: int | None, snapshot: int
                 yield state
         except (PySparkException, Py4JError) as error:
             raise FleetError(
-                f'generation {generation} cannot be read ({told_of(error)}); nothing may be built on it; more is in '
+                f"generation {generation} cannot be read ({told_of(error)}); nothing may be built on it; more is in "
                 f'"{home.logs / "batch.log"}"'
             ) from None
         return
