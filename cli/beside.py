@@ -1,30 +1,27 @@
 """Airflow in a run: started when the stream has said its first verdicts, and never in its way."""
 
-import socket
-
 from cli.airflow_environment import HOST, folder, passwords
 from cli.processes import Job, Run
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io.ports import free_port
 
 _RESTARTS = 2
 
 
-def free_port(wanted: int) -> int:
-    """Return a port of the loopback that can be listened on: the one that is wanted, or any where that is 0.
+def airflow_port(wanted: int) -> int:
+    """Return a port of the loopback for Airflow: the one that is wanted, or any where that is 0.
 
     Raises:
         FleetError: it is in use.
     """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, wanted))
-        except OSError as error:
-            raise FleetError(
-                f"port {wanted} for Airflow cannot be had ({error.strerror}); name another (--airflow-port 0 takes a free one), "
-                f"or leave Airflow out: --no-airflow"
-            ) from None
-        return int(probe.getsockname()[1])
+
+    def refused(why: str) -> FleetError:
+        return FleetError(
+            f"port {wanted} for Airflow cannot be had ({why}); name another (--airflow-port 0 takes a free one), or leave it "
+            f"out: --no-airflow"
+        )
+
+    return free_port(HOST, wanted, refused)
 
 
 class Beside:

@@ -8,9 +8,10 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -272,13 +273,8 @@ def bench_state(
 ) -> None:
     """Measure what moving the state costs, beside reading and writing the same rows with plain Spark."""
     from bench.state import bench_state as run
-    from cli.output import as_json, as_table, console
 
-    rows = list(run(quick=quick, say=lambda words: typer.echo(words, err=True)))
-    if json_lines:
-        as_json(rows)
-    else:
-        console().print(as_table(rows, list(rows[-1]), "moving the state"))
+    _show_measured(run(quick=quick, say=_told), "moving the state", json_lines=json_lines)
 
 
 def bench_quality(
@@ -287,10 +283,19 @@ def bench_quality(
 ) -> None:
     """Judge a clean day and look at it by all suites of data quality; exit 1 where anything is raised."""
     from bench.quality import bench_quality as run
+
+    _show_measured(run(quick=quick, say=_told), "a clean day", json_lines=json_lines)
+
+
+def _told(words: str) -> None:
+    typer.echo(words, err=True)
+
+
+def _show_measured(measured: Iterable[dict[str, Any]], title: str, *, json_lines: bool) -> None:
     from cli.output import as_json, as_table, console
 
-    rows = list(run(quick=quick, say=lambda words: typer.echo(words, err=True)))
+    rows = list(measured)
     if json_lines:
         as_json(rows)
     else:
-        console().print(as_table(rows, list(rows[-1]), "a clean day"))
+        console().print(as_table(rows, list(rows[-1]), title))

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from cli.beside import Beside, free_port
+from cli.beside import Beside, airflow_port
 from cli.processes import Run
 from cli.screen import Screen
 from cli.standing import judged_to_the_end
@@ -84,7 +84,7 @@ def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
         home.divide(settings.all_bridges())
         with Run(home) as run:
             history = _prepare(home, wanted)
-            airflow = None if wanted.airflow_port is None else Beside(run, free_port(wanted.airflow_port))
+            airflow = None if wanted.airflow_port is None else Beside(run, airflow_port(wanted.airflow_port))
             address = run.use_broker(wanted.broker, wanted.port)
             restarts = settings.restarts
             run.start("lifecycle", restarts=restarts).supervised = airflow is not None

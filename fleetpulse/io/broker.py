@@ -23,6 +23,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.io import packets
 from fleetpulse.io.access import OURS, grants, nats_rules
 from fleetpulse.io.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, write_secret
+from fleetpulse.io.ports import free_port
 
 LOOPBACK: Final = "127.0.0.1"
 READY_S: Final = 30.0  # a large store is read before the door opens
@@ -79,8 +80,7 @@ class Broker:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         stop_stale(self.folder)
         program = _program()
-        port = self.port or _free_port(self.host)
-        _check_free(self.host, port)
+        port = _port(self.host, self.port)
         address = BrokerAddress(self.known_as or _reachable(self.host), port, *_credentials(self.folder / "credentials.json"))
         configuration = self.folder / "nats.conf"
         write_secret(self.folder / _ACCESS, nats_rules(address, grants(self.folder)))
@@ -213,22 +213,14 @@ def _credentials(path: Path) -> tuple[str, str]:
         raise FleetError(f'"{path}" does not hold credentials ({error}); remove it, and new ones are made') from None
 
 
-def _free_port(host: str) -> int:
-    with socket.socket() as asked:
-        asked.bind((host, 0))
-        return int(asked.getsockname()[1])
+def _port(host: str, wanted: int) -> int:
+    def refused(why: str) -> FleetError:
+        return FleetError(
+            f"the broker cannot listen on port {wanted} of {host} ({why}); stop what uses it, name another with "
+            f"--port, or take any free one with --port 0"
+        )
 
-
-def _check_free(host: str, port: int) -> None:
-    with socket.socket() as asked:
-        asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            asked.bind((host, port))
-        except OSError as error:
-            raise FleetError(
-                f"the broker cannot listen on port {port} of {host} ({error.strerror}); stop what uses it, name another with "
-                f"--port, or take any free one with --port 0"
-            ) from None
+    return free_port(host, wanted, refused)
 
 
 def _configuration(folder: Path, host: str, address: BrokerAddress, sync: str) -> str:

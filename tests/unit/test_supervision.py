@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.airflow_environment import USERS, environment, folder, passwords
-from cli.beside import free_port
+from cli.beside import airflow_port
 from cli.processes import Job
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.supervision import FIRST_WAIT_MS, LONGEST_WAIT_MS, REMEMBERED_MS, Decision, Seen, Standing, decide
@@ -127,5 +127,5 @@ def test_a_port_in_use_is_refused_before_anything_is_started() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(FleetError, match=r"--airflow-port 0 takes a free one.*--no-airflow"):
-            free_port(taken.getsockname()[1])
-    assert free_port(0) > 0
+            airflow_port(taken.getsockname()[1])
+    assert airflow_port(0) > 0
