@@ -69,6 +69,8 @@ def test_every_port_is_published_on_the_loopback_alone() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
     assert sorted(ports) == ["127.0.0.1:1883:1883", "127.0.0.1:8080:8080"]
     assert {name for name, service in SERVICES.items() if service["networks"] == ["database"]} == {"postgres", ONCE}
+    telling = [f"airflow-{part}" for part in ("scheduler", "dag-processor", "triggerer")]
+    assert all("line" in SERVICES[name]["networks"] for name in telling), "a failure is told to the broker and to a webhook"
     assert COMPOSE["networks"]["database"]["internal"] and COMPOSE["networks"]["inside"]["internal"]
 
 
@@ -96,12 +98,13 @@ def test_no_secret_stands_in_an_environment() -> None:
 
 
 def test_the_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "secrets"
+    folder = tmp_path / "etc" / "secrets"
     command = [str(INFRA / "secrets" / "make"), str(folder), "db.example"]
     subprocess.run(command, check=True, capture_output=True)
     made = {path.name: path.read_text() for path in folder.iterdir()}
     assert set(made) == {Path(one["file"]).name for one in COMPOSE["secrets"].values()}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o755, "who owns the folder has to reach it"
     assert made["airflow_database"] == f"postgresql+psycopg2://airflow:{made['postgres_password']}@db.example/airflow"
     users = variables(INFRA / "airflow.env")["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS"].split(",")
     assert {one.partition(":")[0] for one in users} == set(json.loads(made["airflow_passwords"]))
@@ -153,6 +156,13 @@ def test_every_part_is_wanted_by_a_target() -> None:
         name for target in (INFRA / "systemd").glob("*.target") for names in unit(target)["Wants"] for name in names.split()
     }
     assert wanted == {path.name for path in UNITS} - {f"fleetpulse-{ONCE}.service"}
+
+
+def test_every_part_stops_with_its_target() -> None:
+    drop_ins = {path.parent.name.removesuffix(".service.d"): unit(path) for path in (INFRA / "systemd").glob("*/*.conf")}
+    for target in (INFRA / "systemd").glob("*.target"):
+        assert drop_ins[f"{target.stem}-"]["PartOf"] == [target.name]
+    assert unit(INFRA / "systemd" / "fleetpulse-airflow.target")["PartOf"] == ["fleetpulse.target"]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
