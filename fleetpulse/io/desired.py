@@ -1,7 +1,8 @@
 """Whether the lifecycle job is to run: written down, so that whoever supervises it obeys the same word.
 
 Rule: a job that is to be stopped is started by nobody, however often it is looked after; only the word is changed. A process
-that stops it for as long as it works holds a lock meanwhile: with the process its word is gone.
+that stops it for as long as it works holds a lock meanwhile: with the process its word is gone. Who acts on a word that was
+read writes only while that is still the word.
 """
 
 import json
@@ -15,7 +16,7 @@ from typing import Final
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home import Home
-from fleetpulse.io.locks import held, holder
+from fleetpulse.io.locks import briefly, held, holder
 
 RUNNING: Final = "running"
 STOPPED: Final = "stopped"
@@ -52,7 +53,7 @@ def desired(home: Home) -> Desired:
                          ) from None  # fmt: skip
 
 
-def desire(home: Home, what: str, by: str, *, meanwhile: bool = False) -> None:
+def desire(home: Home, what: str, by: str, *, meanwhile: bool = False, only_if: Desired | None = None) -> Desired | None:
     """Write down what is wanted.
 
     Args:
@@ -60,14 +61,23 @@ def desire(home: Home, what: str, by: str, *, meanwhile: bool = False) -> None:
         what: running or stopped.
         by: who says so.
         meanwhile: whether it holds only while `stopped_meanwhile` is at work.
+        only_if: the word that was read; where another has been said since, nothing is written. None writes whatever there is.
+
+    Returns:
+        The word as it is written down; None where another had been said.
 
     Raises:
         FleetError: the system refuses.
     """
     fresh = home.path / f".desired.{os.getpid()}"
     try:
-        fresh.write_text(json.dumps(asdict(Desired(what, by, int(time.time() * 1000), meanwhile))))
-        fresh.replace(home.path / "desired.json")
+        with briefly(home.path / "word.lock"):
+            if only_if is not None and desired(home) != only_if:
+                return None
+            said = Desired(what, by, int(time.time() * 1000), meanwhile)
+            fresh.write_text(json.dumps(asdict(said)))
+            fresh.replace(home.path / "desired.json")
+            return said
     except OSError as error:
         raise FleetError(f'"{home.path}/desired.json" cannot be written ({error.strerror}); see to it and try again') from None
 
@@ -75,6 +85,8 @@ def desire(home: Home, what: str, by: str, *, meanwhile: bool = False) -> None:
 @contextmanager
 def stopped_meanwhile(home: Home, by: str) -> Iterator[None]:
     """Want the job stopped for as long as the block runs; with its process the word is gone.
+
+    Afterwards the former word is said again. Where somebody else wants it stopped, before or meanwhile, it stays so.
 
     Raises:
         FleetError: another does so, or the system refuses.
@@ -84,13 +96,15 @@ def stopped_meanwhile(home: Home, by: str) -> Iterator[None]:
         return FleetError(f"{other} has stopped the lifecycle job for its own work; let it end, and try again")
 
     with held(_at_work(home), by, refused):
-        ours = f"{by} (process {os.getpid()})"
-        desire(home, STOPPED, ours, meanwhile=True)
+        former, ours = desired(home), None
+        while former.what == RUNNING and ours is None:
+            ours = desire(home, STOPPED, f"{by} (process {os.getpid()})", meanwhile=True, only_if=former)
+            former = former if ours else desired(home)
         try:
             yield
         finally:
-            if desired(home).by == ours:  # otherwise somebody has said another word meanwhile
-                desire(home, RUNNING, ours)
+            if ours is not None:
+                desire(home, former.what, former.by, only_if=ours)
 
 
 def _at_work(home: Home) -> Path:

@@ -48,6 +48,21 @@ def held(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[N
 
 
 @contextmanager
+def briefly(path: Path) -> Iterator[None]:
+    """Hold a file's lock for an instant, and wait for whoever has it: for what is read and written in one step.
+
+    Args:
+        path: the file; it is made where it is absent.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
 def shared(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[None]:
     """Hold a file's lock together with others who share it, and say in it who they are.
 

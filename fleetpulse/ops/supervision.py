@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 from fleetpulse.core.health import Rating
 from fleetpulse.core.supervision import SOUND, Decision, Seen, decide
 from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.desired import RUNNING, desire, desired
+from fleetpulse.io.desired import RUNNING, Desired, desire, desired
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import GIVEN_UP, read_status, write_status
 from fleetpulse.io.segments import position
@@ -63,17 +63,27 @@ def look_after(home: Home, by: str, stale_after_ms: int, now_ms: int | None = No
     judged_ms = reached[1] if reached and reached[1] > 1 else None
     since_ms = cast("int", before["since_ms"]) if before.get("judged_ms") == judged_ms and "since_ms" in before else now_ms
     starts = tuple(cast("list[int]", before.get("starts_ms", [])))
-    seen = _seen(home, judged_ms, now_ms - since_ms, starts, now_ms, stale_after_ms)
+    wanted = desired(home)
+    seen = _seen(home, wanted, judged_ms, now_ms - since_ms, starts, now_ms, stale_after_ms)
     found = decide(seen)
     if found.start:
+        if desire(home, RUNNING, by, only_if=wanted) is None:
+            return look_after(home, by, stale_after_ms)  # somebody has said another word: that one counts
         starts = (*starts, now_ms)[-_STARTS:]
-        desire(home, RUNNING, by)
     write_status(home.run(_MEMORY), {"judged_ms": judged_ms, "since_ms": since_ms, "starts_ms": starts})
     return _told(home, found, seen, reached, starts)
 
 
-def _seen(home: Home, judged_ms: int | None, still_ms: int, starts: tuple[int, ...], now_ms: int, stale_after_ms: int) -> Seen:
-    wanted, path = desired(home), home.run("lifecycle")
+def _seen(
+    home: Home,
+    wanted: Desired,
+    judged_ms: int | None,
+    still_ms: int,
+    starts: tuple[int, ...],
+    now_ms: int,
+    stale_after_ms: int,
+) -> Seen:
+    path = home.run("lifecycle")
     said = read_status(path)
     stands = [found.received_at_ms for name in home.bridges() if (found := position(home.segments_of(name))) is not None]
     return Seen(

@@ -173,7 +173,7 @@ def test_what_a_killed_process_wanted_is_wanted_no_more(home: Home) -> None:
         word = (home.path / "desired.json").read_text()
         with pytest.raises(FleetError, match=r"a canary .* has stopped"), stopped_meanwhile(home, "another"):
             pass
-    assert desired(home).what == RUNNING
+    assert (desired(home).what, desired(home).by) == (RUNNING, "nobody yet")
     (home.path / "desired.json").write_text(word)  # as a killed one leaves it
     assert desired(home).what == RUNNING
 
@@ -182,6 +182,21 @@ def test_another_word_said_meanwhile_stays(home: Home) -> None:
     with stopped_meanwhile(home, "a canary"):
         desire(home, STOPPED, "ann")
     assert (desired(home).what, desired(home).by) == (STOPPED, "ann")
+
+
+def test_a_job_that_was_stopped_before_stays_stopped_by_whom_it_was(home: Home) -> None:
+    before = desire(home, STOPPED, "ann")
+    with stopped_meanwhile(home, "a canary"):
+        assert desired(home) == before
+    assert desired(home) == before
+
+
+def test_who_acts_on_a_word_that_was_read_does_not_override_another(home: Home) -> None:
+    read = desired(home)
+    other = desire(home, STOPPED, "ann", only_if=read)
+    assert other == desired(home)
+    assert desire(home, RUNNING, "a supervisor", only_if=read) is None
+    assert desired(home) == other
 
 
 def test_one_makes_at_a_time_and_what_a_killed_maker_left_holds_nobody_back(home: Home) -> None:
