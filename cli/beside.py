@@ -4,6 +4,7 @@ from cli.airflow_environment import HOST, folder, passwords
 from cli.processes import Job, Run
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.ports import free_port
+from fleetpulse.io.process import GIVEN_UP
 
 _RESTARTS = 2
 
@@ -36,6 +37,7 @@ class Beside:
         self.run = run
         self.port = port
         self._job: Job | None = None
+        self._has_run = False
 
     def invitation(self) -> list[str]:
         """Return where the UI will be, and who may come in; the passwords only where they have just been made."""
@@ -51,3 +53,9 @@ class Beside:
         if self._job is None:
             self._job = self.run.start("airflow", ["--port", str(self.port)], restarts=_RESTARTS)
             self._job.optional = True
+
+    def supervises(self) -> bool:
+        """Whether its DAGs look after the lifecycle job: once it has run, and not after it was given up."""
+        state = self.run.status("airflow").get("state")
+        self._has_run = state == "running" or (self._has_run and state != GIVEN_UP)
+        return self._has_run

@@ -103,8 +103,12 @@ class Job:
         Raises:
             FleetError: it has died too often, or is not to be started again.
         """
-        if self._process is None or self.held or self._given_up_ms or self.alive():
+        if self._process is None or self.held or self.alive():
             return
+        if self._given_up_ms:
+            if self.supervised or self.optional:
+                return
+            raise self._ended()
         self._kill_group()
         if full := disk_full(self.home.path):
             if self.comes_back:
@@ -118,10 +122,7 @@ class Job:
             if self.supervised or self.optional:
                 self._give_up()
                 return
-            raise FleetError(
-                f"the {self.name} ended by itself (exit {self._process.returncode}): {self._last_words()}; "
-                f"give the same command again: it goes on where it stopped"
-            )
+            raise self._ended()
         self.died += 1
         self._died_at_s.append(now_s)
         self.start()
@@ -139,6 +140,13 @@ class Job:
         self._kill_group()
         self._process.wait()
         self.home.run(self.name).unlink(missing_ok=True)
+
+    def _ended(self) -> FleetError:
+        assert self._process is not None
+        return FleetError(
+            f"the {self.name} ended by itself (exit {self._process.returncode}): {self._last_words()}; "
+            f"give the same command again: it goes on where it stopped"
+        )
 
     def _give_up(self) -> None:
         """Start it no more, until somebody says anew that it is to run."""
@@ -292,6 +300,12 @@ class Run:
         for job in self.jobs:
             if job.verb == verb:
                 job.stop()
+
+    def supervised(self, name: str, *, by_somebody: bool) -> None:
+        """Say whether somebody beside us starts a job again when we no longer do."""
+        for job in self.jobs:
+            if job.name == name:
+                job.supervised = by_somebody
 
     def alive(self, name: str) -> bool:
         """Whether a job runs."""

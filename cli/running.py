@@ -87,7 +87,7 @@ def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
             airflow = None if wanted.airflow_port is None else Beside(run, airflow_port(wanted.airflow_port))
             address = run.use_broker(wanted.broker, wanted.port)
             restarts = settings.restarts
-            run.start("lifecycle", restarts=restarts).supervised = airflow is not None
+            run.start("lifecycle", restarts=restarts)
             run.start("landing", restarts=restarts)
             run.start("bridge", ["--replay"] if history else [], restarts=restarts)
             if wanted.simulate:
@@ -128,6 +128,7 @@ def _watch(run: Run, wanted: Wanted, address: BrokerAddress, stop: Stop, restart
     def goes_on() -> bool:
         if stop.wait(WATCH_S) or (limit is not None and time.monotonic() >= limit):
             return False
+        run.supervised("lifecycle", by_somebody=airflow is not None and airflow.supervises())
         run.watch()
         run.start_further_bridges(restarts)
         if airflow and screen.first_verdict_s is not None:

@@ -51,7 +51,8 @@ class Seen:
         critical: the figures beyond their thresholds, in words.
         starts_ms: when it was started by a look, the newest last.
         now_ms: the instant of the look.
-        stale_after_ms: for how long nothing may be judged while something waits.
+        stale_after_ms: for how long nothing may be judged while something waits, and for how long it may be starting.
+        starting_ms: for how long looks have found it starting.
     """
 
     wanted: bool
@@ -66,6 +67,13 @@ class Seen:
     starts_ms: tuple[int, ...]
     now_ms: int
     stale_after_ms: int
+    starting_ms: int = 0
+
+    @property
+    def starting(self) -> bool:
+        """Whether it is to run, somebody sees to it, and it does not say that it does."""
+        says = self.state == "running" and self.said_ago_ms <= SILENT_MS
+        return self.wanted and self.has_run and not self.given_up and not says
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +99,18 @@ def decide(seen: Seen) -> Decision:
         return Decision(Standing.DOWN, "nobody runs it who could start it: start its service, or ./fleet up")
     if seen.given_up:
         return _again(seen)
-    if seen.state == "running" and seen.said_ago_ms <= SILENT_MS:
+    if not seen.starting:
         return _running(seen)
     if seen.said_ago_ms <= STARTING_MS:
-        return Decision(Standing.STARTING, seen.state or "its process has said nothing yet")
+        return _starting(seen)
     return Decision(Standing.STALE, f"it has said nothing for {_minutes(seen.said_ago_ms)}; see its log")
+
+
+def _starting(seen: Seen) -> Decision:
+    said = seen.state or "its process has said nothing yet"
+    if seen.starting_ms > seen.stale_after_ms:  # each of its processes may be a young one
+        return Decision(Standing.STALE, f"it has not run for {_minutes(seen.starting_ms)}: {said}; see its log")
+    return Decision(Standing.STARTING, said)
 
 
 def _again(seen: Seen) -> Decision:

@@ -4,7 +4,7 @@ Rule: what a look remembers for the next is one file of the home; without it a l
 """
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, cast
 
 from fleetpulse.core.health import Rating
@@ -54,7 +54,7 @@ def look_after(home: Home, by: str, stale_after_ms: int, now_ms: int | None = No
     Args:
         home: the home.
         by: who looks; it is written down where the job is started.
-        stale_after_ms: for how long nothing may be judged while something waits.
+        stale_after_ms: for how long nothing may be judged while something waits, and for how long it may be starting.
         now_ms: the instant; None takes the clock's.
     """
     now_ms = now_ms or int(time.time() * 1000)
@@ -65,12 +65,15 @@ def look_after(home: Home, by: str, stale_after_ms: int, now_ms: int | None = No
     starts = tuple(cast("list[int]", before.get("starts_ms", [])))
     wanted = desired(home)
     seen = _seen(home, wanted, judged_ms, now_ms - since_ms, starts, now_ms, stale_after_ms)
+    begun_ms = cast("int", before.get("starting_since_ms") or now_ms) if seen.starting else None
+    seen = replace(seen, starting_ms=now_ms - begun_ms if begun_ms else 0)
     found = decide(seen)
     if found.start:
         if desire(home, RUNNING, by, only_if=wanted) is None:
             return look_after(home, by, stale_after_ms)  # somebody has said another word: that one counts
         starts = (*starts, now_ms)[-_STARTS:]
-    write_status(home.run(_MEMORY), {"judged_ms": judged_ms, "since_ms": since_ms, "starts_ms": starts})
+    memory = {"judged_ms": judged_ms, "since_ms": since_ms, "starts_ms": starts, "starting_since_ms": begun_ms}
+    write_status(home.run(_MEMORY), memory)
     return _told(home, found, seen, reached, starts)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cli.airflow_environment import USERS, environment, folder, passwords
-from cli.beside import airflow_port
-from cli.processes import Job
+from cli.beside import Beside, airflow_port
+from cli.processes import Job, Run
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.supervision import FIRST_WAIT_MS, LONGEST_WAIT_MS, REMEMBERED_MS, Decision, Seen, Standing, decide
 from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired
@@ -42,6 +42,8 @@ def home(tmp_path: Path) -> Home:
         (replace(WELL, state="starting", said_ago_ms=MINUTE_MS), Standing.STARTING, "starting"),
         (replace(WELL, state="", said_ago_ms=0), Standing.STARTING, "nothing yet"),
         (replace(WELL, state="starting", said_ago_ms=6 * MINUTE_MS), Standing.STALE, "said nothing for 6m"),
+        (replace(WELL, state="", starting_ms=10 * MINUTE_MS), Standing.STARTING, "nothing yet"),
+        (replace(WELL, state="waiting for a verb", starting_ms=11 * MINUTE_MS), Standing.STALE, "not run for 11m: waiting for a"),
         (replace(WELL, said_ago_ms=6 * MINUTE_MS), Standing.STALE, "said nothing for 6m"),
         (replace(WELL, behind_ms=3_600_000, still_ms=MINUTE_MS), Standing.RUNNING, "1h behind"),  # it is catching up
         (replace(WELL, behind_ms=3_600_000, still_ms=11 * MINUTE_MS), Standing.STALE, "judged nothing for 11m"),
@@ -79,6 +81,19 @@ def test_a_job_that_was_given_up_is_started_once_and_one_that_is_to_be_stopped_i
     assert look_after(home, "me", MINUTE_MS).state == "down"
 
 
+def test_a_job_whose_every_process_is_a_young_one_is_not_starting_for_ever(home: Home) -> None:
+    begun_ms = int(time.time() * 1000)
+
+    def look(minutes: int, state: str = "starting") -> str:
+        write_status(home.run("lifecycle"), {"state": state})
+        return look_after(home, "me", 2 * MINUTE_MS, begun_ms + minutes * MINUTE_MS).state
+
+    with home.locked("fleet up"):
+        assert [look(minutes) for minutes in range(4)] == ["starting", "starting", "starting", "stale"]
+        assert look(1, "running") == "running"
+        assert look(4) == "starting", "it ran in between"
+
+
 def test_a_supervised_job_that_dies_too_often_is_left_until_somebody_says_anew_that_it_is_to_run(home: Home) -> None:
     job = Job(home, "lifecycle", ["--no-such-option"])
     job.supervised = True
@@ -104,6 +119,28 @@ def test_a_job_that_nobody_supervises_ends_the_run_where_it_dies_too_often(home:
     job._process.wait(60)
     with pytest.raises(FleetError, match="ended by itself"):
         job.watch()
+
+
+def test_a_job_that_was_given_up_ends_the_run_when_nobody_supervises_it_any_more(home: Home) -> None:
+    job = Job(home, "lifecycle", ["--no-such-option"])
+    job.supervised = True
+    job.start()
+    assert job._process is not None
+    job._process.wait(60)
+    job.watch()
+    job.supervised = False
+    with pytest.raises(FleetError, match="ended by itself"):
+        job.watch()
+
+
+def test_airflow_supervises_from_when_it_runs_until_it_is_given_up(home: Home) -> None:
+    beside = Beside(Run(home), 0)
+    found: list[bool] = []
+    for state in (None, "installing", "starting", "running", "preparing", GIVEN_UP, "installing"):
+        if state:
+            write_status(home.run("airflow"), {"state": state})
+        found.append(beside.supervises())
+    assert found == [False, False, False, True, True, False, False]
 
 
 def test_airflow_is_bound_to_the_loopback_and_its_secrets_lie_in_files_of_their_owner(home: Home) -> None:
