@@ -14,6 +14,7 @@ from fleetpulse.io.services import runs
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 ByOption = Annotated[str, typer.Option("--by", help="Who asks: it is shown to others.")]
+OwnOption = Annotated[bool, typer.Option("--own", help="Refuse where somebody else has stopped it.")]
 DEFAULT_HOME = Path(".fleet")
 _PATIENCE_S = 120.0
 stream = typer.Typer(no_args_is_help=True, help="The lifecycle job alone: stop it, start it, while all else goes on.")
@@ -25,11 +26,11 @@ def register(app: typer.Typer) -> None:
 
 
 @stream.command("stop")
-def stop(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator") -> None:
+def stop(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator", own: OwnOption = False) -> None:
     """Stop the lifecycle job, and wait until it has let go of its state; it stays stopped until it is started."""
     opened = Home(home)
     opened.record()
-    desire(opened, STOPPED, by)
+    _say(opened, STOPPED, by, own=own)
     limit = time.monotonic() + _PATIENCE_S
     while holder := opened.state_holder():
         if time.monotonic() > limit:
@@ -39,13 +40,26 @@ def stop(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator") -> None:
 
 
 @stream.command("start")
-def start(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator") -> None:
+def start(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator", own: OwnOption = False) -> None:
     """Let the lifecycle job run again."""
     opened = Home(home)
     opened.record()
-    desire(opened, RUNNING, by)
+    _say(opened, RUNNING, by, own=own)
     starts = runs(opened, "lifecycle")
     typer.echo(f'the lifecycle job of "{home}" {"starts" if starts else f"will start with: ./fleet up --home {home}"}')
+
+
+def _say(home: Home, what: str, by: str, *, own: bool) -> None:
+    """Write the word down; with ``own`` not over a stop that somebody else has said, however shortly before."""
+    said = None if own else desire(home, what, by)
+    while said is None:
+        found = desired(home)
+        if found.what == STOPPED and found.by != by:
+            raise FleetError(
+                f"the stream is stopped by {found.by}, and only who stopped it starts it again; wait until that is done, "
+                f"or start it: ./fleet stream start --home {home.path}"
+            )
+        said = desire(home, what, by, only_if=found)
 
 
 @stream.command("wanted")

@@ -58,6 +58,9 @@ record = home / "checkpoints" / "lifecycle" / "generations.json"
 def switch(number):
     record.write_text(json.dumps({{"current": number, "generations": []}}))
 if said.startswith(("stream stop", "stream start")):
+    found = json.loads((home / "desired.json").read_text())
+    if found["what"] == "stopped" and found["by"] != words[3]:
+        sys.exit("fleet: the stream is stopped by " + found["by"])
     what = "stopped" if words[1] == "stop" else "running"
     (home / "desired.json").write_text(json.dumps({{"what": what, "by": words[3], "at_ms": 1}}))
 if said.startswith("state switch"):

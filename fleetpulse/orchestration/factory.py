@@ -54,7 +54,7 @@ def fleet_dag(
         deadline=deadline(dag_id, within) if alarmed else None,
         default_args={
             "owner": OWNER,
-            "retries": 2,  # after a signal or an error of the system: a refusal is not tried again
+            "retries": 2,  # after a signal or an error of the system: a refusal, or what took too long, is not tried again
             "retry_delay": timedelta(seconds=20),
             "execution_timeout": timedelta(minutes=30),
             "on_failure_callback": tell_of_failure,
@@ -97,5 +97,6 @@ def _approval(question: str) -> ApprovalOperator:
         body="What it would do, by `--dry-run`:\n\n{{ ti.xcom_pull(task_ids='plan') | replace('\\n', '\\n\\n') }}\n\n"
         "The stream stops for it; what comes in meanwhile waits, and is judged afterwards.",
         response_timeout=timedelta(hours=12),
+        retries=0,  # nobody is asked three times
         execution_timeout=None,
     )

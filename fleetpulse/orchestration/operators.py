@@ -1,13 +1,13 @@
 """The operators: a task runs the command that a person would type, and fails with the command's own sentence.
 
 Rule 1: a verb that refuses (exit 1 or 2, with its sentence) is not tried again: it would say the same. One that a signal ended,
-or that the system could not start, is.
+or that the system could not start, is. One that took too long is not: the stream may stand still for it.
 Rule 2: the first line of a failure is the verb's sentence.
 """
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
@@ -22,6 +22,7 @@ from fleetpulse.orchestration.verbs import Ended, Verb
 REFUSED: Final = "refused"  # under this key a task leaves its reason to others of its run
 STATE_POOL: Final = "fleet_state"  # one slot: one task at a time changes a checkpoint
 BY: Final = "airflow {{ dag.dag_id }} {{ run_id }}"  # who stopped the stream, as desired.json names it
+_PATIENCE_S: Final = 120.0
 _MOST_TOLD: Final = 20_000  # characters of a plan: it is read by a person
 
 
@@ -60,7 +61,7 @@ class FleetOperator(BaseOperator):
         """Run a verb to its end.
 
         Raises:
-            AirflowFailException: it refused.
+            AirflowFailException: it refused, or took too long: given again, it would again.
             AirflowException: it was ended, or could not be started: it may be tried again.
         """
         line = self.place.line(given(words))
@@ -69,8 +70,9 @@ class FleetOperator(BaseOperator):
         try:
             ended = self._verb.wait()
         except AirflowTaskTimeout:
-            self.leave(context, f"{' '.join(words[:2])} was broken off: it took longer than {self.execution_timeout}")
-            raise
+            reason = f"{' '.join(words[:2])} was broken off: it took longer than {self.execution_timeout}"
+            self.leave(context, reason)
+            raise AirflowFailException(reason) from None
         if ended.code == 0:
             return ended
         self.leave(context, ended.reason())
@@ -112,45 +114,32 @@ class StopStream(FleetOperator):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(words=["stream", "stop", "--by", BY], pool=STATE_POOL, **kwargs)
+        super().__init__(words=["stream", "stop", "--by", BY, "--own"], pool=STATE_POOL, **kwargs)
 
     def execute(self, context: Mapping[str, Any]) -> None:
-        """Look whether it may be stopped, and stop it, both under one lock."""
-        by = self.words[-1]
-        with _alone(self.place.home) as alone:
-            other = _stopped_by_another(self.place.home, by) if alone else "another run"
-            if other is not None:
-                reason = (
-                    f"the stream is stopped by {other}, and only who stopped it starts it again; wait until that is done, "
-                    f"or start it: ./fleet stream start --home {self.place.home}"
-                )
-                self.leave(context, reason)
-                raise AirflowFailException(reason)
-            self._stop(context)
-
-    def _stop(self, context: Mapping[str, Any]) -> None:
         """Stop it; where that fails the stream is not left as one that is to be stopped, since nothing undoes a failed setup."""
         try:
             self.run_verb(self.words, context)
         except BaseException:
-            Verb(self.place.line(["stream", "start", "--by", self.words[-1]]), self._say).wait()
+            self._take_back(self.words[3])
             raise
+
+    def _take_back(self, by: str) -> None:
+        """Let the stream run where this run has stopped it: here, since a killed task has seconds, and no time for a verb."""
+        from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired
+        from fleetpulse.io.home import Home
+
+        home = Home(self.place.home)
+        found = desired(home)
+        if found.what == STOPPED and found.by == by:
+            desire(home, RUNNING, by, only_if=found)
 
 
 class StartStream(FleetOperator):
     """Start the stream again that this run stopped: refused where somebody else stopped it meanwhile."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(words=["stream", "start", "--by", BY], pool=STATE_POOL, **kwargs)
-
-    def execute(self, context: Mapping[str, Any]) -> None:
-        """Look whether it is ours to start, and start it."""
-        other = _stopped_by_another(self.place.home, self.words[-1])
-        if other is not None:
-            reason = f"the stream was stopped by {other} meanwhile, and stays so; start it when that is done"
-            self.leave(context, reason)
-            raise AirflowFailException(reason)
-        self.run_verb(self.words, context)
+        super().__init__(words=["stream", "start", "--by", BY, "--own"], pool=STATE_POOL, **kwargs)
 
 
 class GoBack(FleetOperator):
@@ -195,24 +184,25 @@ class GoBack(FleetOperator):
         return summary
 
     def _steps(self, made: Mapping[str, Any] | None) -> Iterator[tuple[list[str], str]]:
-        from fleetpulse.io.desired import STOPPED, desired
+        """Give one step after the other; what another wants is asked before each, since one may take minutes."""
+        from fleetpulse.io.desired import desired
         from fleetpulse.io.generations import load_generations
         from fleetpulse.io.home import Home
 
         home = Home(self.place.home)
+        _await_maker(home.path)
         record, wanted = load_generations(home.lifecycle), desired(home)
         number = int(made["generation"]) if made else None
         if number is None and (held := record.held()) is not None and held.made_at_ms >= wanted.at_ms and wanted.by == self.by:
             number = held.number  # made since we stopped the stream, by a task that died before it could say so
-        by_another = wanted.what == STOPPED and wanted.by != self.by  # since: then it stays as that one wants it
         if number is not None and record.current == number:
-            if not by_another:
-                yield ["stream", "stop", "--by", self.by], "stopped the stream"
+            if not _stopped_by_another(home.path, self.by):
+                yield ["stream", "stop", "--by", self.by, "--own"], "stopped the stream"
             yield ["state", "rollback"], f"rolled back from generation {number}"
         elif number is not None:
             yield ["state", "discard", str(number)], f"discarded generation {number}"
-        if not by_another:
-            yield ["stream", "start", "--by", self.by], "started the stream again"
+        if not _stopped_by_another(home.path, self.by):
+            yield ["stream", "start", "--by", self.by, "--own"], "started the stream again"
 
 
 class Outcome(BaseOperator):
@@ -263,25 +253,20 @@ def _objects(lines: Sequence[str]) -> Any:
     return found[0] if len(found) == 1 else found
 
 
-@contextmanager
-def _alone(home: Path) -> Iterator[bool]:
-    """Give True to one at a time in a home; False to whom it finds another there."""
-    from fleetpulse.io.locks import held
-
-    class Busy(Exception):
-        pass
-
-    try:
-        with held(home / "desired.lock", "a run of Airflow", lambda _: Busy()):
-            yield True
-    except Busy:
-        yield False
-
-
-def _stopped_by_another(home: Path, by: str) -> str | None:
-    """Return who stopped the stream; None where it is to run, or ``by`` did."""
+def _stopped_by_another(home: Path, by: str) -> bool:
+    """Whether somebody else stopped the stream: then it stays as that one wants it."""
     from fleetpulse.io.desired import STOPPED, desired
     from fleetpulse.io.home import Home
 
     found = desired(Home(home))
-    return found.by if found.what == STOPPED and found.by != by else None
+    return found.what == STOPPED and found.by != by
+
+
+def _await_maker(home: Path) -> None:
+    """Wait until a verb that was broken off has let go of what it made, though no longer than `_PATIENCE_S`."""
+    from fleetpulse.io.home import Home
+    from fleetpulse.io.making import is_making
+
+    limit = time.monotonic() + _PATIENCE_S
+    while is_making(Home(home)) and time.monotonic() < limit:
+        time.sleep(0.5)

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from tests.airflows import OF_AIRFLOW, Stand, built
+from tests.airflows import COMMAND, OF_AIRFLOW, STAND_IN, Stand, built
 
 pytestmark = OF_AIRFLOW
 GATE = 'suite "transitions": 3 rows fail "numbers without gap or repeat", first: device pump-1, life 1, number 4'
@@ -67,7 +68,7 @@ def test_a_run_that_finds_the_stream_stopped_by_another_refuses_and_undoes_nothi
     by_another = {"what": "stopped", "by": "airflow fleet_migrate manual__earlier", "at_ms": 1}
     (stand.home / "desired.json").write_text(json.dumps(by_another))
     ended = trial(built("fleet_repartition"))
-    assert verbs(stand) == ["state repartition 2 --dry-run"]
+    assert verbs(stand) == ["state repartition 2 --dry-run", "stream stop"]
     assert stand.wanted() == by_another
     assert ended["stop"] == "failed" and ended["go_back"] in ("upstream_failed", "skipped") and ended[""] == "failed"
 
@@ -85,6 +86,40 @@ def test_a_stream_that_does_not_advance_is_rolled_back(stand: Stand, trial: Tria
         "stream start",
     ]
     assert ended["watch"] == "failed" and ended["go_back"] == "success" and ended[""] == "failed"
+
+
+def test_a_stream_that_somebody_stops_while_a_run_goes_back_stays_stopped(stand: Stand, trial: Trial) -> None:
+    by_ann = {"what": "stopped", "by": "ann", "at_ms": 7}
+    stops = f"(home / 'desired.json').write_text({json.dumps(by_ann)!r})"
+    COMMAND.write_text(f"{STAND_IN}\nif said.startswith('state rollback'): {stops}\n")
+    dag = built("fleet_bootstrap")
+    dag.get_task("watch").patience = timedelta(0)
+    ended = trial(dag)
+    assert verbs(stand)[-2:] == ["stream stop", "state rollback"]
+    assert stand.wanted() == by_ann and ended["go_back"] == "success"
+
+
+def test_a_run_waits_for_who_still_makes_a_generation_before_it_looks_what_there_is_to_undo(stand: Stand) -> None:
+    from threading import Timer
+
+    from fleetpulse.io.home import Home
+    from fleetpulse.io.making import making
+    from fleetpulse.orchestration.operators import GoBack
+
+    record = stand.home / "checkpoints" / "lifecycle" / "generations.json"
+    held = {"number": 3, "key_groups": 8, "form": 4, "made_by": "rescale", "made_at_ms": 5, "status": "held"}
+    task = GoBack(task_id="go_back", made_by="act", last="watch")
+    (stand.home / "desired.json").write_text(json.dumps({"what": "stopped", "by": task.by, "at_ms": 1}))
+    with ExitStack() as maker:
+        maker.enter_context(making(Home(stand.home), "a test", lambda words: None))
+
+        def end() -> None:
+            record.write_text(json.dumps({"current": 1, "generations": [held]}))
+            maker.close()
+
+        Timer(0.2, end).start()
+        steps = [" ".join(words[:3]) for words, _ in task._steps(None)]
+    assert steps == ["state discard 3", "stream start --by"]
 
 
 def test_a_change_that_goes_well_undoes_nothing(stand: Stand, trial: Trial) -> None:

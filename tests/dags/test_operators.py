@@ -146,6 +146,22 @@ def test_killing_a_task_ends_the_verb_and_all_that_it_started(tmp_path: Path) ->
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.parametrize(("by", "left"), [("a run", "running"), ("ann", "stopped")])
+def test_a_stop_that_is_ended_is_taken_back_and_one_of_somebody_else_is_not(tmp_path: Path, by: str, left: str) -> None:
+    from airflow.sdk.exceptions import AirflowException
+
+    from fleetpulse.io.desired import STOPPED, desire, desired
+    from fleetpulse.io.home import Home
+    from fleetpulse.orchestration.operators import StopStream
+
+    desire(Home(tmp_path), STOPPED, by)
+    task = StopStream(task_id="stop", place=place(tmp_path, program(tmp_path, "kill -9 $$")))
+    task.words = ["stream", "stop", "--by", "a run", "--own"]
+    with pytest.raises(AirflowException):
+        task.execute(Context())
+    assert (desired(Home(tmp_path)).what, desired(Home(tmp_path)).by) == (left, by)
+
+
 def test_a_verb_that_leaves_another_running_has_ended_all_the_same(tmp_path: Path) -> None:
     from fleetpulse.orchestration.verbs import Verb
 

@@ -1,15 +1,15 @@
 """The other DAGs, run to their end: what their forms and dates become on the command line."""
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tests.airflows import COMMAND, OF_AIRFLOW, Stand, built
+from tests.airflows import COMMAND, OF_AIRFLOW, ROOT, Stand, built
 
 pytestmark = OF_AIRFLOW
 Trial = Callable[..., dict[str, str]]
@@ -73,31 +73,36 @@ def test_who_writes_a_table_says_what_it_is_now(stand: Stand, trial: Trial) -> N
 
 
 def test_a_verb_that_takes_too_long_is_broken_off_and_says_so(stand: Stand, trial: Trial) -> None:
-    COMMAND.write_text("#!/bin/sh\nsleep 300\n")
+    COMMAND.write_text(f"#!/bin/sh\necho called >> {stand.place}/slow\nsleep 300\n")
     dag = built("fleet_maintain")
     dag.get_task("maintain").execution_timeout = timedelta(seconds=1)
-    dag.get_task("maintain").retries = 0
     assert trial(dag) == {"": "failed", "maintain": "failed"}
+    assert (stand.place / "slow").read_text() == "called\n", "it is not tried again"
 
 
-def test_the_stream_is_stopped_by_one_of_two_that_want_it_at_once(stand: Stand) -> None:
-    """The desired state guards a sequence where no pool does: the two share none here."""
+def test_the_stream_is_stopped_by_one_of_those_that_want_it_at_once(tmp_path: Path) -> None:
+    """The desired state guards a sequence where no pool does: they share none here."""
     from threading import Thread
 
     from airflow.sdk.exceptions import AirflowFailException
 
+    from fleetpulse.io.desired import desired
+    from fleetpulse.io.home import Home
     from fleetpulse.orchestration.operators import StopStream
+    from fleetpulse.orchestration.place import Place
 
     class Context(dict[str, Any]):
         def xcom_push(self, key: str, value: Any) -> None:
             refused.append(value)
 
+    home = Home(tmp_path / "home")
+    home.prepare(None)
     refused: list[str] = []
     stopped: list[str] = []
 
     def stop(run: str) -> None:
-        task = StopStream(task_id="stop")
-        task.words = ["stream", "stop", "--by", run]
+        task = StopStream(task_id="stop", place=Place(str(ROOT / "fleet"), home.path))
+        task.words = ["stream", "stop", "--by", run, "--own"]
         context = Context()
         context["ti"] = context
         try:
@@ -112,5 +117,5 @@ def test_the_stream_is_stopped_by_one_of_two_that_want_it_at_once(stand: Stand) 
     for thread in threads:
         thread.join()
     assert len(stopped) == 1 and len(refused) == 3
-    assert json.loads((stand.home / "desired.json").read_text())["by"] == stopped[0]
-    assert stand.calls() == [f"stream stop --by {stopped[0]}"]
+    assert (desired(home).what, desired(home).by) == ("stopped", stopped[0])
+    assert all(reason.startswith(f"the stream is stopped by {stopped[0]}, and only") for reason in refused)
