@@ -1,13 +1,15 @@
 """Who is told of a failure: a webhook, and a topic of the home's broker.
 
 Rule 1: nothing here raises, and nothing waits long: a failure that cannot be told is as red as one that is.
-Rule 2: the same sentence of the same task is told once an hour: a supervisor that looks each minute does not cry each minute.
+Rule 2: the same sentence of the same task is told once an hour, whatever figures stand in it: a supervisor that looks each minute
+does not cry each minute. What could not be told is tried again with the next failure.
 """
 
 import asyncio
 import hashlib
 import json
 import logging
+import re
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -24,6 +26,7 @@ _LOG: Final = logging.getLogger(__name__)
 TOPIC: Final = "fleetpulse/failed/{}"  # not below fleetpulse/alert: what listens there runs a DAG, which may fail
 AGAIN_S: Final = 3_600.0
 _POST_S: Final = 5.0
+_FIGURES: Final = re.compile(r"(?:\d[\d.,]*(?:ms|[smhd](?![a-z]))?)+")  # 3, 1,200, 0.5, 4m, 1h30m
 
 
 def tell_of_failure(context: Mapping[str, Any]) -> None:
@@ -57,7 +60,8 @@ def tell(place: Place, told: dict[str, str]) -> list[str]:
     """Tell it every way there is; return the ways that worked."""
     worked: list[str] = []
     try:
-        if _told_lately(place.notes / "failures-told.json", told):
+        note, mark = place.notes / "failures-told.json", _mark(told)
+        if mark in _told_lately(note):
             return worked
         payload = json.dumps({**told, "reason": told["reason"].splitlines()[0][:2_000], "at_ms": int(time.time() * 1000)})
         for name, way in (("webhook", _post), ("topic", _publish)):
@@ -66,6 +70,8 @@ def tell(place: Place, told: dict[str, str]) -> list[str]:
                     worked.append(name)
             except Exception as error:  # noqa: BLE001 - rule 1: the other way may work
                 _LOG.warning("a failure of %s could not be told by %s: %s", told["dag"], name, error)
+        if worked:
+            _remember(note, mark)
     except Exception as error:  # noqa: BLE001 - rule 1
         _LOG.warning("a failure could not be told: %r", error)
     return worked
@@ -94,19 +100,24 @@ def _publish(place: Place, dag_id: str, payload: bytes) -> bool:
     return True
 
 
-def _told_lately(note: Path, told: dict[str, str]) -> bool:
-    """Whether it was told within the hour; if not, that it is now is written down."""
-    mark = hashlib.sha256("\n".join((told["dag"], told["task"], told["reason"].splitlines()[0])).encode()).hexdigest()[:16]
+def _mark(told: dict[str, str]) -> str:
+    """Return what a failure is known by: durations, counts and shares change from one look to the next, and are left out."""
+    words = _FIGURES.sub("", told["reason"].splitlines()[0])
+    return hashlib.sha256("\n".join((told["dag"], told["task"], words)).encode()).hexdigest()[:16]
+
+
+def _told_lately(note: Path) -> dict[str, float]:
+    """Return the marks of what was told within the hour, and when, epoch seconds."""
     try:
         known = {one: float(at_s) for one, at_s in json.loads(note.read_text()).items()}
     except (OSError, ValueError, AttributeError):
-        known = {}
-    now_s = time.time()
-    if now_s - known.get(mark, 0.0) < AGAIN_S:
-        return True
-    kept = {one: at_s for one, at_s in known.items() if now_s - at_s < AGAIN_S}
+        return {}
+    return {one: at_s for one, at_s in known.items() if time.time() - at_s < AGAIN_S}
+
+
+def _remember(note: Path, mark: str) -> None:
+    """Write down that it was told now."""
     note.parent.mkdir(parents=True, exist_ok=True)
     fresh = note.with_name(f".{note.name}.{time.time_ns()}")
-    fresh.write_text(json.dumps({**kept, mark: now_s}))
+    fresh.write_text(json.dumps({**_told_lately(note), mark: time.time()}))
     fresh.replace(note)
-    return False

@@ -266,7 +266,8 @@ def test_a_failure_is_told_by_webhook_and_topic_once_an_hour_and_never_raises(br
         place = Place("fleet", home.path, webhook=f"http://127.0.0.1:{server.server_port}/")
         assert tell(place, told) == ["webhook", "topic"]
         assert tell(place, told) == []
-        assert tell(place, {**told, "reason": "4 rows fail"}) == ["webhook", "topic"]
+        assert tell(place, {**told, "reason": "4 rows fail"}) == []
+        assert tell(place, {**told, "reason": "another sentence"}) == ["webhook", "topic"]
         server.shutdown()
     while len(listening.waiting) < 2 and time.monotonic() < deadline_s:
         listening.drive(0.1)
@@ -275,5 +276,23 @@ def test_a_failure_is_told_by_webhook_and_topic_once_an_hour_and_never_raises(br
     assert [topic for topic, _ in heard] == ["fleetpulse/failed/fleet_migrate"] * 2
     assert posted == [payload for _, payload in heard]
     assert posted[0]["reason"] == "3 rows fail"
+    deaf = Place("fleet", home.path / "none", webhook="http://127.0.0.1:1/")
+    assert tell(deaf, told) == [] and not deaf.notes.exists(), "what nobody was told is not held as told"
     gone = Place("fleet", Path("/dev/null/none"), webhook="http://127.0.0.1:1/")
     assert tell(gone, told) == []
+
+
+@pytest.mark.parametrize(
+    ("sentence", "same"),
+    [
+        ("the job is stale: it has judged nothing for 59m30s, and is 1h behind", True),
+        ("the job is stale: it has judged nothing for 12h, and is 1d2h5m behind", True),
+        ("the job is stale: it has judged nothing for 1m, and is 250ms behind", True),
+        ("the job is down: nobody runs it who could start it", False),
+    ],
+)
+def test_a_failure_is_known_by_its_words_and_not_by_its_figures(sentence: str, same: bool) -> None:
+    from fleetpulse.orchestration.alerts import _mark
+
+    first = {"dag": "a", "task": "b", "reason": "the job is stale: it has judged nothing for 11m, and is 1,200ms behind"}
+    assert (_mark({**first, "reason": sentence}) == _mark(first)) == same
