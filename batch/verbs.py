@@ -190,6 +190,8 @@ def _all_of(spark: SparkSession, checkpoint: Any, at: Stand, name: str) -> tuple
 def rollback(work: Work, to: int | None = None) -> Generation | None:
     """Go back to what an earlier generation was, by a new one that begins where that one stopped.
 
+    Where either was made of chosen devices, and the other was not, they know different ones, and are not compared.
+
     Raises:
         FleetError: there is none, or it has been pruned.
     """
@@ -214,12 +216,15 @@ def rollback(work: Work, to: int | None = None) -> Generation | None:
         f"generation {chosen.number} stopped after batch {then.batch}: {chosen.key_groups} key groups, {then.partitions} "
         f"partitions, stored form {chosen.form}; a new generation goes on from there"
     )
+    others = record.choices_in(chosen.number) != record.choices_in(present.number)
+    if others:
+        work.say(f"generations {chosen.number} and {present.number} know different devices: they are not compared")
     if work.dry:
         return None
     at = settle(work.spark, home, work.say)
     rows = state_of(work.spark, home, chosen, then)
     source = {"generation": chosen.number, "batch": then.batch}
-    plan = Plan("rollback", source, rows, then.version, chosen.key_groups, then.partitions, chosen.form)
+    plan = Plan("rollback", source, rows, then.version, chosen.key_groups, then.partitions, chosen.form, chosen=others)
     made = make(work.spark, home, plan, at, work.say)
     give(work, made, at)
     return made

@@ -10,7 +10,9 @@ stream and watches it commit. What comes in meanwhile waits and is judged afterw
 **Red** means: it did not come to that. The first line of `outcome` gives the reason, its last says what was undone: the new
 generation was discarded, or rolled back from, and the stream started again.
 
-**To undo** a run that went well: `./fleet state rollback` while the stream is stopped, or this form with an older version.
+**To undo** a run that went well: `./fleet state rollback` while the stream is stopped, or this form with an older version. With a
+condition only the former undoes it: the devices left out come back as they were then, and are judged on, silently, to the
+present; what was said of them meanwhile stays said.
 """
 
 from datetime import timedelta

@@ -89,6 +89,17 @@ class Generations:
             found.append(int(one.made_from["generation"]))
         return found
 
+    def choices_in(self, number: int) -> frozenset[int]:
+        """Return the generations that were made of other devices than were known, of a generation and those it comes from."""
+        found: set[int] = set()
+        seen: set[int] = set()
+        while number not in seen and (one := self.of(number)) is not None:
+            seen.add(number)
+            if one.made_from.get("only") or one.made_from.get("devices"):
+                found.add(number)
+            number = int(one.made_from.get("generation", 0))
+        return frozenset(found)
+
     def with_one(self, one: Generation) -> "Generations":
         """Return the record with a generation added or changed."""
         return replace(self, known={**self.known, one.number: one})

@@ -13,6 +13,7 @@ from fleetpulse.io.checkpoint import begun_with, is_settled, judged_up_to, note_
 from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired, stopped_meanwhile
 from fleetpulse.io.generations import (
     Generation,
+    Generations,
     begin_generation,
     checkpoint_of,
     discard_generation,
@@ -68,6 +69,20 @@ def test_a_generation_that_is_being_made_changes_nothing_until_the_switch(home: 
     assert (home.generation().number, home.key_groups()) == (2, 3)
     former = load_generations(home.lifecycle).predecessor()
     assert former is not None and (former.number, former.status, former.stands) == (1, "retired", {"batch": 7})
+
+
+def test_a_way_back_is_compared_only_where_both_generations_know_the_same_devices() -> None:
+    made_from: list[dict[str, object]] = [
+        {},
+        {"snapshot": 0, "generation": 1, "only": "site = 'north'"},
+        {"generation": 2, "batch": 9},
+        {"generation": 1, "batch": 4},
+        {"snapshot": 1, "generation": 4, "only": None},
+        {"devices": "a.csv", "generation": 5},
+    ]
+    known = {number: Generation(number, 8, 4, "a verb", source) for number, source in enumerate(made_from, 1)}
+    record = Generations(6, known)
+    assert [set(record.choices_in(number)) for number in range(8)] == [set(), set(), {2}, {2}, set(), set(), {6}, set()]
 
 
 def test_what_was_half_made_is_removed_by_the_next_that_makes_one(home: Home) -> None:
