@@ -4,6 +4,7 @@ Rule 1: each holds the state while it works, and refuses where another holds it.
 Rule 2: what is planned is known before anything is changed; ``dry`` ends there.
 """
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -38,6 +39,7 @@ from fleetpulse.ops.reports import listening
 Listed = Callable[[int | None], pa.Table]
 _MOST_GROUPS: Final = 100_000
 _MOST_PARTITIONS: Final = 10_000
+_CALLS_JAVA: Final = re.compile(r"\b(?:try_)?reflect\b|\bjava_method\b", re.IGNORECASE)  # however it is quoted or spaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +284,22 @@ def _as_it_stopped(home: Home) -> Stand:
     return stand(home.checkpoint)
 
 
+def check_condition(only: str) -> None:
+    """See that a condition asks for values alone: whoever may fill in a form may not call Java.
+
+    Raises:
+        FleetError: it names a function that does.
+    """
+    if found := _CALLS_JAVA.search(only):
+        raise FleetError(
+            f'"{only}" is no condition on a device: it may not contain the word {found[0]}, which calls Java; '
+            f"write one over the columns of device_snapshots, such as: site = 'north'"
+        )
+
+
 def _fitting(rows: DataFrame, only: str) -> DataFrame:
     """Return the devices that fit a condition."""
+    check_condition(only)
     try:
         chosen = rows.filter((F.col("part") == DEVICE) & F.expr(f"({only})"))
         chosen.limit(1).collect()

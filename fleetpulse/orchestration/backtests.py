@@ -98,6 +98,7 @@ class BacktestOnSpark(SparkSubmitOperator):
         self.application_args = [*given(words), "--home", str(self.place.home)]
         self.conf = {name: value for name, value in settings(folder, 2, "1g").items() if name != "spark.master"}
         self.env_vars = {
+            **{name: "" for name in os.environ if "AIRFLOW" in name},  # its secrets are not the verb's
             "JAVA_HOME": str(find_java()),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "PYSPARK_PYTHON": sys.executable,

@@ -1,5 +1,6 @@
 """The operators with real processes: what a verb says is what a failure says, and no verb outlives its task."""
 
+import os
 import signal
 import threading
 import time
@@ -116,6 +117,21 @@ def test_the_secrets_of_airflow_are_not_the_verbs(tmp_path: Path) -> None:
 
     task = FleetOperator(task_id="a", words=["x"], gives="told", place=place(tmp_path, program(tmp_path, "env")))
     assert "AIRFLOW" not in task.execute(Context())
+
+
+def test_the_secrets_of_airflow_are_not_those_of_a_program_that_is_handed_to_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+
+    from fleetpulse.orchestration.backtests import BacktestOnSpark
+
+    handed: list[dict[str, str]] = []
+    monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "a secret")
+    monkeypatch.setattr(SparkSubmitOperator, "execute", lambda self, _: handed.append({**os.environ, **self.env_vars}))
+    BacktestOnSpark(task_id="a", place=place(tmp_path)).execute(Context())
+    assert not any(value for name, value in handed[0].items() if "AIRFLOW" in name)
+    assert handed[0]["PYTHONPATH"] == str(ROOT)
 
 
 def test_killing_a_task_ends_the_verb_and_all_that_it_started(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from batch.pruning import prune
+from batch.verbs import check_condition
 from cli.device_lists import read_devices
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import FleetError
@@ -83,6 +84,15 @@ def test_a_way_back_is_compared_only_where_both_generations_know_the_same_device
     known = {number: Generation(number, 8, 4, "a verb", source) for number, source in enumerate(made_from, 1)}
     record = Generations(6, known)
     assert [set(record.choices_in(number)) for number in range(8)] == [set(), set(), {2}, {2}, set(), set(), {6}, set()]
+
+
+@pytest.mark.parametrize(
+    "call", ["reflect('java.lang.System', 'exit')", "`Java_Method`('a', 'b')", "try_reflect /**/ ('a', 'b')"]
+)
+def test_a_condition_on_devices_calls_no_java(call: str) -> None:
+    check_condition("site = 'north' AND name = 'reflector'")
+    with pytest.raises(FleetError, match="which calls Java; write one over the columns"):
+        check_condition(f"site = 'north' OR {call} = 'x'")
 
 
 def test_what_was_half_made_is_removed_by_the_next_that_makes_one(home: Home) -> None:
