@@ -2,17 +2,28 @@
 
 Rule 1: what is shown lies below two folders of the home, and whoever is not logged in sees nothing of it.
 Rule 2: a page is shown as one of a stranger: its scripts run, and reach neither Airflow nor the session of who looks.
+Rule 3: browsers send the session with nothing that such a page asks for, neither its style sheets nor, in a frame, the page
+behind a link. So who is logged in is sent on to an address that is good for half a day, and what is relative to it is as well.
 """
 
+import hmac
+import time
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink
 
 from fleetpulse.orchestration.place import PLACE, Place
 
 PREFIX: Final = "/fleet"
-_ALONE: Final = {"Content-Security-Policy": "sandbox allow-scripts allow-popups", "X-Content-Type-Options": "nosniff"}
+PASS_S: Final = 43_200
+_PASSED: Final = "for"  # an address is ``/fleet/for/<until, and its signature>/<area>/<path>``
+_ALONE: Final = {
+    "Content-Security-Policy": "sandbox allow-scripts allow-popups",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",  # the address is not for others
+}
 
 
 def folders(place: Place) -> dict[str, Path]:
@@ -21,21 +32,49 @@ def folders(place: Place) -> dict[str, Path]:
 
 
 def app(place: Place) -> Any:
-    """Return the application that shows the pages; nothing of it can be asked without a session."""
+    """Return the application that shows the pages: who has a session is sent on to an address that is good for a while."""
     from airflow.api_fastapi.core_api.security import get_user
-    from fastapi import Depends, FastAPI, HTTPException
-    from fastapi.responses import FileResponse
+    from fastapi import Depends, FastAPI, HTTPException, Request
+    from fastapi.responses import FileResponse, RedirectResponse
 
-    shown = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(get_user)])
+    shown = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
-    def page(area: str, path: str) -> FileResponse:
+    def page(request: Request, area: str, path: str) -> RedirectResponse:
+        if page_of(place, area, path) is None:
+            raise HTTPException(404, "there is no such page")
+        given = pass_until(int(time.time()) + PASS_S)
+        return RedirectResponse(
+            f"{request.scope.get('root_path', '')}/{_PASSED}/{given}/{area}/{quote(path)}", 303, headers=_ALONE
+        )
+
+    def passed(given: str, area: str, path: str) -> FileResponse:
+        if not is_good(given):
+            raise HTTPException(401, "this address is no longer good; open the page from Airflow again")
         found = page_of(place, area, path)
         if found is None:
             raise HTTPException(404, "there is no such page")
         return FileResponse(found, headers=_ALONE)
 
-    shown.add_api_route("/{area}/{path:path}", page, methods=["GET"])
+    shown.add_api_route(f"/{_PASSED}/{{given}}/{{area}}/{{path:path}}", passed, methods=["GET"])
+    shown.add_api_route("/{area}/{path:path}", page, methods=["GET"], dependencies=[Depends(get_user)])
     return shown
+
+
+def pass_until(until_s: int) -> str:
+    """Return what an address has in it so that it is good until an instant, epoch seconds; Airflow's own key signs it."""
+    from airflow.configuration import conf
+
+    key = conf.get_mandatory_value("api", "secret_key").encode()
+    return f"{until_s:x}-{hmac.new(key, f'fleet pages until {until_s}'.encode(), 'sha256').hexdigest()}"
+
+
+def is_good(given: str) -> bool:
+    """Whether it was given by `pass_until`, and its time has not passed."""
+    try:
+        until_s = int(given.partition("-")[0], 16)
+    except ValueError:
+        return False
+    return hmac.compare_digest(given.encode(), pass_until(until_s).encode()) and time.time() < until_s
 
 
 class Pages:

@@ -43,6 +43,7 @@ def test_who_has_not_logged_in_sees_no_page(airflow: Path, stand: object) -> Non
     run = PLACE.notes / "backtests" / "run"
     run.mkdir(parents=True, exist_ok=True)
     (run / "report.html").write_text("here")
+    (run / "style.css").write_text("too")
     with TestClient(Pages(PLACE)) as client:
         assert client.get("/backtests/run/report.html").status_code == 401
     shown = app(PLACE)
@@ -51,9 +52,27 @@ def test_who_has_not_logged_in_sees_no_page(airflow: Path, stand: object) -> Non
             assert client.get(path).status_code in (401, 403, 404), path
         assert client.get("/backtests/run/report.html").status_code == 401
         shown.dependency_overrides[_get_user()] = lambda: "somebody"
+        assert client.get("/backtests/run/none.html").status_code == 404
         answer = client.get("/backtests/run/report.html")
+        shown.dependency_overrides.clear()
+        beside = client.get(str(answer.url.join("style.css")))
+        below = client.get(str(answer.url).replace("report.html", "%2e%2e/%2e%2e/%2e%2e/secret"))
     assert (answer.status_code, answer.text) == (200, "here")
+    assert (beside.status_code, beside.text) == (200, "too"), "what a page needs is asked for without the session"
+    assert below.status_code == 404
     assert answer.headers["content-security-policy"].startswith("sandbox")
+    assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+def test_an_address_is_good_for_its_time_and_cannot_be_made_by_others(airflow: Path) -> None:
+    import time
+
+    from fleetpulse.orchestration.pages import is_good, pass_until
+
+    good, past = pass_until(int(time.time()) + 60), pass_until(int(time.time()) - 1)
+    assert is_good(good) and not is_good(past)
+    until, _, signed = good.partition("-")
+    assert not any(is_good(made) for made in (f"{int(until, 16) + 1:x}-{signed}", until, f"{until}-", "", "x-y", "\u00e9-1"))
 
 
 def _get_user() -> object:
