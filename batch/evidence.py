@@ -15,10 +15,11 @@ import pyarrow as pa
 from batch.backtest import unpacked
 from fleetpulse.columnar.blocks import NO_SIGNALS
 from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.columnar.snapshots import GROUP, taken
+from fleetpulse.columnar.snapshots import GROUP, taken, the_world
 from fleetpulse.columnar.standing import world_from_plain
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import next_due
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.machine import HELD, Mode
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.replay import Deployment, outcome
@@ -26,7 +27,7 @@ from fleetpulse.core.state import Device, World
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.generations import CURRENT, PRUNED, RETIRED, load_generations
+from fleetpulse.io.generations import CURRENT, PRUNED, RETIRED, Generations, load_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms
 from fleetpulse.io.slices import blocks_of, pieces_of, slices_of
@@ -68,6 +69,7 @@ class Stand:
         settled_ms: up to which no verdict is held back.
         kept_ms: from when on bronze has all its rows.
         whole: whether it has all that the devices began with.
+        listed: whether some devices began with a list: what they were before was never said.
         lead_ms: how far a device's clock may be ahead.
     """
 
@@ -77,6 +79,7 @@ class Stand:
     settled_ms: int
     kept_ms: int
     whole: bool
+    listed: bool
     lead_ms: int
 
     def row(self) -> dict[str, Any]:
@@ -87,6 +90,7 @@ class Stand:
             "settled_ms": self.settled_ms,
             "kept_ms": self.kept_ms,
             "whole": self.whole,
+            "listed": self.listed,
             "lead_ms_": self.lead_ms,
         }
 
@@ -114,20 +118,32 @@ def stand_at(home: Home, newest_ms: int, listening: Listening, policies: Policie
         frontier_ms - deployment.verdict_jitter_ms,
         _BEFORE_ALL if kept_ms is None else kept_ms,
         is_whole(home),
+        _began(load_generations(home.lifecycle), "devices"),
         deployment.max_clock_lead_ms,
     )
 
 
 def is_whole(home: Home) -> bool:
     """Whether bronze has all that the devices began with: nothing was removed, and no state was made of a list of devices."""
-    made = load_generations(home.lifecycle).known.values()
-    listed = any(is_chosen(one.made_from) for one in made if one.status in (CURRENT, RETIRED, PRUNED))
-    return not listed and all(oldest_kept_ms(home, table.name) is None for table in (MESSAGES, QUARANTINE))
+    chosen = _began(load_generations(home.lifecycle), "devices", "only")
+    return not chosen and all(oldest_kept_ms(home, table.name) is None for table in (MESSAGES, QUARANTINE))
 
 
-def is_chosen(made_from: Mapping[str, Any]) -> bool:
-    """Whether a generation was made of some of the devices, or of others than were known."""
-    return bool(made_from.get("devices") or made_from.get("only"))
+def _began(record: Generations, *words: str) -> bool:
+    """Whether a generation that has had the work was made of what one of some words names, see `is_chosen`."""
+    had = (one for one in record.known.values() if one.status in (CURRENT, RETIRED, PRUNED))
+    return any(one.made_from.get(word) for one in had for word in words)
+
+
+def is_chosen(record: Generations, number: int) -> bool:
+    """Whether a generation, or one that it comes from, was made of some of the devices, or of others than were known."""
+    one = record.of(number)
+    if one is None:
+        return False
+    if one.made_from.get("devices") or one.made_from.get("only"):
+        return True
+    before = one.made_from.get("generation")  # of a snapshot: whose state it was
+    return type(before) is int and before < number and is_chosen(record, before)
 
 
 def one_row(values: Mapping[str, Any]) -> pa.Table:
@@ -137,7 +153,7 @@ def one_row(values: Mapping[str, Any]) -> pa.Table:
         if name.endswith("_ms"):
             columns[name.removesuffix("_ms")] = _instants([value])
         else:
-            columns[name.removesuffix("_")] = pa.array([value])
+            columns[name.removesuffix("_")] = pa.array([value], pa.int64() if value is None else None)
     return pa.table(columns)
 
 
@@ -227,11 +243,31 @@ def _ends(tables: Opened) -> Mapping[str, set[int]]:
     return found
 
 
-def worlds_of(tables: Opened) -> list[str]:
-    """Return the different stands of a state's key groups, as JSON: one, where it is sound."""
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What the key groups of a state say of themselves.
+
+    Attributes:
+        worlds: their different stands, as JSON: one, where it is sound.
+        devices: how many were in all of them when they were taken; None where one does not say.
+    """
+
+    worlds: tuple[str, ...]
+    devices: int | None
+
+
+def heads_of(tables: Opened) -> Heads:
+    """Return what the key groups of a state say of themselves.
+
+    Raises:
+        FleetError: there is none.
+        ValueError: one is damaged.
+    """
     rows = tables.arrow(f"SELECT content FROM state WHERE part = '{GROUP}' AND content IS NOT NULL")["content"].to_pylist()
-    own = ("bytes", "form")
-    return sorted({json.dumps({k: v for k, v in json.loads(one).items() if k not in own}, sort_keys=True) for one in rows})
+    if not rows:
+        raise FleetError(f'no row of part "{GROUP}" says how far it has come')
+    counts = [json.loads(one).get("devices") for one in rows]
+    return Heads(tuple(sorted({the_world([one]) for one in rows})), None if None in counts else sum(counts))
 
 
 def stand_of_state(home: Home, world: str) -> Stand:

@@ -13,8 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from batch.evidence import is_chosen
 from batch.generation import state_of
-from batch.quality import State, gate, refuse
+from batch.quality import gate, refuse
 from batch.snapshot import about
+from batch.worked_out import State
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
 from fleetpulse.io.checkpoint import relocate, stand
@@ -47,7 +48,7 @@ def generation_state(spark: SparkSession, home: Home, number: int) -> Iterator[S
     at = stand(checkpoint_of(home.lifecycle, number))
     what = about(spark, home, generation, at)
     with written_aside(home, state_of(spark, home, generation, at).each) as files:
-        yield State(f"generation {number}", files, what, chosen=is_chosen(generation.made_from))
+        yield State(f"generation {number}", files, what, chosen=is_chosen(load_generations(home.lifecycle), number))
 
 
 @contextmanager
@@ -72,7 +73,7 @@ def gated(spark: SparkSession, home: Home, rows: DataFrame, what: Taken, keep: i
     """
     known = snapshots(home)
     before_ms = known[0].frontier_ms if known else None
-    chosen = is_chosen(generation_of(home, what.generation).made_from)
+    chosen = is_chosen(load_generations(home.lifecycle), what.generation)
     with written_aside(home, rows) as files:
         state = State(f"generation {what.generation}, to be a snapshot", files, what, before_ms, chosen)
         refuse(gate(home, state, lambda: spark, keep=keep), "no snapshot is published")

@@ -15,28 +15,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from batch import evidence
-from batch.evidence import Stand, one_row
+from batch.worked_out import DAMAGED, State, WorkedOut, snapshot_state
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.laws import SUITES
 from fleetpulse.core.state_laws import OF_STATE
 from fleetpulse.core.suites import Severity, Suite
-from fleetpulse.core.tables import DEVICE_SNAPSHOTS, QUALITY_FAILURES, QUALITY_RESULTS
+from fleetpulse.core.tables import QUALITY_FAILURES, QUALITY_RESULTS
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
 from fleetpulse.io.expectations import Evaluated, Expectations
-from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
-from fleetpulse.io.snapshot_table import Taken, snapshots
-from fleetpulse.io.suite_rows import Opened, SparkRows, on_spark, opened
-from fleetpulse.ops.bronze import span
+from fleetpulse.io.suite_rows import SparkRows, on_spark, opened
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SPARK_FROM_ROWS: Final = 200_000  # of a suite: below it pandas is done before Spark has started
 PASSED, FAILED, SKIPPED, FAULT = "passed", "failed", "skipped", "fault"
-_NOT_WHOLE: Final = "bronze no longer has all that the devices began with"
-_NOTHING_JUDGED: Final = "the job has judged nothing yet"
 _PANDAS, _SPARK = "pandas", "spark"
 Session = Callable[[], "SparkSession"]
 
@@ -168,37 +163,6 @@ def chosen_suites(names: Sequence[str]) -> tuple[Suite, ...]:
     return tuple(known[name] for name in given) or SUITES
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """A state that is looked at.
-
-    Attributes:
-        subject: names it.
-        files: its rows, Parquet.
-        about: what it was taken at.
-        before_ms: the frontier of the snapshot before it; None where there is none.
-        chosen: whether it was made of some of the devices.
-    """
-
-    subject: str
-    files: tuple[Path, ...]
-    about: Taken
-    before_ms: int | None = None
-    chosen: bool = False
-
-
-def snapshot_state(home: Home, version: int | None = None) -> State | None:
-    """Return a snapshot; the newest where no version is given, None where there is none such."""
-    known = snapshots(home)
-    for place, one in enumerate(known):
-        if one.version is not None and version in (None, one.version):
-            older = known[place + 1].frontier_ms if place + 1 < len(known) else None
-            made = load_generations(home.lifecycle).of(one.generation)
-            files = delta.files_of_version(home, DEVICE_SNAPSHOTS, one.version)
-            return State(f"snapshot {one.version}", files, one, older, made is not None and evidence.is_chosen(made.made_from))
-    return None
-
-
 def run(
     home: Home, names: Sequence[str] = (), session: Session | None = None, engine: str | None = None, keep: int = 20
 ) -> Report:
@@ -262,12 +226,12 @@ def _skipped(suite: Suite, why: str) -> Looked:
 
 
 def _evaluated(
-    suite: Suite, made: "WorkedOut", expectations: Expectations, how: _Evaluation, spark_rows: Callable[[], SparkRows]
+    suite: Suite, made: WorkedOut, expectations: Expectations, how: _Evaluation, spark_rows: Callable[[], SparkRows]
 ) -> Looked:
     began = time.monotonic()
     try:
         made.make(suite)
-    except (ValueError, LookupError, AssertionError, FleetError) as error:  # what it is worked out from is damaged itself
+    except DAMAGED as error:  # what it is worked out from is damaged itself
         why = f"it cannot be worked out: {error!r}"[:400]
         findings = (Finding(suite.name, one.name, one.severity.value, FAULT, why=why) for one in suite.expectations)
         return Looked(suite.name, "", 0, round((time.monotonic() - began) * 1000), tuple(findings))
@@ -292,66 +256,6 @@ def _found(suite: Suite, one: Evaluated) -> Finding:
 
 def _shown(value: Any) -> Any:
     return format_instant(round(value.timestamp() * 1000)) if isinstance(value, datetime) else value
-
-
-class WorkedOut:
-    """Tables that are worked out when a suite first needs them.
-
-    Args:
-        home: the home.
-        tables: as they were opened.
-        judged: how far the job has judged; None where it has judged nothing.
-        state: the state that is looked at; None where there is none.
-    """
-
-    def __init__(self, home: Home, tables: Opened, judged: Stand | None, state: State | None) -> None:
-        self.tables = tables
-        self._home, self._judged, self._state = home, judged, state
-        self._of_state: Stand | None = None
-        landed = span(home)
-        self._landed_ms = 0 if landed is None else landed[1]
-        if judged is not None:
-            tables.put("stand", one_row({**judged.row(), "landed_ms": self._landed_ms + 1}))
-        if state is not None:
-            self._open(state)
-
-    def _open(self, state: State) -> None:
-        self.tables.put_state(state.files)
-        worlds = evidence.worlds_of(self.tables)
-        self._of_state = evidence.stand_of_state(self._home, worlds[0]) if worlds else None
-        if self._of_state is not None:
-            facts = {"subject": state.subject, "key_groups": state.about.key_groups, "devices": state.about.devices}
-            more = {"worlds": len(worlds), "frontier_before_ms": state.before_ms, "chosen": state.chosen}
-            self.tables.put("taken", one_row({**self._of_state.row(), **facts, **more}))
-
-    def why_not(self, suite: Suite) -> str:
-        """Say why a suite can say nothing; empty where it can."""
-        if "stand" in suite.reads and self._judged is None:
-            return _NOTHING_JUDGED
-        of_state = "state" in suite.reads
-        if of_state and self._state is None:
-            return "there is no snapshot"
-        stand = self._of_state if of_state else self._judged
-        if suite.whole and stand is None:
-            return _NOTHING_JUDGED
-        chosen = of_state and self._state is not None and self._state.chosen
-        return _NOT_WHOLE if suite.whole and (chosen or not (stand and stand.whole)) else ""
-
-    def make(self, suite: Suite) -> None:
-        """Work out what a suite reads, unless that was done before."""
-        wanted = {*suite.reads} - {*self.tables.made}
-        if "declared_columns" in wanted:
-            self.tables.put("declared_columns", evidence.declared_columns(self._home))
-        if self._judged is not None and "defined" in wanted:
-            self.tables.put("defined", evidence.judged_again(self._home, self._judged.newest_ms)[0])
-        if self._judged is not None and "deadlines" in wanted:
-            self.tables.put("deadlines", evidence.deadlines(self.tables, self._judged))
-        if self._of_state is not None and "pending" in wanted:
-            self.tables.put("pending", evidence.pending(self.tables))
-        if self._of_state is not None and "dues" in wanted:
-            self.tables.put("dues", evidence.dues(self.tables, self._of_state.world))
-        if self._of_state is not None and "defined_state" in wanted:
-            self.tables.put("defined_state", evidence.judged_again(self._home, self._of_state.newest_ms)[1])
 
 
 def _write(home: Home, report: Report) -> None:

@@ -14,7 +14,8 @@ from fleetpulse.io.home import Home
 from fleetpulse.settings import load_settings
 
 if TYPE_CHECKING:
-    from batch.quality import Report, Session, State
+    from batch.quality import Report, Session
+    from batch.worked_out import State
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
@@ -71,7 +72,7 @@ def gate(
 
 @contextmanager
 def _state(home: Home, session: "Session", generation: int | None, snapshot: int | None) -> "Iterator[State]":
-    from batch.quality import snapshot_state
+    from batch.worked_out import snapshot_state
 
     if generation is not None:
         from py4j.protocol import Py4JError

@@ -70,10 +70,14 @@ def state_rows(rows: Sequence[Row], deployment: Deployment) -> pa.Table:
     return pa.Table.from_batches(taken(0, group.to_bytes(), dict(step.chunks), newest_ms, deployment))
 
 
-def write_state(home: Home, state: pa.Table, devices: int | None = None) -> None:
-    """Write the rows of a state as the newest snapshot; ``devices`` is what is said of how many there are."""
-    world = json.loads(next(row["content"] for row in state.to_pylist() if row["part"] == "group"))
-    count = sum(part == "device" for part in state["part"].to_pylist()) if devices is None else devices
+def write_state(home: Home, state: pa.Table, devices: int | None = None, like: pa.Table | None = None) -> None:
+    """Write the rows of a state as the newest snapshot, with what is said of it: of other rows, where ``like`` gives some.
+
+    ``devices`` is what is said of how many there are.
+    """
+    said = state if like is None else like
+    world = json.loads(next(row["content"] for row in said.to_pylist() if row["part"] == "group"))
+    count = sum(part == "device" for part in said["part"].to_pylist()) if devices is None else devices
     about = Taken(1, 1, 1, world["newest_ms"], world["frontier_ms"], count, 1)
     note = {name: value for name, value in asdict(replace(about)).items() if name not in ("version", "at_ms")}
     properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(note)})

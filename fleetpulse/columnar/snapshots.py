@@ -30,6 +30,7 @@ from fleetpulse.core.tables import DEVICE_SNAPSHOTS, Column
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 DEVICE, SIGNAL, OWN_ROW, PENDING, GROUP = "device", "signal", "row", "pending", "group"
+OF_ONE_GROUP: Final = ("bytes", "form", "devices")  # of what is told of a group: all else is the same in every one
 COMPARED_PARTS: Final = (DEVICE, SIGNAL, OWN_ROW)  # of devices, and of what waits for one
 _WORDS: Final = {"site": SITE, "device_class": CLASS, "gateway": GATEWAY}
 _ARROW: Final = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "timestamp": pa.timestamp("us", tz="UTC")}
@@ -73,7 +74,8 @@ def taken(
     step = group.fold(NO_SIGNALS, [], max(newest_ms, group.listening.newest_ms), deployment, written.__getitem__)
     written |= dict(step.chunks)
     signals, others = _left(group, written, group.listening.frontier_ms)
-    world = {**world_to_plain(group.listening, group.policies), "bytes": len(block), "form": head_of(block)["version"]}
+    of_it = {"bytes": len(block), "form": head_of(block)["version"], "devices": len(group.devices)}
+    world = {**world_to_plain(group.listening, group.policies), **of_it}
     return [
         _devices(key_group, group.devices),
         *[_signals(key_group, one) for one in signals if one.num_rows],
@@ -171,8 +173,8 @@ def the_world(groups: Iterable[str]) -> str:
     Raises:
         FleetError: there is none, or they are not the same.
     """
-    own = ("bytes", "form")
-    worlds = {json.dumps({k: v for k, v in json.loads(one).items() if k not in own}, sort_keys=True) for one in groups}
+    told = (json.loads(one).items() for one in groups)
+    worlds = {json.dumps({name: value for name, value in one if name not in OF_ONE_GROUP}, sort_keys=True) for one in told}
     if len(worlds) != 1:
         raise FleetError(
             f"the key groups of a snapshot have come equally far; got {len(worlds)} different stands; it is damaged, or was put "

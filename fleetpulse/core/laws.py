@@ -36,7 +36,9 @@ _TRANSITIONS: Final = Suite(
     SELECT device_id, life, transition_no, event_time, from_mode, to_mode, trigger, number_before, mode_before, last_seen,
         trigger = 'amended' OR coalesce(concat_ws(' ', from_mode, trigger, to_mode) IN ({among(WAYS)}), false)
             AS allowed_by_the_table,
-        CASE WHEN corrected.id IS NULL THEN transition_no IS NOT DISTINCT FROM coalesce(number_before, 0) + 1 END
+        CASE WHEN corrected.id IS NOT NULL THEN NULL
+             WHEN stand.listed AND number_before IS NULL AND transition_no = 2 THEN coalesce(from_mode = 'offline', false)
+             ELSE transition_no IS NOT DISTINCT FROM coalesce(number_before, 0) + 1 END
             AS numbers_without_gap_or_repeat,
         CASE WHEN corrected.id IS NOT NULL THEN NULL
              WHEN mode_before IS NULL THEN coalesce(from_mode IN ('provisioned', 'offline'), false)
@@ -51,7 +53,10 @@ _TRANSITIONS: Final = Suite(
     ("device_id", "life", "transition_no"),
     (
         holds("allowed_by_the_table", "every transition is one of the table of `core/machine.py`"),
-        holds("numbers_without_gap_or_repeat", "a life's transitions are numbered from 1, without gap or repeat"),
+        holds(
+            "numbers_without_gap_or_repeat",
+            "a life's transitions are numbered from 1, or from 2 where a listed device began silent",
+        ),
         holds("from_mode_is_the_to_mode_before", "each begins where the one before it in that life ended"),
         holds("in_the_order_of_time", "none happened before the one before it"),
         holds("not_before_its_time", "none happened at or after the newest row that has landed"),

@@ -83,7 +83,7 @@ _STATE: Final = Suite(
 _COMPARED: Final = (
     "site", "device_class", "gateway", "mode", "mode_since", "life", "transition_no", "class_since", "last_seen", "quiet_since",
     "quiet_covered_ms", "runtime_ms", "boot", "seq", "reboots", "degraded_until", "flagged_until", "held_until", "death",
-    "death_covered_ms", "errors",
+    "death_covered_ms", "gateway_died", "errors",
 )  # fmt: skip
 _AS_JUDGED: Final = Suite(
     "state as judged",
@@ -139,7 +139,8 @@ _SNAPSHOT: Final = Suite(
     """
     SELECT taken.subject, taken.frontier, taken.frontier_before, taken.key_groups, taken.devices, taken.worlds,
         (SELECT count(*) FROM state WHERE part = 'device') AS found, (SELECT count(*) FROM state WHERE part = 'group') AS groups,
-        (SELECT count(*) FROM state WHERE part = 'group') = taken.key_groups AS every_key_group_is_there,
+        (SELECT count(*) FROM state WHERE part = 'group') = taken.key_groups
+            AND (SELECT count(DISTINCT key_group) FROM state WHERE part = 'group') = taken.key_groups AS every_key_group_is_there,
         taken.worlds = 1 AS all_stand_at_one_instant,
         (SELECT count(*) FROM state WHERE part = 'device') = taken.devices AS as_many_devices_as_were_counted,
         CASE WHEN taken.frontier_before IS NOT NULL THEN coalesce(taken.frontier >= taken.frontier_before, false) END

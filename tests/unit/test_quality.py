@@ -12,7 +12,8 @@ import pytest
 from deltalake import DeltaTable
 
 from batch import evidence
-from batch.quality import WorkedOut, gate, refuse, run, snapshot_state
+from batch.quality import gate, refuse, run
+from batch.worked_out import WorkedOut, snapshot_state
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.laws import SUITES
 from fleetpulse.core.replay import Deployment

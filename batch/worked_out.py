@@ -1,0 +1,127 @@
+"""The state that is looked at, and what is worked out for the suites.
+
+Rule: what is damaged beyond reading is a fault of the suites that would read it, and of no other.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from batch import evidence
+from batch.evidence import Stand, one_row
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.suites import Suite
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS
+from fleetpulse.io import delta
+from fleetpulse.io.generations import load_generations
+from fleetpulse.io.home import Home
+from fleetpulse.io.snapshot_table import Taken, snapshots
+from fleetpulse.io.suite_rows import Opened
+from fleetpulse.ops.bronze import span
+
+DAMAGED: Final = (ValueError, LookupError, TypeError, AttributeError, AssertionError, FleetError)
+_NOT_WHOLE: Final = "bronze no longer has all that the devices began with"
+_NOTHING_JUDGED: Final = "the job has judged nothing yet"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A state that is looked at.
+
+    Attributes:
+        subject: names it.
+        files: its rows, Parquet.
+        about: what it was taken at.
+        before_ms: the frontier of the snapshot before it; None where there is none.
+        chosen: whether it, or what it comes from, was made of some of the devices.
+    """
+
+    subject: str
+    files: tuple[Path, ...]
+    about: Taken
+    before_ms: int | None = None
+    chosen: bool = False
+
+
+def snapshot_state(home: Home, version: int | None = None) -> State | None:
+    """Return a snapshot; the newest where no version is given, None where there is none such."""
+    known = snapshots(home)
+    for place, one in enumerate(known):
+        if one.version is not None and version in (None, one.version):
+            older = known[place + 1].frontier_ms if place + 1 < len(known) else None
+            chosen = evidence.is_chosen(load_generations(home.lifecycle), one.generation)
+            files = delta.files_of_version(home, DEVICE_SNAPSHOTS, one.version)
+            return State(f"snapshot {one.version}", files, one, older, chosen)
+    return None
+
+
+class WorkedOut:
+    """Tables that are worked out when a suite first needs them.
+
+    Args:
+        home: the home.
+        tables: as they were opened.
+        judged: how far the job has judged; None where it has judged nothing.
+        state: the state that is looked at; None where there is none.
+    """
+
+    def __init__(self, home: Home, tables: Opened, judged: Stand | None, state: State | None) -> None:
+        self.tables = tables
+        self._home, self._judged, self._state = home, judged, state
+        self._of_state: Stand | None = None
+        self._unread = ""  # why nobody can tell how far the state has come
+        landed = span(home)
+        self._landed_ms = 0 if landed is None else landed[1]
+        if judged is not None:
+            tables.put("stand", one_row({**judged.row(), "landed_ms": self._landed_ms + 1}))
+        if state is not None:
+            self._open(state)
+
+    def _open(self, state: State) -> None:
+        self.tables.put_state(state.files)
+        try:
+            heads = evidence.heads_of(self.tables)
+            self._of_state = evidence.stand_of_state(self._home, heads.worlds[0])
+        except DAMAGED as error:
+            self._unread = f"how far the state has come cannot be read: {error!r}"
+            return
+        facts = {"subject": state.subject, "key_groups": state.about.key_groups, "devices": heads.devices}
+        more = {"worlds": len(heads.worlds), "frontier_before_ms": state.before_ms, "chosen": state.chosen}
+        self.tables.put("taken", one_row({**self._of_state.row(), **facts, **more}))
+
+    def why_not(self, suite: Suite) -> str:
+        """Say why a suite can say nothing; empty where it can."""
+        if "stand" in suite.reads and self._judged is None:
+            return _NOTHING_JUDGED
+        of_state = "state" in suite.reads
+        if of_state and self._state is None:
+            return "there is no snapshot"
+        if of_state and self._unread:
+            return ""  # it is no fault of what is kept: `make` says what it is
+        stand = self._of_state if of_state else self._judged
+        if suite.whole and stand is None:
+            return _NOTHING_JUDGED
+        chosen = of_state and self._state is not None and self._state.chosen
+        return _NOT_WHOLE if suite.whole and (chosen or not (stand and stand.whole)) else ""
+
+    def make(self, suite: Suite) -> None:
+        """Work out what a suite reads, unless that was done before.
+
+        Raises:
+            FleetError: nobody can tell how far the state has come.
+        """
+        if "state" in suite.reads and self._unread:
+            raise FleetError(self._unread)
+        wanted = {*suite.reads} - {*self.tables.made}
+        if "declared_columns" in wanted:
+            self.tables.put("declared_columns", evidence.declared_columns(self._home))
+        if self._judged is not None and "defined" in wanted:
+            self.tables.put("defined", evidence.judged_again(self._home, self._judged.newest_ms)[0])
+        if self._judged is not None and "deadlines" in wanted:
+            self.tables.put("deadlines", evidence.deadlines(self.tables, self._judged))
+        if self._of_state is not None and "pending" in wanted:
+            self.tables.put("pending", evidence.pending(self.tables))
+        if self._of_state is not None and "dues" in wanted:
+            self.tables.put("dues", evidence.dues(self.tables, self._of_state.world))
+        if self._of_state is not None and "defined_state" in wanted:
+            self.tables.put("defined_state", evidence.judged_again(self._home, self._of_state.newest_ms)[1])

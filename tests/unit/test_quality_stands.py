@@ -1,0 +1,112 @@
+"""What the suites are told beside the tables: which devices a state was made of, and how far it has come."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from batch.evidence import is_chosen
+from batch.generation import Plan, is_the_running
+from batch.quality import gate, refuse
+from batch.worked_out import snapshot_state
+from fleetpulse.columnar.snapshots import GROUP
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.replay import Deployment
+from fleetpulse.io.checkpoint import Stand
+from fleetpulse.io.expectations import Expectations
+from fleetpulse.io.generations import RETIRED, Generation, Generations, save_generations
+from fleetpulse.io.home import Home
+from tests.homes import empty
+from tests.looked_at import eventful, judged_home, state_rows, write_state
+from tests.unit.test_quality import NAMED, looked_at, plant
+
+pytestmark = [
+    pytest.mark.unit,
+    pytest.mark.timeout(600),  # the library alone takes seconds to import
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # that library's own
+]
+DEPLOYMENT = Deployment(30_000, 20_000)
+SEED = 5
+
+
+def made(*sources: dict[str, Any]) -> Generations:
+    """Return a record of generations, each made from something."""
+    known = {number: Generation(number, 4, 1, "verb", source, status=RETIRED) for number, source in enumerate(sources, 1)}
+    return Generations(len(sources), known)
+
+
+def failed_in(home: Home, suite: str, *planted: tuple[str, str]) -> dict[str, int]:
+    """Return how many rows fail each expectation of a suite, after changes of the tables that were opened."""
+    with looked_at(home) as (tables, worked):
+        for name, sql in planted:
+            plant(tables, name, sql)
+        worked.make(NAMED[suite])
+        rows = tables.frame(NAMED[suite].rows)
+        answers = Expectations(home.path / "aside", "planted").evaluate(NAMED[suite], rows)
+    assert [one.fault for one in answers if one.fault] == []
+    return {one.expectation.name: one.failed for one in answers if one.failed}
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return judged_home(tmp_path_factory.mktemp("stands") / "home", eventful(SEED), DEPLOYMENT)
+
+
+def test_a_generation_is_of_some_devices_where_one_that_it_comes_from_was() -> None:
+    of_some = ({}, {"snapshot": 3, "generation": 1, "only": "site = 'a'"}, {"generation": 2, "batch": 7}, {"generation": 3})
+    assert [is_chosen(made(*of_some), number) for number in (1, 2, 3, 4)] == [False, True, True, True]
+    of_a_list = ({}, {"devices": "the registry", "generation": 1}, {"snapshot": 9, "generation": 2, "only": None})
+    assert is_chosen(made(*of_a_list), 3)
+    back = (*of_some, {"generation": 1, "batch": 2})
+    assert not is_chosen(made(*back), 5), "it goes on from what the first one was"
+
+
+def test_a_listed_device_that_began_silent_says_its_second_transition_first(clean: Home) -> None:
+    change = """UPDATE judgements SET device_id = 'listed', transition_no = 2, from_mode = 'offline'
+                 WHERE device_id || life || transition_no = (SELECT min(device_id || life || transition_no) FROM judgements
+                                                             WHERE kind = 'transition' AND transition_no = 1)"""
+    alone = "DELETE FROM judgements WHERE device_id <> 'listed'"
+    assert "numbers without gap or repeat" in failed_in(clean, "transitions", ("judgements", f"{change}; {alone}"))
+    listed = ("stand", "UPDATE stand SET listed = true")
+    assert "numbers without gap or repeat" not in failed_in(clean, "transitions", ("judgements", f"{change}; {alone}"), listed)
+    more = change.replace("transition_no = 2,", "transition_no = 3,")
+    assert "numbers without gap or repeat" in failed_in(clean, "transitions", ("judgements", f"{more}; {alone}"), listed)
+
+
+def test_only_what_is_made_of_the_running_state_is_not_compared_with_it(tmp_path: Path) -> None:
+    home = empty(tmp_path / "home", DEPLOYMENT)
+    home.lifecycle.mkdir(parents=True)
+    save_generations(home.lifecycle, made({}, {"generation": 1, "batch": 1}))
+    at = Stand(9, 40, 1, 2)
+
+    def it_is(source: dict[str, Any], bronze: int = 40) -> bool:
+        rows: Any = None
+        return is_the_running(home, Plan("verb", source, rows, bronze, 4, 2, 1), at)
+
+    assert it_is({"generation": 2, "batch": 9})
+    assert not it_is({"generation": 1, "batch": 9}), "a rollback to an earlier one"
+    assert not it_is({"snapshot": 3, "generation": 2, "batch": 9, "only": None}), "what was stored as a snapshot"
+    assert not it_is({"generation": 2, "batch": 9}, bronze=39)
+
+
+def test_a_snapshot_taken_in_a_lag_has_the_devices_that_its_groups_had_when_they_were_taken(clean: Home) -> None:
+    history = eventful(SEED)
+    home = clean
+    state = state_rows(history, DEPLOYMENT)
+    write_state(home, state, devices=5)
+    assert failed_in(home, "snapshot") == {}, "the heads were counted before what was due acted"
+    write_state(home, state)
+
+
+@pytest.mark.parametrize("content", ["no JSON", "[]", "{}", None])
+def test_a_state_whose_groups_do_not_say_how_far_they_are_is_a_fault_with_a_sentence(content: str | None, tmp_path: Path) -> None:
+    history = eventful(SEED)
+    home = judged_home(tmp_path / "home", history, DEPLOYMENT)
+    sound = state_rows(history, DEPLOYMENT)
+    told = [{**one, "content": content} if one["part"] == GROUP else one for one in sound.to_pylist()]
+    write_state(home, pa.Table.from_pylist(told, sound.schema), like=sound)
+    state = snapshot_state(home)
+    assert state is not None
+    with pytest.raises(FleetError, match=r"could not be evaluated: it cannot be worked out: .*how far the state has come"):
+        refuse(gate(home, state), "nothing may be built on it")
