@@ -36,6 +36,7 @@ from fleetpulse.ops.bronze import rows_through, span
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _BEFORE_ALL: Final = 0
+_LISTED: Final = "late"  # as maintenance calls what was said of messages that were not judged
 _SILENCES: Final = """
     SELECT * FROM (
         SELECT device_id, life, transition_no, event_time, last_seen, device_class, trigger,
@@ -43,6 +44,7 @@ _SILENCES: Final = """
             epoch_ms(lag(event_time) OVER its) AS since_ms,
             epoch_ms(max(CASE WHEN trigger = 'registered' THEN event_time END) OVER before) AS registered_ms
         FROM judgements WHERE kind = 'transition'
+            AND event_time <= (SELECT frontier FROM stand)
             AND device_id NOT IN (SELECT device_id FROM messages WHERE kind = 'correct')
         WINDOW its AS (PARTITION BY device_id, life ORDER BY transition_no),
             before AS (PARTITION BY device_id, life ORDER BY transition_no ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
@@ -68,7 +70,9 @@ class Stand:
         frontier_ms: up to which is judged.
         settled_ms: up to which no verdict is held back.
         kept_ms: from when on bronze has all its rows.
-        whole: whether it has all that the devices began with.
+        told_ms: from when on all is kept that was said of messages which were not judged, by ``received_at`` and by event time.
+        whole: whether bronze has all that the devices began with.
+        lines: whether it and quarantine have all lines of all recordings.
         listed: whether some devices began with a list: what they were before was never said.
         lead_ms: how far a device's clock may be ahead.
     """
@@ -78,7 +82,9 @@ class Stand:
     frontier_ms: int
     settled_ms: int
     kept_ms: int
+    told_ms: int
     whole: bool
+    lines: bool
     listed: bool
     lead_ms: int
 
@@ -89,7 +95,9 @@ class Stand:
             "frontier_ms": self.frontier_ms,
             "settled_ms": self.settled_ms,
             "kept_ms": self.kept_ms,
+            "told_ms": self.told_ms,
             "whole": self.whole,
+            "lines": self.lines,
             "listed": self.listed,
             "lead_ms_": self.lead_ms,
         }
@@ -109,7 +117,7 @@ def stand_of(home: Home) -> Stand | None:
 
 def stand_at(home: Home, newest_ms: int, listening: Listening, policies: Policies) -> Stand:
     """Return the stand that coverage, frontier and policies come to."""
-    deployment, kept_ms = home.deployment(), oldest_kept_ms(home, MESSAGES.name)
+    deployment, kept_ms, told_ms = home.deployment(), oldest_kept_ms(home, MESSAGES.name), oldest_kept_ms(home, _LISTED)
     frontier_ms = _BEFORE_ALL if listening.frontier_ms is None else listening.frontier_ms
     return Stand(
         newest_ms,
@@ -117,7 +125,9 @@ def stand_at(home: Home, newest_ms: int, listening: Listening, policies: Policie
         frontier_ms,
         frontier_ms - deployment.verdict_jitter_ms,
         _BEFORE_ALL if kept_ms is None else kept_ms,
+        _BEFORE_ALL if told_ms is None else told_ms + deployment.max_clock_lead_ms,
         is_whole(home),
+        kept_ms is None and oldest_kept_ms(home, QUARANTINE.name) is None,
         _began(load_generations(home.lifecycle), "devices"),
         deployment.max_clock_lead_ms,
     )
@@ -126,7 +136,7 @@ def stand_at(home: Home, newest_ms: int, listening: Listening, policies: Policie
 def is_whole(home: Home) -> bool:
     """Whether bronze has all that the devices began with: nothing was removed, and no state was made of a list of devices."""
     chosen = _began(load_generations(home.lifecycle), "devices", "only")
-    return not chosen and all(oldest_kept_ms(home, table.name) is None for table in (MESSAGES, QUARANTINE))
+    return not chosen and oldest_kept_ms(home, MESSAGES.name) is None
 
 
 def _began(record: Generations, *words: str) -> bool:

@@ -118,8 +118,13 @@ _TOLD: Final = (
 _TOLD_NAMES: Final = _TOLD.replace("nullif(last_errors, '[]') AS last_errors", "last_errors")
 
 
-def _beside(such: str) -> str:
-    """Return the SQL that counts, of each judgement, how often it was said, and how often bronze comes to it."""
+def _beside(such: str, unread: str = "false") -> str:
+    """Return the SQL that counts, of each judgement, how often it was said, and how often bronze comes to it.
+
+    Args:
+        such: which judgements.
+        unread: those that may be due to a row which has landed, and was not read yet.
+    """
     return f"""
     WITH sides AS (
         SELECT 1 AS said, 0 AS due, {_TOLD} FROM judgements CROSS JOIN stand WHERE {such}
@@ -127,7 +132,8 @@ def _beside(such: str) -> str:
         SELECT 0 AS said, 1 AS due, {_TOLD} FROM defined CROSS JOIN stand WHERE {such}),
     counted AS (SELECT {_TOLD_NAMES}, CAST(sum(said) AS BIGINT) AS said, CAST(sum(due) AS BIGINT) AS due
                 FROM sides GROUP BY {_TOLD_NAMES})
-    SELECT {_TOLD_NAMES}, said, due, said >= due AS none_is_lost, said <= due AS none_is_made_up FROM counted
+    SELECT {_TOLD_NAMES}, said, due, said >= due OR {unread} AS none_is_lost, said <= due AS none_is_made_up
+    FROM counted CROSS JOIN stand
     """
 
 
@@ -152,7 +158,9 @@ _ACCOUNTS: Final = Suite(
     ("judgements", "defined", "stand"),
     _beside(
         "kind IN ('late', 'clock', 'duplicate', 'after_decommission', 'unknown_device', 'refused') "
-        "AND received_at <= stand.newest AND (kind IN ('late', 'clock') OR event_time <= stand.frontier)"
+        "AND received_at <= stand.newest AND received_at >= stand.told "
+        "AND (kind IN ('late', 'clock') OR event_time <= stand.frontier)",
+        "received_at = stand.newest",  # of one millisecond some may be in the next batch
     ),
     ("kind", "device_id", "message_kind", "event_time", "seq"),
     (
@@ -176,6 +184,7 @@ _LISTED: Final = Suite(
         CASE WHEN judgements.kind = 'late' THEN coalesce(late_by_ms >= 0, false) END AS says_how_late
     FROM judgements CROSS JOIN stand LEFT JOIN had ON id = device_id AND of_kind = message_kind AND had_at = received_at
     WHERE judgements.kind IN ('late', 'clock', 'duplicate', 'after_decommission', 'unknown_device', 'refused')
+        AND received_at <= stand.newest
     """,
     ("kind", "device_id", "message_kind", "event_time", "seq"),
     (
@@ -191,10 +200,11 @@ _LINES: Final = Suite(
     "The recordings that were played: their lines in bronze and in quarantine.",
     ("messages", "quarantine", "stand"),
     """
-    WITH line AS (SELECT recording, line FROM messages WHERE recording IS NOT NULL
-                  UNION ALL SELECT recording, line FROM quarantine WHERE recording IS NOT NULL)
+    WITH every AS (SELECT recording, line, received_at FROM messages WHERE recording IS NOT NULL
+                   UNION ALL SELECT recording, line, received_at FROM quarantine WHERE recording IS NOT NULL),
+    line AS (SELECT recording, line FROM every CROSS JOIN stand WHERE received_at < stand.newest)
     SELECT recording, count(*) AS lines, count(DISTINCT line) AS numbers, min(line) AS first_line, max(line) AS last_line,
-        CASE WHEN max(stand.whole) THEN count(DISTINCT line) = max(line) + 1 END AS no_line_is_lost,
+        CASE WHEN max(stand.lines) THEN count(DISTINCT line) = max(line) + 1 END AS no_line_is_lost,
         count(*) = count(DISTINCT line) AS no_line_came_twice
     FROM line CROSS JOIN stand GROUP BY recording
     """,
@@ -245,7 +255,7 @@ _FUTURE: Final = Suite(
     f"""
     WITH ahead AS (
         SELECT device_id, kind, received_at, event_time FROM messages CROSS JOIN stand
-        WHERE clock = 'device' AND kind IN ({among(FROM_DEVICES)}) AND received_at <= stand.newest
+        WHERE clock = 'device' AND kind IN ({among(FROM_DEVICES)}) AND received_at < stand.newest AND received_at >= stand.told
             AND unix_millis(event_time) - unix_millis(received_at) > stand.lead_ms),
     listed AS (SELECT DISTINCT device_id AS id, message_kind, received_at AS listed_at FROM judgements WHERE kind = 'clock')
     SELECT device_id, kind, received_at, event_time, listed.id IS NOT NULL AS is_listed_and_not_judged

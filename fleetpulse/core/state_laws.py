@@ -41,7 +41,7 @@ _STATE: Final = Suite(
         CASE WHEN taken.chosen THEN NULL WHEN newest_mode <> 'forgotten' THEN device.device_id IS NOT NULL END AS is_not_missing,
         CASE WHEN device.device_id IS NULL OR taken.chosen OR corrected.id IS NOT NULL THEN NULL
              WHEN transition_no > 0 THEN its_no IS NOT NULL
-             WHEN life >= taken.kept THEN seen_id IS NOT NULL END AS is_known,
+             WHEN unix_millis(life) - unix_millis(taken.kept) >= taken.lead_ms THEN seen_id IS NOT NULL END AS is_known,
         time = 1 AS is_there_once,
         mode IN ({among([mode for mode in Mode if mode is not Mode.FORGOTTEN])}) AS mode_is_known,
         CASE WHEN device.device_id IS NULL OR corrected.id IS NOT NULL OR taken.chosen THEN NULL
@@ -54,7 +54,8 @@ _STATE: Final = Suite(
              ELSE coalesce(last_seen, life) <= taken.frontier AND mode_since <= taken.frontier END AS is_not_ahead,
         CASE WHEN last_seen IS NOT NULL THEN quiet_since IS NOT DISTINCT FROM last_seen END
             AS silence_counts_from_the_last_signal,
-        CASE WHEN last_seen IS NULL OR corrected.id IS NOT NULL OR last_seen < taken.kept THEN NULL
+        CASE WHEN last_seen IS NULL OR corrected.id IS NOT NULL OR last_seen < taken.told
+                 OR unix_millis(last_seen) - unix_millis(taken.kept) < taken.lead_ms THEN NULL
              ELSE seen_at IS NOT DISTINCT FROM last_seen END AS last_seen_is_the_newest_signal_judged,
         CASE WHEN its_no IS NOT NULL AND corrected.id IS NULL THEN device.runtime_ms >= its_runtime_ms END AS runtime_goes_on,
         CASE WHEN device.device_id IS NULL THEN NULL ELSE due_at IS NULL OR due_at > taken.settled END AS nothing_is_overdue

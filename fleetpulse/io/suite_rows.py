@@ -1,7 +1,8 @@
 """Where suites take their rows from: the tables of a home, and what was worked out, for DuckDB and for Spark.
 
 Rule 1: both read the same files and the same SQL; which of them does is a matter of how many rows there are.
-Rule 2: the files are those that the tables had when they were opened.
+Rule 2: the files are those that the tables had when they were opened, listed once; what is said of messages before messages,
+so that whatever is said of one that lands meanwhile finds it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fleetpulse.core.tables import DEVICE_SNAPSHOTS, TABLES, Table
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, TABLES, Table
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
 
@@ -40,12 +41,14 @@ class Opened:
     Attributes:
         connection: DuckDB's.
         home: whose tables they are.
+        files: of the tables, by name.
         made: tables that were worked out, by name.
         states: the files of the state that is looked at; None where none is.
     """
 
     connection: "DuckDBPyConnection"
     home: Home
+    files: Mapping[str, Sequence[Path]]
     made: dict[str, pa.Table] = field(default_factory=dict[str, pa.Table])
     states: Sequence[Path] | None = None
 
@@ -78,9 +81,13 @@ class Opened:
 @contextmanager
 def opened(home: Home) -> Iterator[Opened]:
     """Open the tables of a home as they stand now, for SQL that both engines read."""
-    with delta.reading(home, [table.name for table in TABLES]) as connection:
+    in_turn = sorted(TABLES, key=lambda table: (table is not JUDGEMENTS, table is MESSAGES))
+    files = {table.name: delta.paths_of(home, table) for table in in_turn}
+    with delta.reading(home, ()) as connection:
+        for table in TABLES:
+            delta.open_files(connection, table.name, table, files[table.name])
         connection.execute("CREATE MACRO unix_millis(instant) AS epoch_ms(instant)")  # as Spark calls it
-        yield Opened(connection, home)
+        yield Opened(connection, home, files)
 
 
 @contextmanager
@@ -120,7 +127,7 @@ class SparkRows:
             pq.write_table(self.tables.made[name], path)
             return self.spark.read.parquet(str(path))
         table = DEVICE_SNAPSHOTS if name == STATE else delta.declared(name)
-        files = self.tables.states if name == STATE else delta.paths_of(self.tables.home, table)
+        files = self.tables.states if name == STATE else self.tables.files[name]
         return self._of_files(table, [str(file) for file in files or ()])
 
     def _of_files(self, table: Table, files: Sequence[str]) -> "DataFrame":

@@ -1,23 +1,29 @@
 """What the suites are told beside the tables: which devices a state was made of, and how far it has come."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from batch.evidence import is_chosen
+from batch.evidence import is_chosen, stand_at
 from batch.generation import Plan, is_the_running
 from batch.quality import gate, refuse
 from batch.worked_out import snapshot_state
 from fleetpulse.columnar.snapshots import GROUP
+from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.policy import Policies
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.checkpoint import Stand
 from fleetpulse.io.expectations import Expectations
 from fleetpulse.io.generations import RETIRED, Generation, Generations, save_generations
 from fleetpulse.io.home import Home
-from tests.homes import empty
+from fleetpulse.io.suite_rows import opened
+from tests.histories import START
+from tests.homes import empty, land
 from tests.looked_at import eventful, judged_home, state_rows, write_state
 from tests.unit.test_quality import NAMED, looked_at, plant
 
@@ -39,9 +45,9 @@ def made(*sources: dict[str, Any]) -> Generations:
 def failed_in(home: Home, suite: str, *planted: tuple[str, str]) -> dict[str, int]:
     """Return how many rows fail each expectation of a suite, after changes of the tables that were opened."""
     with looked_at(home) as (tables, worked):
+        worked.make(NAMED[suite])
         for name, sql in planted:
             plant(tables, name, sql)
-        worked.make(NAMED[suite])
         rows = tables.frame(NAMED[suite].rows)
         answers = Expectations(home.path / "aside", "planted").evaluate(NAMED[suite], rows)
     assert [one.fault for one in answers if one.fault] == []
@@ -110,3 +116,51 @@ def test_a_state_whose_groups_do_not_say_how_far_they_are_is_a_fault_with_a_sent
     assert state is not None
     with pytest.raises(FleetError, match=r"could not be evaluated: it cannot be worked out: .*how far the state has come"):
         refuse(gate(home, state), "nothing may be built on it")
+
+
+def test_what_lands_while_it_is_looked_at_is_not_looked_at(tmp_path: Path) -> None:
+    history = eventful(SEED)
+    home = judged_home(tmp_path / "home", history, DEPLOYMENT)
+    late = replace(history[-1], received_at_ms=history[-1].received_at_ms + 1000, event_time_ms=history[0].received_at_ms)
+    with opened(home) as tables:
+        names = {name: list(files) for name, files in tables.files.items()}
+        land(home, [late], 2)
+        assert tables.count("SELECT * FROM messages") == len(history)
+        assert {name: list(files) for name, files in tables.files.items()} == names
+    with opened(home) as tables:
+        assert tables.count("SELECT * FROM messages") == len(history) + 1
+
+
+NEWEST = "(SELECT newest FROM stand)"
+
+
+@pytest.mark.parametrize(("received", "lost"), [(f"{NEWEST} - INTERVAL 1 SECOND", True), (NEWEST, False)])
+def test_a_line_of_a_recording_is_missed_only_when_all_before_it_has_been_read(received: str, lost: bool, clean: Home) -> None:
+    first = "UPDATE messages SET recording = 'r', line = 0 WHERE received_at = (SELECT min(received_at) FROM messages)"
+    beyond = f"""INSERT INTO quarantine BY NAME SELECT 'b' AS bridge, 1 AS place, 'r' AS recording, 7 AS line,
+                 {received} AS received_at"""
+    failed = failed_in(clean, "recordings", ("messages", first), ("quarantine", beyond))
+    assert ("no line is lost" in failed) == lost
+    gone = ("stand", "UPDATE stand SET lines = false")
+    assert failed_in(clean, "recordings", ("messages", first), ("quarantine", beyond), gone) == {}
+
+
+@pytest.mark.parametrize("named", ["at the newest row", "before what is kept"])
+def test_a_message_of_which_nothing_was_said_is_not_lost_where_it_may_be_unread_or_gone(named: str, clean: Home) -> None:
+    when = {"at the newest row": NEWEST, "before what is kept": "TIMESTAMPTZ '2001-01-01 00:00:00+00'"}[named]
+    one = "kind = 'late' AND received_at = (SELECT min(received_at) FROM defined WHERE kind = 'late')"
+    told = ("stand", "UPDATE stand SET told = TIMESTAMPTZ '2002-01-01 00:00:00+00'")
+    elsewhere = ("defined", f"UPDATE defined SET received_at = {when} WHERE {one}")
+    gone = ("judgements", f"DELETE FROM judgements WHERE {one}")
+    assert failed_in(clean, "accounts", gone) == {"none is lost": 1}
+    assert failed_in(clean, "accounts", gone, elsewhere, told) == {}
+
+
+def test_what_is_kept_of_quarantine_says_nothing_of_the_verdicts(tmp_path: Path) -> None:
+    home = empty(tmp_path / "home", DEPLOYMENT)
+    listening = Listening(Coverage(START), START, START)
+    before = stand_at(home, START, listening, Policies())
+    (home.path / "kept.json").write_text(json.dumps({"quarantine": START, "late": START}))
+    after = stand_at(home, START, listening, Policies())
+    assert (before.whole, before.lines, before.told_ms) == (True, True, 0)
+    assert (after.whole, after.lines, after.told_ms) == (True, False, START + DEPLOYMENT.max_clock_lead_ms)
