@@ -104,10 +104,17 @@ def compare(before: Given, after: Given, made: Generation) -> None:
         return
     lost, more = _only_in(before.rows.each, after.rows.each), _only_in(after.rows.each, before.rows.each)
     raise FleetError(
-        f"generation {made.number} is not what the running one is, and is discarded: "
+        f"generation {made.number} is not what the running one is, and is discarded: {_of_all(was, now)}"
         f"{_counted(was.sums)} before, {_counted(now.sums)} after; lost or changed: {', '.join(lost) or 'none'}; "
         f"new or changed: {', '.join(more) or 'none'}; nothing has changed"
     )
+
+
+def _of_all(was: Account, now: Account) -> str:
+    """Say in what two generations differ that all their groups share; nothing where they do not."""
+    differs = {"how far it is, gaps or policies": was.world != now.world, "rows for everybody": was.waiting != now.waiting}
+    found = " and ".join(name for name, differing in differs.items() if differing)
+    return f"it differs in what all key groups share ({found}); " if found else ""
 
 
 def _only_in(rows: DataFrame, others: DataFrame) -> list[str]:

@@ -15,14 +15,14 @@ import pyarrow as pa
 from batch.backtest import unpacked
 from fleetpulse.columnar.blocks import NO_SIGNALS
 from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.columnar.snapshots import GROUP, taken, the_world
+from fleetpulse.columnar.snapshots import GROUP, OWN_ROW, taken, the_world
 from fleetpulse.columnar.standing import world_from_plain
-from fleetpulse.core.coverage import Listening
+from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.device import next_due
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.machine import HELD, Mode
 from fleetpulse.core.policy import Policies
-from fleetpulse.core.replay import Deployment, outcome
+from fleetpulse.core.replay import Deployment, Outcome, outcome
 from fleetpulse.core.state import Device, World
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
 from fleetpulse.io import delta
@@ -108,8 +108,7 @@ def stand_of(home: Home) -> Stand | None:
     judged = judged_up_to(home.checkpoint)
     if judged is None or span(home) is None:
         return None
-    deployment = home.deployment()
-    known = outcome(rows_through(home, (), judged[1]), deployment)
+    known = by_bronze(home, judged[1])
     if known.listening is None or known.listening.frontier_ms is None:
         return None
     return stand_at(home, judged[1], known.listening, known.policies)
@@ -226,16 +225,21 @@ def deadlines(tables: Opened, stand: Stand) -> pa.Table:
     for one in found.to_pylist():
         base_ms = _silent(one, stand.world)
         at_ms = one["at_ms"]
-        later = base_ms is not None and at_ms is not None and at_ms > base_ms and at_ms in excused[one["device_id"]]
-        due_ms.append(at_ms if later else base_ms)
+        of_it = excused[one["device_id"]]
+        later = base_ms is not None and at_ms is not None and at_ms > base_ms and at_ms in of_it
+        anew = (_silent(one, stand.world, since_ms) for since_ms in of_it if at_ms is not None and since_ms <= at_ms)
+        due_ms.append(at_ms if later or at_ms in anew else base_ms)
     names = ("device_id", "life", "transition_no", "event_time", "last_seen")
     return pa.table({**{name: found[name] for name in names}, "deadline": _instants(due_ms)})
 
 
-def _silent(one: Mapping[str, Any], world: World) -> int | None:
-    """Return the first instant at which a device had been silent for the timeout, but for holds and changes of its class."""
+def _silent(one: Mapping[str, Any], world: World, from_ms: int = _BEFORE_ALL) -> int | None:
+    """Return the first instant from another on at which a device had been silent for the timeout of its class.
+
+    Holds and changes of the class are left out: what they let begin is that other instant.
+    """
     quiet_ms = one["seen_ms"] if one["seen_ms"] is not None else max(one["life_ms"] or 0, one["registered_ms"] or 0)
-    least_ms = max(quiet_ms, one["since_ms"] or quiet_ms)
+    least_ms = max(quiet_ms, one["since_ms"] or quiet_ms, from_ms)
     covered_ms = world.coverage.covered(quiet_ms)
     for dated, since_ms, end_ms in world.policies.spans(least_ms):
         due_ms = world.coverage.earliest(covered_ms + dated.policy.of(one["device_class"]).timeout_ms)
@@ -287,24 +291,65 @@ def stand_of_state(home: Home, world: str) -> Stand:
 
 
 def pending(tables: Opened) -> pa.Table:
-    """Return the transitions that a state has judged and not said."""
+    """Return what a state has judged and not said."""
     contents = tables.arrow("SELECT content FROM state WHERE part = 'pending' AND content IS NOT NULL")["content"].to_pylist()
-    rows = [one for one in map(json.loads, contents) if one.get("kind") == "transition"]
-    return delta.to_table(JUDGEMENTS, rows)
+    return delta.to_table(JUDGEMENTS, map(json.loads, contents))
 
 
-def dues(tables: Opened, world: World) -> pa.Table:
-    """Return the next deadline of each device of a state, and what acts then."""
-    ids: list[str] = []
-    at_ms: list[int] = []
-    acts: list[str] = []
+def own_rows(tables: Opened) -> pa.Table:
+    """Return the rows that wait in a state as they are: of the registry, of operators, and for everybody."""
+    rows = tables.arrow(f"SELECT content FROM state WHERE part = '{OWN_ROW}'")["content"].to_pylist()
+    found = [json.loads(one) for one in rows]
+    words = {name: pa.array([one[name] for one in found], pa.string()) for name in ("device_id", "kind")}
+    return pa.table(words | {name: _instants(one[f"{name}_ms"] for one in found) for name in ("received_at", "event_time")})
+
+
+def by_bronze(home: Home, newest_ms: int) -> Outcome:
+    """Return coverage, frontier and policies as the rows of bronze up to an instant give them."""
+    return outcome(rows_through(home, (), newest_ms), home.deployment())
+
+
+def listens_as(world: str, known: Outcome) -> bool:
+    """Whether a state has the frontier, the gaps and the policies that bronze gives; it has forgotten what it needs no more."""
+    listening, policies = world_from_plain(json.loads(world))
+    told = known.listening
+    if told is None or told.frontier_ms != listening.frontier_ms:
+        return False
+    since_ms = max(told.coverage.start_ms, listening.coverage.start_ms)
+    gaps = [_gaps_from(one.coverage, since_ms) for one in (told, listening)]
+    dated = [one.pruned(listening.frontier_ms) for one in (known.policies, policies)]
+    return gaps[0] == gaps[1] and dated[0] == dated[1]
+
+
+def _gaps_from(coverage: Coverage, since_ms: int) -> Coverage:
+    """Return what matters of coverage from an instant on: how long we had listened before does not."""
+    kept = coverage.forget_before(since_ms)
+    late = kept.until_ms is not None and kept.gaps and kept.until_ms > kept.gaps[-1][0]
+    return replace(kept, base_ms=0, until_ms=kept.until_ms if late else None)
+
+
+def dues(tables: Opened, stand: Stand, known: Outcome) -> pa.Table:
+    """Return the next deadline of each device of a state and what acts then, and what was covered when its silence began."""
+    rows: list[tuple[str, int | None, str | None, int | None]] = []
     for one in _devices(tables):
-        due = next_due(one, world)
-        if due is not None:
-            ids.append(one.device_id)
-            at_ms.append(due[0])
-            acts.append(due[1].value)
-    return pa.table({"due_id": pa.array(ids, pa.string()), "due_at": _instants(at_ms), "due_to": pa.array(acts, pa.string())})
+        due = next_due(one, stand.world)
+        at_ms, act = (None, None) if due is None else (due[0], due[1].value)
+        rows.append((one.device_id, at_ms, act, _covered(one, stand, known)))
+    ids, instants, acts, covered_ms = zip(*rows, strict=True) if rows else ((), (), (), ())
+    columns = {"due_id": pa.array(ids, pa.string()), "due_at": _instants(instants), "due_to": pa.array(acts, pa.string())}
+    return pa.table({**columns, "quiet_covered_due_ms": pa.array(covered_ms, pa.int64())})
+
+
+def _covered(device: Device, stand: Stand, known: Outcome) -> int | None:
+    """Return the covered time at which a device's silence began, as the state counts it; None where bronze cannot tell.
+
+    A state and bronze may count from elsewhere, and both have the same between that instant and the frontier.
+    """
+    if known.listening is None or device.quiet_since_ms < max(stand.kept_ms, known.listening.coverage.start_ms):
+        return None
+    told, frontier_ms = known.listening.coverage, stand.frontier_ms
+    since_ms = told.covered(frontier_ms) - told.covered(device.quiet_since_ms)
+    return stand.world.coverage.covered(frontier_ms) - since_ms
 
 
 def _devices(tables: Opened) -> Iterator[Device]:

@@ -10,6 +10,7 @@ from typing import Final
 from batch import evidence
 from batch.evidence import Stand, one_row
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.replay import NOTHING
 from fleetpulse.core.suites import Suite
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
 from fleetpulse.io import delta
@@ -69,6 +70,7 @@ class WorkedOut:
         self.tables = tables
         self._home, self._judged, self._state = home, judged, state
         self._of_state: Stand | None = None
+        self._known = NOTHING  # what bronze's own rows come to where the state stands
         self._unread = ""  # why nobody can tell how far the state has come
         landed = span(home)
         self._landed_ms = 0 if landed is None else landed[1]
@@ -85,9 +87,12 @@ class WorkedOut:
         except DAMAGED as error:
             self._unread = f"how far the state has come cannot be read: {error!r}"
             return
-        facts = {"subject": state.subject, "key_groups": state.about.key_groups, "devices": heads.devices}
-        more = {"worlds": len(heads.worlds), "frontier_before_ms": state.before_ms, "chosen": state.chosen}
-        self.tables.put("taken", one_row({**self._of_state.row(), **facts, **more}))
+        about, self._known = state.about, evidence.by_bronze(self._home, self._of_state.newest_ms)
+        facts = {"subject": state.subject, "key_groups": about.key_groups, "devices": heads.devices, "worlds": len(heads.worlds)}
+        stated = {"stated_newest_ms": about.newest_ms, "stated_frontier_ms": about.frontier_ms or 0}
+        more = {"frontier_before_ms": state.before_ms, "chosen": state.chosen}
+        listens = {"listens_as_bronze": evidence.listens_as(heads.worlds[0], self._known)}
+        self.tables.put("taken", one_row({**self._of_state.row(), **facts, **stated, **more, **listens}))
 
     def why_not(self, suite: Suite) -> str:
         """Say why a suite can say nothing; empty where it can."""
@@ -122,6 +127,8 @@ class WorkedOut:
         if self._of_state is not None and "pending" in wanted:
             self.tables.put("pending", evidence.pending(self.tables))
         if self._of_state is not None and "dues" in wanted:
-            self.tables.put("dues", evidence.dues(self.tables, self._of_state.world))
+            self.tables.put("dues", evidence.dues(self.tables, self._of_state, self._known))
+        if self._of_state is not None and "own_rows" in wanted:
+            self.tables.put("own_rows", evidence.own_rows(self.tables))
         if self._of_state is not None and "defined_state" in wanted:
             self.tables.put("defined_state", evidence.judged_again(self._home, self._of_state.newest_ms)[1])

@@ -70,7 +70,9 @@ def state_rows(rows: Sequence[Row], deployment: Deployment) -> pa.Table:
     return pa.Table.from_batches(taken(0, group.to_bytes(), dict(step.chunks), newest_ms, deployment))
 
 
-def write_state(home: Home, state: pa.Table, devices: int | None = None, like: pa.Table | None = None) -> None:
+def write_state(
+    home: Home, state: pa.Table, devices: int | None = None, like: pa.Table | None = None, key_groups: int = 1
+) -> None:
     """Write the rows of a state as the newest snapshot, with what is said of it: of other rows, where ``like`` gives some.
 
     ``devices`` is what is said of how many there are.
@@ -78,7 +80,7 @@ def write_state(home: Home, state: pa.Table, devices: int | None = None, like: p
     said = state if like is None else like
     world = json.loads(next(row["content"] for row in said.to_pylist() if row["part"] == "group"))
     count = sum(part == "device" for part in said["part"].to_pylist()) if devices is None else devices
-    about = Taken(1, 1, 1, world["newest_ms"], world["frontier_ms"], count, 1)
+    about = Taken(1, 1, 1, world["newest_ms"], world["frontier_ms"], count, key_groups)
     note = {name: value for name, value in asdict(replace(about)).items() if name not in ("version", "at_ms")}
     properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(note)})
     path = str(home.table(DEVICE_SNAPSHOTS.name))

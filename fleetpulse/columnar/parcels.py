@@ -6,7 +6,7 @@ Rule 3: rows are gathered until there are enough of them to be divided; never ar
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -19,6 +19,7 @@ from fleetpulse.columnar.blocks import from_bytes, to_bytes
 from fleetpulse.columnar.fingerprints import Fingerprint, added, fingerprint
 from fleetpulse.columnar.snapshots import GROUP, OWN_ROW, PENDING, SNAPSHOT_SCHEMA, the_world
 from fleetpulse.columnar.world import Int64s
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import EVERYONE
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
@@ -97,15 +98,32 @@ def account(told: Iterable[tuple[int | None, str, str]]) -> Account:
         told: place, part and content of what has no rows.
 
     Raises:
-        FleetError: the groups have not come equally far.
+        FleetError: the groups have not come equally far, or what waits in every one of them is not the same.
     """
     known = list(told)
     sums = added({part: (count, hashes) for part, (count, hashes) in json.loads(content).items()}
                  for _, part, content in known if part == SUMS)  # fmt: skip
-    first = min((place for place, part, _ in known if part == GROUP and place is not None), default=0)
-    waiting = sorted(content for place, part, content in known if part == OWN_ROW and place == first)
     pending = [content for _, part, content in known if part == PENDING]
-    return Account(sums, the_world(content for _, part, content in known if part == GROUP), tuple(waiting), tuple(pending))
+    return Account(sums, the_world(content for _, part, content in known if part == GROUP), _of_all(known), tuple(pending))
+
+
+def _of_all(told: Sequence[tuple[int | None, str, str]]) -> tuple[str, ...]:
+    """Return what waits in every key group, as JSON, in order.
+
+    Raises:
+        FleetError: it is not the same in all of them.
+    """
+    waiting: dict[int | None, list[str]] = {place: [] for place, part, _ in told if part == GROUP}
+    for place, part, content in told:
+        if part == OWN_ROW:
+            waiting.setdefault(place, []).append(content)
+    different = {tuple(sorted(rows)) for rows in waiting.values()}
+    if len(different) != 1:
+        raise FleetError(
+            f"what concerns everybody waits in every key group of a snapshot alike; got {len(different)} different ones; it is "
+            f"damaged, or was put together of several: take another"
+        )
+    return different.pop()
 
 
 def _is_beside(batch: pa.RecordBatch) -> pa.BooleanArray:

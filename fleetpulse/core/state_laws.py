@@ -6,16 +6,26 @@ Rule 2: of a state that was made of some of the devices nothing is said that wou
 
 from typing import Final
 
-from fleetpulse.core.machine import Mode
-from fleetpulse.core.messages import FROM_DEVICES, SIGNALS
+from fleetpulse.core.machine import HELD, PRESENT, Mode
+from fleetpulse.core.messages import EVERYONE, FROM_DEVICES, SIGNALS, Kind
 from fleetpulse.core.suites import CORRECTED, Severity, Suite, among, holds
 
-_SAID: Final = """said AS (
-        SELECT device_id, life, transition_no, event_time, to_mode, runtime_ms FROM judgements WHERE kind = 'transition'
-        UNION SELECT device_id, life, transition_no, event_time, to_mode, runtime_ms FROM pending)"""
+_OF_SAID: Final = "kind, device_id, life, transition_no, event_time, to_mode, runtime_ms, message_kind, received_at, boot, seq"
+_SAID: Final = f"""every AS (SELECT {_OF_SAID} FROM judgements UNION ALL SELECT {_OF_SAID} FROM pending),
+    said AS (SELECT DISTINCT device_id, life, transition_no, event_time, to_mode, runtime_ms
+             FROM every WHERE kind = 'transition')"""
 _NOT_JUDGED: Final = """
-        SELECT DISTINCT device_id AS not_id, message_kind AS not_kind, received_at AS not_at, event_time AS not_time
-        FROM judgements WHERE kind IN ('late', 'clock', 'after_decommission', 'unknown_device')"""
+        SELECT device_id AS not_id, message_kind AS not_kind, received_at AS not_at, event_time AS not_time
+        FROM every WHERE kind IN ('late', 'clock', 'after_decommission', 'unknown_device')
+        UNION SELECT copy.device_id, copy.message_kind, copy.received_at, copy.event_time
+        FROM every AS copy JOIN every AS other ON other.device_id = copy.device_id AND other.message_kind = copy.message_kind
+            AND other.event_time = copy.event_time AND other.boot IS NOT DISTINCT FROM copy.boot
+            AND other.seq IS NOT DISTINCT FROM copy.seq
+        WHERE copy.kind = 'duplicate' AND other.kind IN ('after_decommission', 'unknown_device')"""  # a copy of one not judged
+_THERE: Final = (
+    "device_hash", "key_group", "site", "device_class", "mode", "mode_since", "life", "transition_no", "class_since",
+    "quiet_since", "quiet_covered_ms", "runtime_ms", "reboots",
+)  # fmt: skip
 _STATE: Final = Suite(
     "state",
     "device_snapshots",
@@ -43,11 +53,20 @@ _STATE: Final = Suite(
              WHEN transition_no > 0 THEN its_no IS NOT NULL
              WHEN unix_millis(life) - unix_millis(taken.kept) >= taken.lead_ms THEN seen_id IS NOT NULL END AS is_known,
         time = 1 AS is_there_once,
+        CASE WHEN device.device_id IS NOT NULL THEN {" AND ".join(f"device.{name} IS NOT NULL" for name in _THERE)}
+             AND (last_seen IS NOT NULL OR mode NOT IN ({among(PRESENT)})) END AS its_values_are_there,
+        CASE WHEN device.device_id IS NOT NULL
+             THEN coalesce((device_hash % taken.key_groups + taken.key_groups) % taken.key_groups = key_group, false) END
+            AS is_in_its_key_group,
         mode IN ({among([mode for mode in Mode if mode is not Mode.FORGOTTEN])}) AS mode_is_known,
         CASE WHEN device.device_id IS NULL OR corrected.id IS NOT NULL OR taken.chosen THEN NULL
              WHEN transition_no = 0 THEN mode = 'provisioned'
              ELSE its_mode IS NULL OR (mode IS NOT DISTINCT FROM its_mode AND mode_since IS NOT DISTINCT FROM its_time) END
             AS mode_is_that_of_its_transition,
+        CASE WHEN corrected.id IS NOT NULL THEN NULL
+             WHEN mode = 'degraded' THEN degraded_until IS NOT NULL
+             WHEN mode = 'flagged' THEN flagged_until IS NOT NULL
+             WHEN mode IN ({among(HELD)}) THEN held_until IS NOT NULL END AS its_mode_has_an_end,
         CASE WHEN device.device_id IS NULL OR newest_id IS NULL OR corrected.id IS NOT NULL THEN NULL
              ELSE life > newest_life OR (life = newest_life AND transition_no >= newest_no) END AS is_not_stale,
         CASE WHEN device.device_id IS NULL THEN NULL
@@ -58,6 +77,8 @@ _STATE: Final = Suite(
                  OR unix_millis(last_seen) - unix_millis(taken.kept) < taken.lead_ms THEN NULL
              ELSE seen_at IS NOT DISTINCT FROM last_seen END AS last_seen_is_the_newest_signal_judged,
         CASE WHEN its_no IS NOT NULL AND corrected.id IS NULL THEN device.runtime_ms >= its_runtime_ms END AS runtime_goes_on,
+        CASE WHEN corrected.id IS NULL AND quiet_covered_due_ms IS NOT NULL
+             THEN quiet_covered_ms IS NOT DISTINCT FROM quiet_covered_due_ms END AS covered_as_we_listened,
         CASE WHEN device.device_id IS NULL THEN NULL ELSE due_at IS NULL OR due_at > taken.settled END AS nothing_is_overdue
     FROM device FULL OUTER JOIN newest ON device.device_id = newest_id CROSS JOIN taken
     LEFT JOIN its ON its_id = device.device_id AND its_life = device.life AND its_no = device.transition_no
@@ -70,13 +91,17 @@ _STATE: Final = Suite(
         holds("is_not_missing", "a device whose newest transition does not forget it is there"),
         holds("is_known", "a device that is there has the transition that it names, or a message"),
         holds("is_there_once", "a device is there once"),
+        holds("its_values_are_there", "what every device has is there; of one that is online, when it was last seen"),
+        holds("is_in_its_key_group", "it is in the key group that its id belongs to"),
         holds("mode_is_known", "its mode is one of the machine's, and not forgotten"),
         holds("mode_is_that_of_its_transition", "its mode, and since when, are those of its newest transition"),
+        holds("its_mode_has_an_end", "who is degraded, flagged or held has an instant at which that ends"),
         holds("is_not_stale", "no transition of it up to there is newer than the one that it names"),
         holds("is_not_ahead", "nothing of it lies beyond the frontier"),
         holds("silence_counts_from_the_last_signal", "silence counts from the last signal on"),
         holds("last_seen_is_the_newest_signal_judged", "the last signal is the newest one of bronze that was judged"),
         holds("runtime_goes_on", "its runtime is not less than at its newest transition"),
+        holds("covered_as_we_listened", "the covered time at which its silence began is what the gaps of bronze give"),
         holds("nothing_is_overdue", "nobody is online without a signal within the timeout, or held beyond its time"),
     ),
     ("mode", "mode_since", "last_seen", "newest_mode", "newest_no", "its_mode", "seen_at", "due_at", "due_to"),
@@ -107,30 +132,42 @@ _AS_JUDGED: Final = Suite(
     ("mode", "mode_due", "last_seen", "last_seen_due", "runtime_ms", "runtime_due_ms"),
     whole=True,
 )
+_OWN: Final = (Kind.CONTROL, Kind.REGISTRY, Kind.CORRECT)
+_NAMED: Final = " ".join(f"WHEN {number} THEN '{kind}'" for number, kind in enumerate(Kind))  # as a state writes them
 _WAITING: Final = Suite(
     "waiting",
     "device_snapshots",
-    "Of each device, how many messages wait in the state for their time, and how many of bronze have to.",
-    ("state", "taken", "messages"),
+    "Messages that wait in the state for their time, beside those of bronze that have to; what concerns everybody waits in every "
+    "key group.",
+    ("state", "taken", "own_rows", "messages"),
     f"""
-    WITH due AS (
-        SELECT device_id AS due_id, count(*) AS due FROM messages CROSS JOIN taken
-        WHERE kind IN ({among(FROM_DEVICES)}) AND device_id <> '_' AND clock <> 'invalid' AND event_time > taken.frontier
-            AND received_at <= taken.newest AND NOT taken.chosen
-            AND NOT (clock = 'device' AND unix_millis(event_time) - unix_millis(received_at) > taken.lead_ms)
-        GROUP BY 1),
-    waits AS (SELECT device_id, count(*) AS waiting FROM state CROSS JOIN taken
-              WHERE part = 'signal' AND NOT taken.chosen GROUP BY 1)
-    SELECT coalesce(device_id, due_id) AS device_id, coalesce(waiting, 0) AS waiting, coalesce(due, 0) AS due,
-        coalesce(waiting, 0) >= coalesce(due, 0) AS none_is_lost, coalesce(waiting, 0) <= coalesce(due, 0) AS none_is_made_up
-    FROM waits FULL OUTER JOIN due ON device_id = due_id
+    WITH beyond AS (
+        SELECT messages.* FROM messages CROSS JOIN taken
+        WHERE clock <> 'invalid' AND event_time > taken.frontier AND received_at <= taken.newest AND NOT taken.chosen
+            AND NOT (clock = 'device' AND unix_millis(event_time) - unix_millis(received_at) > taken.lead_ms)),
+    sides AS (
+        SELECT device_id, CASE message_kind {_NAMED} END AS kind, received_at, event_time, seq, boot, 1 AS waits, 0 AS due
+        FROM state CROSS JOIN taken WHERE part = 'signal' AND NOT taken.chosen
+        UNION ALL SELECT device_id, kind, received_at, event_time, seq, boot, 0 AS waits, 1 AS due FROM beyond
+        WHERE device_id <> '{EVERYONE}' AND kind IN ({among(FROM_DEVICES)})
+        UNION ALL SELECT device_id, kind, received_at, event_time, NULL AS seq, NULL AS boot, 1 AS waits, 0 AS due
+        FROM own_rows CROSS JOIN taken WHERE NOT taken.chosen
+        UNION ALL SELECT device_id, kind, received_at, event_time, NULL AS seq, NULL AS boot, 0 AS waits, 1 AS due FROM beyond
+        WHERE device_id <> '{EVERYONE}' AND kind IN ({among(_OWN)})
+        UNION ALL SELECT '{EVERYONE}' AS device_id, kind, received_at, event_time, NULL AS seq, NULL AS boot, 0 AS waits,
+            taken.key_groups AS due FROM beyond CROSS JOIN taken WHERE kind = 'death' AND gateway = device_id),
+    counted AS (SELECT device_id, kind, received_at, event_time, seq, boot, CAST(sum(waits) AS BIGINT) AS waiting,
+                    CAST(sum(due) AS BIGINT) AS due FROM sides GROUP BY 1, 2, 3, 4, 5, 6)
+    SELECT device_id, kind, received_at, event_time, seq, boot, waiting, due,
+        waiting >= due OR received_at >= taken.newest AS none_is_lost, waiting <= due AS none_is_made_up
+    FROM counted CROSS JOIN taken
     """,
-    ("device_id",),
+    ("device_id", "kind", "received_at", "event_time", "seq"),
     (
         holds("none_is_lost", "every message that was received, and lies beyond the frontier, waits in the state"),
         holds("none_is_made_up", "whatever waits was received, and waits once"),
     ),
-    ("waiting", "due"),
+    ("boot", "waiting", "due"),
 )
 _SNAPSHOT: Final = Suite(
     "snapshot",
@@ -144,6 +181,9 @@ _SNAPSHOT: Final = Suite(
             AND (SELECT count(DISTINCT key_group) FROM state WHERE part = 'group') = taken.key_groups AS every_key_group_is_there,
         taken.worlds = 1 AS all_stand_at_one_instant,
         (SELECT count(*) FROM state WHERE part = 'device') = taken.devices AS as_many_devices_as_were_counted,
+        coalesce(taken.frontier = taken.stated_frontier, false) AND coalesce(taken.newest = taken.stated_newest, true)
+            AS stands_where_it_was_taken,
+        taken.listens_as_bronze AS listened_as_bronze_says,
         CASE WHEN taken.frontier_before IS NOT NULL THEN coalesce(taken.frontier >= taken.frontier_before, false) END
             AS frontier_does_not_run_backwards
     FROM taken
@@ -152,6 +192,8 @@ _SNAPSHOT: Final = Suite(
     (
         holds("every_key_group_is_there", "every key group is there, once"),
         holds("all_stand_at_one_instant", "coverage, frontier and policies are the same in all of them"),
+        holds("stands_where_it_was_taken", "it has come as far as the checkpoint that it was taken from had"),
+        holds("listened_as_bronze_says", "frontier, gaps and policies are those that the rows of bronze up to there give"),
         holds("as_many_devices_as_were_counted", "there are as many devices as were counted when it was taken"),
         holds("frontier_does_not_run_backwards", "it is not older than the snapshot before it", Severity.WARNING),
     ),

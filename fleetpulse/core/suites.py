@@ -97,8 +97,9 @@ MADE: Final[Mapping[str, str]] = MappingProxyType(
         "deadlines": "when each device that fell silent was to be offline",
         "state": "the rows of a snapshot, or of a generation's state",
         "taken": "one row: where that state stands",
-        "pending": "transitions that it has judged and not said",
-        "dues": "the next deadline of each of its devices",
+        "pending": "what it has judged and not said",
+        "dues": "of each of its devices the next deadline, and the covered time at which its silence began, by bronze's gaps",
+        "own_rows": "rows of the registry, of operators and for everybody that wait in it",
         "defined_state": "the devices that bronze comes to, judged again up to there",
     }
 )

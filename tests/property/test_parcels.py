@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fleetpulse.columnar.fingerprints import added, fingerprint, row_hashes
 from fleetpulse.columnar.parcels import PARCEL_SCHEMA, SUMS, account, parcels, rows_of
-from fleetpulse.columnar.snapshots import COMPARED_PARTS, SNAPSHOT_SCHEMA
+from fleetpulse.columnar.snapshots import COMPARED_PARTS, GROUP, OWN_ROW, SNAPSHOT_SCHEMA
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Row, hash64
 from fleetpulse.core.replay import Deployment
 from tests.histories import signal
@@ -146,3 +147,13 @@ def test_what_is_summed_up_is_the_same_whether_it_is_packed_or_not(key_groups: i
         for groups in (key_groups, None)
     ]
     assert packed == sums
+
+
+def test_rows_for_everybody_that_do_not_wait_in_every_key_group_alike_are_refused() -> None:
+    world = json.dumps({"frontier_ms": 1, "bytes": 7})
+    told = [(place, GROUP, world) for place in (0, 1)] + [(place, OWN_ROW, json.dumps({"kind": "death"})) for place in (0, 1)]
+    sums = (None, SUMS, "{}")
+    assert account([*told, sums]).waiting == (json.dumps({"kind": "death"}),)
+    for damaged in (told[:-1], [*told, told[-1]], [*told[:-1], (1, OWN_ROW, json.dumps({"kind": "birth"}))]):
+        with pytest.raises(FleetError, match="in every key group of a snapshot alike; got 2 different ones"):
+            account([*damaged, sums])

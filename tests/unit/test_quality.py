@@ -187,6 +187,18 @@ DEFECTS = {
         "snapshot", "every key group is there", "state", "DELETE FROM state WHERE part = 'group'"),
     "fewer devices than were counted": Defect(
         "snapshot", "as many devices as were counted", "state", f"DELETE FROM state WHERE part = 'device' AND {ONE}"),
+    "a value that a device has lost": Defect(
+        "state", "its values are there", "state", f"UPDATE state SET runtime_ms = NULL WHERE part = 'device' AND {ONE}"),
+    "a device in another key group": Defect(
+        "state", "is in its key group", "state", f"UPDATE state SET key_group = 1 WHERE part = 'device' AND {ONE}"),
+    "a mode that nothing ends": Defect(
+        "state", "its mode has an end", "state", f"UPDATE state SET mode = 'degraded', degraded_until = NULL WHERE {ONE}"),
+    "a silence that is counted from later": Defect(
+        "state", "covered as we listened", "state", f"UPDATE state SET quiet_covered_ms = quiet_covered_ms + 9000 WHERE {ONE}"),
+    "a state older than it is said to be": Defect(
+        "snapshot", "stands where it was taken", "taken", "UPDATE taken SET stated_newest = stated_newest + INTERVAL 1 SECOND"),
+    "a gap that the state does not know": Defect(
+        "snapshot", "listened as bronze says", "taken", "UPDATE taken SET listens_as_bronze = false"),
     "groups of two instants": Defect("snapshot", "all stand at one instant", "taken", "UPDATE taken SET worlds = 2"),
     "an older snapshot": Defect(
         "snapshot", "frontier does not run backwards", "taken",

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from batch.evidence import is_chosen, stand_at
+from batch.evidence import by_bronze, heads_of, is_chosen, listens_as, stand_at
 from batch.generation import Plan, is_the_running
 from batch.quality import gate, refuse
 from batch.worked_out import snapshot_state
@@ -22,7 +22,7 @@ from fleetpulse.io.expectations import Expectations
 from fleetpulse.io.generations import RETIRED, Generation, Generations, save_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.suite_rows import opened
-from tests.histories import START
+from tests.histories import START, row, signal
 from tests.homes import empty, land
 from tests.looked_at import eventful, judged_home, state_rows, write_state
 from tests.unit.test_quality import NAMED, looked_at, plant
@@ -164,3 +164,47 @@ def test_what_is_kept_of_quarantine_says_nothing_of_the_verdicts(tmp_path: Path)
     after = stand_at(home, START, listening, Policies())
     assert (before.whole, before.lines, before.told_ms) == (True, True, 0)
     assert (after.whole, after.lines, after.told_ms) == (True, False, START + DEPLOYMENT.max_clock_lead_ms)
+
+
+@pytest.fixture(scope="module")
+def waits(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A home in which an entry of the registry takes effect tomorrow, and what a gateway's will says to everybody waits."""
+    newest_s = (eventful(SEED)[-1].received_at_ms - START) / 1000 + 1
+    entry = row(newest_s, "device-1/registry", op="decommission", effective_from_s=newest_s + 86_400)
+    will = row(newest_s + 1, "device-2/death", gateway="device-2")
+    last = signal(newest_s + 2, "device-3")
+    return judged_home(tmp_path_factory.mktemp("waits") / "home", [*eventful(SEED), entry, will, last], DEPLOYMENT)
+
+
+@pytest.mark.parametrize(
+    ("which", "kind"), [("device_id = 'device-1'", "registry"), ("device_id = '_'", "death"), ("device_id <> '_'", "registry")]
+)
+def test_a_row_that_waits_for_its_time_is_missed_and_noticed_when_it_is_there_twice(which: str, kind: str, waits: Home) -> None:
+    assert failed_in(waits, "waiting") == {}
+    such = f"{which} AND kind = '{kind}'"
+    assert failed_in(waits, "waiting", ("own_rows", f"DELETE FROM own_rows WHERE {such}")) == {"none is lost": 1}
+    again = f"INSERT INTO own_rows SELECT * FROM own_rows WHERE {such}"
+    assert failed_in(waits, "waiting", ("own_rows", again)) == {"none is made up": 1}
+
+
+def test_a_message_that_is_lost_is_missed_though_another_waits_twice(waits: Home) -> None:
+    few = "(SELECT min(event_time) FROM state WHERE part = 'signal')"
+    swapped = f"""INSERT INTO state SELECT * FROM state WHERE part = 'signal' AND event_time =
+                      (SELECT max(event_time) FROM state WHERE part = 'signal' AND event_time > {few});
+                  DELETE FROM state WHERE part = 'signal' AND event_time = {few}"""
+    assert failed_in(waits, "waiting", ("state", swapped)).keys() == {"none is lost", "none is made up"}
+
+
+def test_a_state_listens_as_bronze_says_only_with_its_gaps_its_frontier_and_its_policies(clean: Home) -> None:
+    with looked_at(clean) as (tables, _):
+        [world] = heads_of(tables).worlds
+    known = by_bronze(clean, json.loads(world)["newest_ms"])
+    assert listens_as(world, known)
+    policies = json.loads(world)["policies"]
+    other: list[dict[str, Any]] = [
+        {"gaps": [[START + 900_000, None]], "deaf": ["b"]},
+        {"frontier_ms": json.loads(world)["frontier_ms"] - 1},
+        {"policies": [*policies[:-1], {**policies[-1], "received_at_ms": 7}]},
+    ]
+    for one in other:
+        assert not listens_as(json.dumps({**json.loads(world), **one}), known)
