@@ -22,6 +22,7 @@ from fleetpulse.io.checkpoint import relocate, stand
 from fleetpulse.io.generations import DISCARDED, PRUNED, Generation, checkpoint_of, load_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import Taken, snapshots
+from fleetpulse.io.spark import folder_of
 
 
 def generation_of(home: Home, number: int) -> Generation:
@@ -47,16 +48,14 @@ def generation_state(spark: SparkSession, home: Home, number: int) -> Iterator[S
     relocate(checkpoint_of(home.lifecycle, number))  # the home may have been moved
     at = stand(checkpoint_of(home.lifecycle, number))
     what = about(spark, home, generation, at)
-    with written_aside(home, state_of(spark, home, generation, at).each) as files:
+    with written_aside(state_of(spark, home, generation, at).each) as files:
         yield State(f"generation {number}", files, what, chosen=is_chosen(load_generations(home.lifecycle), number))
 
 
 @contextmanager
-def written_aside(home: Home, rows: DataFrame) -> Iterator[tuple[Path, ...]]:
-    """Write rows of a state into a folder that is removed afterwards; give its files."""
-    place = home.path / "quality"
-    place.mkdir(parents=True, exist_ok=True)
-    folder = Path(mkdtemp(prefix="state-", dir=place))
+def written_aside(rows: DataFrame) -> Iterator[tuple[Path, ...]]:
+    """Write rows of a state into a folder of the session that is removed afterwards; give its files."""
+    folder = Path(mkdtemp(prefix="state-", dir=folder_of(rows.sparkSession)))
     try:
         rows.select(*(column.name for column in DEVICE_SNAPSHOTS.columns)).write.mode("overwrite").parquet(str(folder / "rows"))
         yield tuple(sorted((folder / "rows").glob("*.parquet")))
@@ -74,7 +73,7 @@ def gated(spark: SparkSession, home: Home, rows: DataFrame, what: Taken, keep: i
     known = snapshots(home)
     before_ms = known[0].frontier_ms if known else None
     chosen = is_chosen(load_generations(home.lifecycle), what.generation)
-    with written_aside(home, rows) as files:
+    with written_aside(rows) as files:
         state = State(f"generation {what.generation}, to be a snapshot", files, what, before_ms, chosen)
         refuse(gate(home, state, lambda: spark, keep=keep), "no snapshot is published")
         yield spark.read.parquet(*map(str, files))

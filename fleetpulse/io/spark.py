@@ -23,6 +23,7 @@ _ALLOCATOR: Final = {
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     "MALLOC_TOP_PAD_": str(16 << 20),
 }
+_FOLDER: Final = "spark.fleetpulse.folder"
 _LOG4J: Final = Path(__file__).parents[2] / "infra" / "spark" / "log4j2.properties"
 
 
@@ -36,6 +37,7 @@ def settings(local_dir: Path, cores: int, memory: str) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",  # a port that nobody asked for
         "spark.ui.showConsoleProgress": "false",
+        _FOLDER: str(local_dir),  # for files of ours that are to go with the session, however it ends
         "spark.sql.warehouse.dir": str(local_dir / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",  # Hive's would leave a Derby database where the person stands
         # spark.jars would copy them, and serve them over a socket to executors that do not exist.
@@ -65,6 +67,11 @@ def settings(local_dir: Path, cores: int, memory: str) -> dict[str, str]:
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # a number; the default's twelve bytes are dear to write
         **{f"spark.executorEnv.{name}": value for name, value in _ALLOCATOR.items()},
     }
+
+
+def folder_of(spark: SparkSession) -> Path:
+    """Return where a session may write what it can lose."""
+    return Path(str(spark.conf.get(_FOLDER)))
 
 
 def spark_session(

@@ -93,9 +93,9 @@ def opened(home: Home) -> Iterator[Opened]:
 @contextmanager
 def on_spark(spark: "SparkSession", tables: Opened) -> Iterator["SparkRows"]:
     """Give the same tables to Spark; what was worked out goes through files that are removed afterwards."""
-    folder = tables.home.path / "quality"
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="work-", dir=folder) as place:
+    from fleetpulse.io.spark import folder_of
+
+    with TemporaryDirectory(prefix="work-", dir=folder_of(spark)) as place:
         yield SparkRows(spark, tables, Path(place))
 
 

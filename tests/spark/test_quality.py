@@ -19,6 +19,7 @@ from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import stand
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import snapshots
+from fleetpulse.io.spark import folder_of
 from tests.histories import START
 from tests.looked_at import eventful, judged_home, state_rows, write_state
 from tests.spark.test_state_verbs import SAID, judge
@@ -96,4 +97,4 @@ def test_the_gate_opens_for_what_the_job_holds_and_names_what_was_damaged(spark:
     assert f'"is not missing", first: device_id {ids[1]}' in str(refused.value)
     assert f'"mode is that of its transition", first: device_id {ids[0]}' in str(refused.value)
     assert len(snapshots(home)) == before
-    assert list((home.path / "quality").glob("state-*")) == []
+    assert list(folder_of(spark).glob("state-*")) == []
