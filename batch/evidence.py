@@ -27,7 +27,7 @@ from fleetpulse.core.state import Device, World
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.generations import CURRENT, PRUNED, RETIRED, Generations, load_generations
+from fleetpulse.io.generations import CURRENT, PRUNED, RETIRED, Generation, Generations, load_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms
 from fleetpulse.io.slices import blocks_of, pieces_of, slices_of
@@ -127,32 +127,26 @@ def stand_at(home: Home, newest_ms: int, listening: Listening, policies: Policie
         _BEFORE_ALL if told_ms is None else told_ms + deployment.max_clock_lead_ms,
         is_whole(home),
         kept_ms is None and oldest_kept_ms(home, QUARANTINE.name) is None,
-        _began(load_generations(home.lifecycle), "devices"),
+        any(one.made_from.get("devices") for one in _had_work(load_generations(home.lifecycle))),
         deployment.max_clock_lead_ms,
     )
 
 
 def is_whole(home: Home) -> bool:
     """Whether bronze has all that the devices began with: nothing was removed, and no state was made of a list of devices."""
-    chosen = _began(load_generations(home.lifecycle), "devices", "only")
+    record = load_generations(home.lifecycle)
+    chosen = any(record.choices_in(one.number) for one in _had_work(record))
     return not chosen and oldest_kept_ms(home, MESSAGES.name) is None
 
 
-def _began(record: Generations, *words: str) -> bool:
-    """Whether a generation that has had the work was made of what one of some words names, see `is_chosen`."""
-    had = (one for one in record.known.values() if one.status in (CURRENT, RETIRED, PRUNED))
-    return any(one.made_from.get(word) for one in had for word in words)
+def _had_work(record: Generations) -> Iterator[Generation]:
+    return (one for one in record.known.values() if one.status in (CURRENT, RETIRED, PRUNED))
 
 
 def is_chosen(record: Generations, number: int) -> bool:
-    """Whether a generation, or one that it comes from, was made of some of the devices, or of others than were known."""
-    one = record.of(number)
-    if one is None:
-        return False
-    if one.made_from.get("devices") or one.made_from.get("only"):
-        return True
-    before = one.made_from.get("generation")  # of a snapshot: whose state it was
-    return type(before) is int and before < number and is_chosen(record, before)
+    """Whether a generation may know other devices than were spoken of: it comes from some of them, or one before it did."""
+    before = {one.number for one in _had_work(record) if one.number < number}
+    return any(record.choices_in(one) for one in {number, *before})
 
 
 def one_row(values: Mapping[str, Any]) -> pa.Table:

@@ -19,7 +19,7 @@ from fleetpulse.core.policy import Policies
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.checkpoint import Stand
 from fleetpulse.io.expectations import Expectations
-from fleetpulse.io.generations import RETIRED, Generation, Generations, save_generations
+from fleetpulse.io.generations import DISCARDED, RETIRED, Generation, Generations, save_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.suite_rows import opened
 from tests.histories import START, row, signal
@@ -64,8 +64,10 @@ def test_a_generation_is_of_some_devices_where_one_that_it_comes_from_was() -> N
     assert [is_chosen(made(*of_some), number) for number in (1, 2, 3, 4)] == [False, True, True, True]
     of_a_list = ({}, {"devices": "the registry", "generation": 1}, {"snapshot": 9, "generation": 2, "only": None})
     assert is_chosen(made(*of_a_list), 3)
-    back = (*of_some, {"generation": 1, "batch": 2})
-    assert not is_chosen(made(*back), 5), "it goes on from what the first one was"
+    back = made(*of_some, {"generation": 1, "batch": 2})
+    assert is_chosen(back, 5), "it goes on from what the first one was, and does not know of whom was spoken since"
+    never = {number: replace(one, status=DISCARDED) if 1 < number < 5 else one for number, one in back.known.items()}
+    assert not is_chosen(Generations(5, never), 5)
 
 
 def test_a_listed_device_that_began_silent_says_its_second_transition_first(clean: Home) -> None:
