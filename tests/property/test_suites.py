@@ -20,7 +20,7 @@ from tests.looked_at import eventful, judged_home, write_state
 from tests.property.test_laws import Stream
 from tests.property.test_snapshots import snapshot_of
 
-pytestmark = pytest.mark.property
+pytestmark = [pytest.mark.property, pytest.mark.timeout(300)]  # on a busy machine the fold alone takes long to be loaded
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 DEPLOYMENT = Deployment(30_000, 20_000)
 
