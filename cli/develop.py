@@ -28,7 +28,7 @@ LOCKS: Final = {  # in this order: the smaller are held to the versions of the l
     "uv": ["-"],
 }
 PEER_LOCK: Final = ("bench/pyflink/requirements.in", "bench/pyflink/requirements.txt")  # of an environment of its own
-SIDE_BY_SIDE: Final = ("unit", "property", "e2e")  # layers whose files run two at a time; spark has one session for all
+SIDE_BY_SIDE: Final = ("unit", "property")  # layers whose files run two at a time; others start JVMs, which starve each other
 _OWN_WAY: Final = ("-n", "-s", "--pdb", "--co", "--collect-only")  # of pytest, with which that would not go
 _NO_TESTS: Final = 5  # pytest's exit code
 _MISUSE: Final = 2  # argparse's
