@@ -1,0 +1,61 @@
+"""Homes that are maintained in tests: four days of bronze, and how far a job has judged them."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from batch.maintain import Keep, Step, maintain
+from fleetpulse.core.messages import Row, hash64
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import MESSAGES, TABLES
+from fleetpulse.io import delta
+from fleetpulse.io.home import Home
+from tests.histories import row, tick
+from tests.histories import signal as heartbeat
+
+DAY_S = 86_400
+DAY_MS = 1000 * DAY_S
+KEEP = Keep(90 * DAY_MS, 90 * DAY_MS, 7 * DAY_MS, 30 * DAY_MS, None, 90 * DAY_MS, 90 * DAY_MS, 30 * DAY_MS, 0)
+DAYS, EACH = 4, 12
+NOW_S = time.time() + 3600  # of files that were just written, as of an hour later
+
+
+def four_days(path: Path) -> Home:
+    """Make a home of four days with twelve versions each, and a policy among the rows of the first day."""
+    made = Home(path)
+    made.prepare(Deployment())
+    for table in TABLES:
+        delta.create(made, table)
+    number = 0
+    for day in range(DAYS):
+        for each in range(EACH):
+            number += 1
+            at_s = day * DAY_S + each * 60
+            rows = [heartbeat(at_s, "a"), heartbeat(at_s + 1, "b"), tick(at_s + 2)]
+            if number == 3:
+                rows.append(row(at_s + 3, "fleet/_/_/policy", policy={"rules": {"timeout": "9m"}}, effective_from_s=at_s + 60))
+            land_live(made, rows, number)
+    judged_up_to(made, number + 1)
+    return made
+
+
+def land_live(home: Home, rows: Sequence[Row], number: int) -> None:
+    """Append rows to bronze, as a live bridge has them."""
+    arrival = {"origin": "mqtt", "bridge": "b", "segment": number}
+    table = [{**asdict(one), "device_hash": hash64(one.device_id), **arrival} for one in rows]
+    delta.append(home, MESSAGES, delta.to_table(MESSAGES, table), "test", number)
+
+
+def judged_up_to(home: Home, *ends: int, generation: str = "gen-0001") -> None:
+    """Write a checkpoint as Spark does: a batch for each of the versions at which one ended."""
+    for batch, end in enumerate(ends):
+        for kind, lines in (("offsets", ["v1", '{"batchWatermarkMs":1}', f'{{"version": {end}}}']), ("commits", ["v1", "{}"])):
+            path = home.checkpoint.parent / generation / kind / str(batch)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(lines))
+
+
+def run_maintain(home: Home, keep: Keep = KEEP, *, dry_run: bool = False) -> list[Step]:
+    """Maintain as of an hour later; what is held back is left out."""
+    return [step for step in maintain(home, keep, dry_run=dry_run, now_s=NOW_S) if step.did != "hold"]

@@ -1,0 +1,146 @@
+"""Maintenance of what is not bronze: judgements, snapshots, logs."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from batch.maintain import maintain
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS
+from fleetpulse.io import delta, leftovers
+from fleetpulse.io.generations import begin_generation, checkpoint_of, load_generations, save_generations
+from fleetpulse.io.home import Home
+from tests.histories import START
+from tests.maintained import DAY_MS, DAY_S, KEEP, NOW_S, four_days, judged_up_to, run_maintain
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return four_days(tmp_path / "home")
+
+
+def test_old_rows_of_other_tables_go_and_each_key_groups_newest_summary_stays(home: Home) -> None:
+    rows = [
+        {"kind": "summary", "key_group": group, "event_time_ms": START, "judged_at_ms": START + day * DAY_MS, "counts": "{}"}
+        for group, days in ((0, (0, 10, 50)), (1, (5, 8)))
+        for day in days
+    ] + [
+        {"kind": "transition", "device_id": "a", "judged_at_ms": START},
+        {"kind": "late", "device_id": "a", "judged_at_ms": START},
+    ]
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "job", 1)
+    run_maintain(home)
+    left = delta.query(home, "SELECT kind, key_group, epoch_ms(judged_at) - ? AS at FROM judgements ORDER BY 1, 2, 3", [START])
+    assert [(one["kind"], one["key_group"], one["at"] // DAY_MS) for one in left] == [
+        ("late", None, 0),
+        ("summary", 0, 50),
+        ("summary", 1, 8),
+        ("transition", None, 0),
+    ]
+
+
+def test_what_came_late_stays_until_amend_is_done_with_it(home: Home) -> None:
+    said = {"device_id": "a", "message_kind": "heartbeat"}
+    rows = [
+        {**said, "kind": kind, "judged_at_ms": START + day * DAY_MS, "received_at_ms": START + day * DAY_MS}
+        for kind in ("late", "duplicate", "refused")
+        for day in (0, 1, 2, 9)
+    ]
+    rows.append({**rows[1], "kind": "refused", "message_kind": "registry", "received_at_ms": START + DAY_MS + 1})
+
+    def left() -> dict[str, list[int]]:
+        sql = (
+            "SELECT kind, list(epoch_ms(received_at) - ? ORDER BY received_at) AS at FROM judgements GROUP BY kind ORDER BY kind"
+        )
+        return {one["kind"]: [at // DAY_MS for at in one["at"]] for one in delta.query(home, sql, [START])}
+
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "job", 1)
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), "amend", START + DAY_MS)
+    keep = replace(KEEP, late_ms=5 * DAY_MS)
+    steps = [step for step in maintain(home, keep, dry_run=False, now_s=NOW_S) if step.table == JUDGEMENTS.name]
+    assert [(step.did, step.rows) for step in steps][:2] == [("hold", 2), ("remove", 8)]
+    assert "fleet amend" in steps[0].note
+    assert left() == {"duplicate": [9], "late": [2, 9], "refused": [1, 9]}
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), "amend", START + 9 * DAY_MS)
+    run_maintain(home, keep)
+    assert left() == {"duplicate": [9], "late": [9], "refused": [9]}
+
+
+def test_a_retired_generation_keeps_no_summary_from_going_and_the_current_ones_newest_stay(home: Home) -> None:
+    made = begin_generation(home.lifecycle, home.generation(), key_groups=2, form=3, made_by="test", made_from={})
+    told = [(1, 0, 0), (1, 1, 1), (1, 7, 1)]
+    said = {"kind": "summary", "event_time_ms": START, "counts": "{}"}
+
+    def say(rows: list[tuple[int, int, int]]) -> None:
+        told = [
+            {**said, "generation": generation, "key_group": group, "judged_at_ms": START + day * DAY_MS}
+            for generation, group, day in rows
+        ]
+        delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, told), "job", 1)
+
+    def left() -> list[tuple[int, int, int]]:
+        sql = "SELECT generation AS g, key_group AS k, epoch_ms(judged_at) - ? AS at FROM judgements ORDER BY 1, 2, 3"
+        return [(one["g"], one["k"], one["at"] // DAY_MS) for one in delta.query(home, sql, [START])]
+
+    say(told)
+    save_generations(home.lifecycle, load_generations(home.lifecycle).switched(made.number, {}))
+    judged_up_to(home, 40, generation=checkpoint_of(home.lifecycle, made.number).name)
+    run_maintain(home, replace(KEEP, summaries_ms=-2 * DAY_MS))  # all are old; the current generation has said nothing yet
+    assert left() == told
+    say([(2, 0, 30), (2, 0, 31), (2, 1, 90)])
+    run_maintain(home)
+    assert left() == [(2, 0, 31), (2, 1, 90)]
+
+
+def test_what_amendments_say_stays_as_long_as_transitions_do(home: Home) -> None:
+    said = ("transition", "retract", "add", "late")
+    rows = [{"kind": kind, "device_id": "a", "judged_at_ms": START + day * DAY_MS} for kind in said for day in (0, 9)]
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "job", 1)
+    run_maintain(home, replace(KEEP, late_ms=DAY_MS))
+    left = delta.query(home, "SELECT kind, count(*) AS n FROM judgements GROUP BY kind ORDER BY kind")
+    assert {one["kind"]: one["n"] for one in left} == {"add": 2, "late": 1, "retract": 2, "transition": 2}
+
+
+def test_snapshots_stay_one_a_day_and_each_that_stays_can_be_read(home: Home) -> None:
+    path = home.table(DEVICE_SNAPSHOTS.name)
+    shutil.rmtree(path)
+    for number in range(6):
+        write_deltalake(str(path), pa.table({"number": [number]}), mode="overwrite")
+    log = path / "_delta_log"
+    for version in range(6):  # two on each of three days
+        at_ms = START + version // 2 * DAY_MS + version * 1000
+        commit = log / f"{version:020d}.json"
+        actions = [json.loads(line) for line in commit.read_text().splitlines()]
+        for action in actions:
+            if "commitInfo" in action:
+                action["commitInfo"]["timestamp"] = at_ms
+        commit.write_text("\n".join(map(json.dumps, actions)))
+        os.utime(commit, (at_ms / 1000, at_ms / 1000))
+    [step] = [step for step in run_maintain(home, replace(KEEP, device_snapshots_ms=DAY_MS + 5_000)) if step.table == path.name]
+    assert (step.did, step.files) == ("delete", 3)
+    kept = {version: DeltaTable(str(path), version=version).to_pyarrow_table()["number"].to_pylist() for version in (3, 4, 5)}
+    assert kept == {3: [3], 4: [4], 5: [5]}
+    with pytest.raises(FileNotFoundError):
+        DeltaTable(str(path), version=2).to_pyarrow_table()
+
+
+def test_old_and_long_logs_go_and_those_of_running_processes_stay(home: Home) -> None:
+    for name, days in (("landing", 40), ("bridge", 40), ("lifecycle", 1)):
+        path = home.logs / f"{name}.log"
+        path.write_text("a line")
+        os.utime(path, (NOW_S - days * DAY_S, NOW_S - days * DAY_S))
+    (home.run("bridge")).write_text("{}")
+    with (home.logs / "simulator.log").open("ab") as log:
+        log.truncate(leftovers.LONG_BYTES + 1)
+        list(maintain(home, KEEP, dry_run=False, now_s=NOW_S))
+        log.write(b"goes on")
+    names = {path.name for path in home.logs.iterdir()}
+    assert names == {"bridge.log", "lifecycle.log", "simulator.log", "simulator.log.1"}
+    assert (home.logs / "simulator.log").read_bytes() == b"goes on"
