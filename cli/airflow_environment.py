@@ -82,6 +82,7 @@ def environment(home: Home, port: int) -> dict[str, str]:
         "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "120",  # a file is read in under a second, on an idle machine
         "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "90",
         "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",  # 5 s fail tasks on a busy machine before they start
+        "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",  # how soon it is noticed that a task has ended
         "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "120",
         "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "120",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",

@@ -15,7 +15,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from fleetpulse.orchestration.operators import REFUSED, FleetOperator, given
+from fleetpulse.orchestration.operators import FleetOperator, given, leave
 from fleetpulse.orchestration.pages import ReportLink
 from fleetpulse.orchestration.place import PLACE, ROOT, Place
 from fleetpulse.orchestration.verbs import SENTENCE
@@ -112,6 +112,6 @@ class BacktestOnSpark(SparkSubmitOperator):
             before, found, sentence = str(error).rpartition(SENTENCE)
             if not found:
                 raise
-            context["ti"].xcom_push(key=REFUSED, value=sentence)
+            leave(context, sentence)
             raise AirflowFailException(f"{sentence}\n{before}") from None
         return {"page": str(folder / "report.html")}

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG, CronTriggerTimetable, chain
 from airflow.sdk.definitions.param import ParamsDict
 
 from fleetpulse.orchestration.alerts import deadline, tell_of_failure
 from fleetpulse.orchestration.operators import STATE_POOL, FleetOperator, GoBack, Outcome, StartStream, StopStream
-from fleetpulse.orchestration.sensors import WaitForBatch
+from fleetpulse.orchestration.sensors import Approval, WaitForBatch
 
 OWNER: Final = "fleet operations"
 _LONG: Final = timedelta(hours=2)  # a verb that makes a generation of a large fleet
@@ -90,13 +89,11 @@ def change_state(words: Sequence[str], *, question: str | None) -> None:
     go_back.as_teardown(setups=stop)
 
 
-def _approval(question: str) -> ApprovalOperator:
-    return ApprovalOperator(
+def _approval(question: str) -> Approval:
+    return Approval(
         task_id="approve",
         subject=question,
         body="What it would do, by `--dry-run`:\n\n{{ ti.xcom_pull(task_ids='plan') | replace('\\n', '\\n\\n') }}\n\n"
         "The stream stops for it; what comes in meanwhile waits, and is judged afterwards.",
         response_timeout=timedelta(hours=12),
-        retries=0,  # nobody is asked three times
-        execution_timeout=None,
     )

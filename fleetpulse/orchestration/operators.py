@@ -71,16 +71,12 @@ class FleetOperator(BaseOperator):
             ended = self._verb.wait()
         except AirflowTaskTimeout:
             reason = f"{' '.join(words[:2])} was broken off: it took longer than {self.execution_timeout}"
-            self.leave(context, reason)
+            leave(context, reason)
             raise AirflowFailException(reason) from None
         if ended.code == 0:
             return ended
-        self.leave(context, ended.reason())
+        leave(context, ended.reason())
         raise (AirflowFailException if ended.refused else AirflowException)(ended.reason())
-
-    def leave(self, context: Mapping[str, Any], reason: str) -> None:
-        """Leave the reason of a failure to the other tasks of the run."""
-        context["ti"].xcom_push(key=REFUSED, value=reason)
 
     def on_kill(self) -> None:
         """Stop the verb, and all that it started in its group."""
@@ -235,6 +231,11 @@ class Outcome(BaseOperator):
         undone = ti.xcom_pull(task_ids=self.undone_by) if self.undone_by else None
         lines = [f"{name}: {reason}" for name, reason in reasons.items()]
         raise AirflowFailException("\n".join([*lines, *([f"then: {undone}"] if undone else [])]))
+
+
+def leave(context: Mapping[str, Any], reason: str) -> None:
+    """Leave the reason of a failure to the other tasks of the run."""
+    context["ti"].xcom_push(key=REFUSED, value=reason)
 
 
 def given(words: Sequence[str]) -> list[str]:

@@ -1,71 +1,94 @@
-"""Sensors that wait in the triggerer: no slot, no process; each ends, one way or the other, within its patience."""
+"""What waits without a slot or a process: for the stream, in the triggerer, and for a person.
+
+Rule 1: each ends, one way or the other, within its patience, and says in a sentence what did not come.
+Rule 2: what is there already is not waited for. Airflow fails a task that resumes before its executor has told the scheduler
+that the first half has left (a second or two; "state attribute is queued"): so a trigger looks first after `SETTLE_S`, and
+what may still meet this has a retry, which asks or waits anew.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
+from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from fleetpulse.core.times import format_instant, parse_instant_ms
-from fleetpulse.orchestration.operators import REFUSED
+from fleetpulse.orchestration.operators import leave
 from fleetpulse.orchestration.place import PLACE, Place
-from fleetpulse.orchestration.triggers import FrontierPast, StreamAtBatch, batch_of
+from fleetpulse.orchestration.triggers import FrontierPast, Reaching, StreamAtBatch, batch_of
 
 PATIENCE: Final = timedelta(minutes=10)
+SETTLE_S: Final = 5.0
 
 
-class WaitForBatch(BaseOperator):
-    """Wait until the stream has committed batches.
+class _Wait(BaseOperator):
+    """What the waits for the stream share.
 
     Args:
-        more: so many after the newest that there is when the wait begins; 0 with ``batch``.
-        batch: or this one, or a later.
         patience: after it the task fails.
         place: the installation.
     """
 
-    def __init__(
-        self,
-        *,
-        more: int = 2,
-        batch: int | None = None,
-        patience: timedelta = PATIENCE,
-        place: Place = PLACE,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, patience: timedelta = PATIENCE, place: Place = PLACE, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.more, self.batch, self.patience, self.place = more, batch, patience, place
+        self.patience, self.place = patience, place
 
-    def execute(self, context: Mapping[str, Any]) -> None:
-        """Leave the waiting to the triggerer."""
-        wanted = self.batch
-        if wanted is None:
-            at = batch_of(str(self.place.home))
-            wanted = (-1 if at is None else at) + self.more
-        until_s = time.time() + self.patience.total_seconds()
-        trigger = StreamAtBatch(home=str(self.place.home), batch=wanted, until_s=until_s)
-        self.defer(trigger=trigger, method_name="decide")
+    def until(self, trigger: type[Reaching], wanted: int, context: Mapping[str, Any]) -> int:
+        """Return what is reached where that is enough; else leave the waiting to the triggerer."""
+        home, until_s = str(self.place.home), time.time() + self.patience.total_seconds()
+        at = trigger.look(home)
+        if at is None or at < wanted:
+            self.defer(trigger=trigger(home=home, wanted=wanted, until_s=until_s, first_s=SETTLE_S), method_name="decide")
+        return at
 
     def decide(self, context: Mapping[str, Any], event: dict[str, Any]) -> int:
-        """Return the batch that was reached.
+        """Return what was reached.
 
         Raises:
             AirflowFailException: it was not, within the patience.
         """
         if event["reached"]:
             return int(event["at"])
-        at = "none was committed" if event["at"] is None else f"batch {event['at']} was the newest"
-        told = (
-            f"the stream does not come to batch {event['wanted']}: {at} after {self.patience}; see the log of the lifecycle job"
-        )
-        _fail(context, told)
-        raise AssertionError
+        raise _failure(context, self.missed(event["wanted"], event["at"]))
+
+    def missed(self, wanted: int, at: int | None) -> str:
+        """Return the sentence that says what did not come."""
+        raise NotImplementedError
 
 
-class WaitForFrontier(BaseOperator):
-    """Wait until all up to an instant of event time is judged.
+class WaitForBatch(_Wait):
+    """Wait until the stream has committed batches; returns the batch.
+
+    Args:
+        more: so many after the newest that there is when the wait begins; not with ``batch``.
+        batch: or this one, or a later.
+        patience: after it the task fails.
+        place: the installation.
+    """
+
+    def __init__(self, *, more: int = 2, batch: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.more, self.batch = more, batch
+
+    def execute(self, context: Mapping[str, Any]) -> int:
+        """Look, and wait."""
+        wanted = self.batch
+        if wanted is None:
+            at = batch_of(str(self.place.home))
+            wanted = (-1 if at is None else at) + self.more
+        return self.until(StreamAtBatch, wanted, context)
+
+    def missed(self, wanted: int, at: int | None) -> str:
+        """Return the sentence that says what did not come."""
+        newest = "none was committed" if at is None else f"batch {at} was the newest"
+        return f"the stream does not come to batch {wanted}: {newest} after {self.patience}; see the log of the lifecycle job"
+
+
+class WaitForFrontier(_Wait):
+    """Wait until all up to an instant of event time is judged; returns the frontier, epoch milliseconds.
 
     Args:
         instant: ISO 8601 with a zone; a template.
@@ -75,30 +98,39 @@ class WaitForFrontier(BaseOperator):
 
     template_fields: ClassVar[Sequence[str]] = ("instant",)
 
-    def __init__(self, *, instant: str, patience: timedelta = PATIENCE, place: Place = PLACE, **kwargs: Any) -> None:
+    def __init__(self, *, instant: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.instant, self.patience, self.place = instant, patience, place
+        self.instant = instant
 
-    def execute(self, context: Mapping[str, Any]) -> None:
-        """Leave the waiting to the triggerer."""
-        wanted_ms = parse_instant_ms(self.instant)
-        until_s = time.time() + self.patience.total_seconds()
-        trigger = FrontierPast(home=str(self.place.home), instant_ms=wanted_ms, until_s=until_s)
-        self.defer(trigger=trigger, method_name="decide")
+    def execute(self, context: Mapping[str, Any]) -> int:
+        """Look, and wait."""
+        return self.until(FrontierPast, parse_instant_ms(self.instant), context)
 
-    def decide(self, context: Mapping[str, Any], event: dict[str, Any]) -> int:
-        """Return the frontier that was reached, epoch milliseconds.
+    def missed(self, wanted: int, at: int | None) -> str:
+        """Return the sentence that says what did not come."""
+        judged = "nothing is judged" if at is None else f"judged is what happened up to {format_instant(at)}"
+        return f"the frontier does not come to {self.instant}: {judged} after {self.patience}; see: ./fleet status"
+
+
+class Approval(ApprovalOperator):
+    """Ask a person; *Reject* skips what follows. Who does not answer in time is not asked again."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(retries=1, retry_delay=timedelta(seconds=1), execution_timeout=None, **kwargs)  # see rule 2
+
+    def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
+        """Take the answer.
 
         Raises:
-            AirflowFailException: it was not, within the patience.
+            AirflowFailException: there was none, or none that can be taken.
         """
-        if event["reached"]:
-            return int(event["at"])
-        at = "nothing is judged" if event["at"] is None else f"judged is what happened up to {format_instant(event['at'])}"
-        _fail(context, f"the frontier does not come to {self.instant}: {at} after {self.patience}; see: ./fleet status")
-        raise AssertionError
+        if "error" in event:
+            late = event.get("error_type") == "timeout"
+            raise _failure(context, f"nobody answered within {self.response_timeout}" if late else str(event["error"]))
+        return super().execute_complete(context, event)
 
 
-def _fail(context: Mapping[str, Any], reason: str) -> None:
-    context["ti"].xcom_push(key=REFUSED, value=reason)
-    raise AirflowFailException(reason)
+def _failure(context: Mapping[str, Any], reason: str) -> AirflowFailException:
+    """Return what ends a task for good, its reason left to the others."""
+    leave(context, reason)
+    return AirflowFailException(reason)

@@ -22,62 +22,58 @@ _ANEW_S: Final = 30.0  # without a broker, before its address is read again
 _DIGITS: Final = 20  # of a version in the name of its commit
 
 
-class StreamAtBatch(BaseTrigger):
-    """Fires when the stream has committed a batch.
+class Reaching(BaseTrigger):
+    """Fires when a number has been reached; what number, its kinds say.
 
     Args:
         home: the installation's folder.
-        batch: which; any later one will do.
+        wanted: the number; any higher one will do.
         until_s: when to give up, seconds since the epoch.
+        first_s: seconds before the first look.
         every_s: seconds between two looks.
     """
 
-    def __init__(self, *, home: str, batch: int, until_s: float, every_s: float = LOOK_S) -> None:
+    def __init__(self, *, home: str, wanted: int, until_s: float, first_s: float = 0.0, every_s: float = LOOK_S) -> None:
         super().__init__()
-        self.home, self.batch, self.until_s, self.every_s = home, batch, until_s, every_s
+        self.home, self.wanted, self.until_s, self.first_s, self.every_s = home, wanted, until_s, first_s, every_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return what makes it anew."""
-        told = {"home": self.home, "batch": self.batch, "until_s": self.until_s, "every_s": self.every_s}
-        return f"{_HERE}.StreamAtBatch", told
+        told = {"home": self.home, "wanted": self.wanted, "until_s": self.until_s}
+        return f"{_HERE}.{type(self).__name__}", {**told, "first_s": self.first_s, "every_s": self.every_s}
+
+    @staticmethod
+    def look(home: str) -> int | None:
+        """Return what is reached; None where nothing is."""
+        raise NotImplementedError
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until it is there, or the time is over; the event is ``{"reached", "wanted", "at"}``."""
+        await asyncio.sleep(self.first_s)
         while True:
-            at = await asyncio.to_thread(batch_of, self.home)
-            if (reached := at is not None and at >= self.batch) or time.time() >= self.until_s:
-                yield TriggerEvent({"reached": reached, "wanted": self.batch, "at": at})
+            at = await asyncio.to_thread(self.look, self.home)
+            if (reached := at is not None and at >= self.wanted) or time.time() >= self.until_s:
+                yield TriggerEvent({"reached": reached, "wanted": self.wanted, "at": at})
                 return
             await asyncio.sleep(self.every_s)
 
 
-class FrontierPast(BaseTrigger):
-    """Fires when all up to an instant of event time has been judged.
+class StreamAtBatch(Reaching):
+    """Fires when the stream has committed a batch."""
 
-    Args:
-        home: the installation's folder.
-        instant_ms: the instant, epoch milliseconds.
-        until_s: when to give up, seconds since the epoch.
-        every_s: seconds between two looks.
-    """
+    @staticmethod
+    def look(home: str) -> int | None:
+        """Return the newest batch that the current generation has committed; None before the first."""
+        return batch_of(home)
 
-    def __init__(self, *, home: str, instant_ms: int, until_s: float, every_s: float = 5 * LOOK_S) -> None:
-        super().__init__()
-        self.home, self.instant_ms, self.until_s, self.every_s = home, instant_ms, until_s, every_s
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what makes it anew."""
-        told = {"home": self.home, "instant_ms": self.instant_ms, "until_s": self.until_s, "every_s": self.every_s}
-        return f"{_HERE}.FrontierPast", told
+class FrontierPast(Reaching):
+    """Fires when all up to an instant of event time, epoch milliseconds, has been judged."""
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until it is past, or the time is over; the event is ``{"reached", "wanted", "at"}``."""
-        while True:
-            at = await asyncio.to_thread(frontier_of, self.home)
-            if (reached := at is not None and at >= self.instant_ms) or time.time() >= self.until_s:
-                yield TriggerEvent({"reached": reached, "wanted": self.instant_ms, "at": at})
-                return
-            await asyncio.sleep(self.every_s)
+    @staticmethod
+    def look(home: str) -> int | None:
+        """Return up to which event time all is judged; None before the first."""
+        return frontier_of(home)
 
 
 class DeltaLogWatch(BaseEventTrigger):

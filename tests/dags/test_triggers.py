@@ -164,7 +164,7 @@ def test_waiting_for_a_batch_ends_with_it_and_not_before(tmp_path: Path) -> None
     from fleetpulse.orchestration.triggers import StreamAtBatch
 
     def waits(until_s: float = 2e9) -> Any:
-        return StreamAtBatch(home=str(tmp_path), batch=3, until_s=until_s, every_s=0.02)
+        return StreamAtBatch(home=str(tmp_path), wanted=3, until_s=until_s, every_s=0.02)
 
     async def course() -> list[Any]:
         said: list[Any] = [await nothing(waits())]
@@ -184,7 +184,7 @@ def test_waiting_for_a_batch_ends_with_it_and_not_before(tmp_path: Path) -> None
 def test_waiting_for_the_frontier_gives_up_in_time_and_says_where_it_stands(tmp_path: Path) -> None:
     from fleetpulse.orchestration.triggers import FrontierPast
 
-    trigger = FrontierPast(home=str(tmp_path), instant_ms=1_000, until_s=time.time())
+    trigger = FrontierPast(home=str(tmp_path), wanted=1_000, until_s=time.time())
     assert FrontierPast(**trigger.serialize()[1]).serialize() == trigger.serialize()
 
     async def only() -> Any:

@@ -1,0 +1,80 @@
+"""The waits without a slot: what is there is not waited for, and what does not come is said in a sentence."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.airflows import OF_AIRFLOW
+from tests.dags.test_operators import Context, place
+from tests.dags.test_triggers import batch
+
+pytestmark = OF_AIRFLOW
+
+
+def test_what_is_there_is_not_waited_for(tmp_path: Path) -> None:
+    from fleetpulse.orchestration.sensors import WaitForBatch
+
+    batch(tmp_path, 4)
+    assert WaitForBatch(task_id="watch", batch=4, place=place(tmp_path)).execute(Context()) == 4
+
+
+def test_what_is_not_there_is_left_to_the_triggerer_which_looks_when_this_worker_has_gone(tmp_path: Path) -> None:
+    from airflow.sdk.exceptions import TaskDeferred
+
+    from fleetpulse.orchestration.sensors import WaitForBatch
+    from fleetpulse.orchestration.triggers import StreamAtBatch
+
+    batch(tmp_path, 4)
+    with pytest.raises(TaskDeferred) as deferred:
+        WaitForBatch(task_id="watch", more=2, place=place(tmp_path)).execute(Context())
+    trigger = deferred.value.trigger
+    assert isinstance(trigger, StreamAtBatch)
+    assert (trigger.wanted, trigger.first_s) == (6, 5.0)
+
+
+@pytest.mark.parametrize("at", [None, 2])
+def test_a_batch_that_does_not_come_is_said_and_left_to_the_outcome(tmp_path: Path, at: int | None) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from fleetpulse.orchestration.sensors import WaitForBatch
+
+    context = Context()
+    task = WaitForBatch(task_id="watch", batch=3, place=place(tmp_path))
+    assert task.decide(context, {"reached": True, "wanted": 3, "at": 5}) == 5
+    with pytest.raises(
+        AirflowFailException, match=r"^the stream does not come to batch 3: .* after 0:10:00; see the log"
+    ) as told:
+        task.decide(context, {"reached": False, "wanted": 3, "at": at})
+    assert ("none was committed" if at is None else "batch 2 was the newest") in str(told.value)
+    assert context.left == {"refused": str(told.value)}
+
+
+def test_a_frontier_that_does_not_come_is_said_as_an_instant(tmp_path: Path) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from fleetpulse.orchestration.sensors import WaitForFrontier
+
+    task = WaitForFrontier(task_id="judged", instant="2026-01-02T00:00:00Z", place=place(tmp_path))
+    with pytest.raises(AirflowFailException, match=r"to 2026-01-02T00:00:00Z: judged is what happened up to 1970-01-01T00:00:01"):
+        task.decide(Context(), {"reached": False, "wanted": 2, "at": 1_000})
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        ({"error": "Traceback: late", "error_type": "timeout"}, "nobody answered within 12:00:00"),
+        ({"error": "the answer is none of those", "error_type": "validation"}, "the answer is none of those"),
+    ],
+)
+def test_an_approval_that_did_not_come_fails_with_its_reason_and_is_not_asked_for_again(event: dict[str, Any], said: str) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from fleetpulse.orchestration.sensors import Approval
+
+    context = Context()
+    asked = Approval(task_id="approve", subject="Migrate?", response_timeout=timedelta(hours=12))
+    with pytest.raises(AirflowFailException, match=f"^{said}$"):
+        asked.execute_complete(context, event)
+    assert context.left == {"refused": said}
