@@ -21,10 +21,10 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.generations import Generation
 from fleetpulse.io.lifecycle_query import judged
+from fleetpulse.ops import planning
 
 REFERENCE: Final = "scala-flat-map-groups"
 OURS: Final = "ours"
-_DEVICES_A_GROUP: Final = 8_000  # 4,000 to 16,000 are aimed at
 _MAX_CLOCK_LEAD_MS: Final = 300_000
 
 
@@ -59,8 +59,8 @@ def rules(source: Input) -> Rules:
 
 
 def key_groups(devices: int) -> int:
-    """Return how many key groups ours takes: groups of the aimed-at size, and one a core at the least."""
-    return max(2, -(-devices // _DEVICES_A_GROUP))
+    """Return how many key groups ours takes: what `./fleet plan` advises for two partitions."""
+    return planning.key_groups(devices, 2)
 
 
 def messages(spark: SparkSession, source: Input) -> DataFrame:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from fleetpulse.columnar.blocks import SIGNAL_SCHEMA, batch_to_rows, rows_to_batch
+from fleetpulse.columnar.choosing import filtered, taken
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.due import frontiers, sift
 from fleetpulse.columnar.forms import STORED_FORM
@@ -93,8 +94,8 @@ class KeyGroup:
         if frontier_ms is not None:
             due_signals, due_others, gone = self.waiting.take(before_ms, frontier_ms, read)
             due = signals["event_time_ms"].to_numpy() <= frontier_ms
-            due_signals.append(signals.filter(pa.array(due)))
-            signals = signals.filter(pa.array(~due))
+            due_signals.append(filtered(signals, due))
+            signals = filtered(signals, ~due)
             commands = [row for batch in due_others for row in batch_to_rows(batch)]
             commands += [row for row in others if _at(row) <= frontier_ms]
             others = [row for row in others if _at(row) > frontier_ms]
@@ -122,7 +123,7 @@ class KeyGroup:
         received = signals["received_at_ms"].to_numpy()
         if (received[1:] < received[:-1]).any():
             order = np.argsort(received, kind="stable")
-            signals, received = signals.take(pa.array(order)), received[order]
+            signals, received = taken(signals, order), received[order]
         kept: list[pa.RecordBatch] = []
         begin, base = 0, self.listening  # coverage is the same from a gap row to the next
 

@@ -135,7 +135,8 @@ class Judging:
         seen = np.zeros(len(devices), bool)
         seen[places] = True
         touched = np.flatnonzero(seen)
-        encoded = pa.concat_arrays([devices.boots.take(pa.array(touched)), signals["boot"]]).dictionary_encode()
+        known = devices.boots if seen.all() else devices.boots.take(pa.array(touched))
+        encoded = pa.concat_arrays([known, signals["boot"]]).dictionary_encode()
         numbers = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
         devices.rows[touched, layout.BOOT] = numbers[: len(touched)]
         return touched, numbers[len(touched) :], encoded.dictionary

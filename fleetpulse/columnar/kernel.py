@@ -164,12 +164,12 @@ def _change(
 
 
 @njit(cache=True)
-def _expire(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, i: int, before_ms: int) -> int:
-    """Let deadlines act, earliest first, until none lies before ``before_ms``."""
+def _expire(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, i: int, before_ms: int) -> tuple[int, int]:
+    """Let deadlines act, earliest first, until none lies before ``before_ms``; return what is told, and the next one."""
     while devices[i, MODE] != ABSENT:
         due_ms, trigger = next_due(devices, world, i)
         if due_ms >= before_ms:
-            break
+            return said, due_ms
         if trigger == _RECOVERED:
             devices[i, DEGRADED_UNTIL] = NONE
         elif trigger == _HOLD_OVER:
@@ -179,7 +179,7 @@ def _expire(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: i
         said = _change(devices, memory, world, told, said, i, trigger, due_ms, -1)
         if devices[i, MODE] == _FORGOTTEN:
             devices[i, MODE] = ABSENT
-    return said
+    return said, NEVER
 
 
 @njit(cache=True)
@@ -342,7 +342,7 @@ def judge_rows(devices: Matrix, memory: Matrix, world: World, rows: Matrix, firs
     for j in range(first, len(rows)):
         if said + ROOM > len(told):
             return j, said
-        said = _expire(devices, memory, world, told, said, rows[j, R_DEVICE], rows[j, R_EVENT])
+        said, _ = _expire(devices, memory, world, told, said, rows[j, R_DEVICE], rows[j, R_EVENT])
         said = _apply(devices, memory, world, told, said, rows, j)
     return len(rows), said
 
@@ -377,9 +377,7 @@ def let_pass(devices: Matrix, memory: Matrix, world: World, through_ms: Int64s, 
     for i in range(first, len(devices)):
         if said + ROOM > len(told):
             return i, said, left_ms
-        said = _expire(devices, memory, world, told, said, i, through_ms[i] + 1)
-        if devices[i, MODE] != ABSENT:
-            due_ms, _ = next_due(devices, world, i)
-            if due_ms != NEVER:
-                left_ms = min(left_ms, due_ms - through_ms[i])
+        said, due_ms = _expire(devices, memory, world, told, said, i, through_ms[i] + 1)
+        if due_ms != NEVER:
+            left_ms = min(left_ms, due_ms - through_ms[i])
     return len(devices), said, left_ms

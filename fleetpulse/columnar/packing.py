@@ -9,9 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numba import njit
 from numpy.typing import NDArray
 
 from fleetpulse.columnar.blocks import READING, WRITING
+from fleetpulse.columnar.choosing import as_text, of_one_length
 from fleetpulse.columnar.layout import Matrix
 from fleetpulse.columnar.world import NONE, Int64s, Vocabulary
 
@@ -43,23 +45,17 @@ class Packed:
         else:
             self.columns[name] = pa.array(_narrow(values, low, high))
 
-    def lists(self, name: str, counts: Int64s, values: Matrix) -> None:
-        """Keep the first of each row's values, as many as ``counts`` says."""
-        flat = values[np.arange(values.shape[1]) < counts[:, None]]
+    def lists(self, name: str, counts: Int64s, flat: Int64s) -> None:
+        """Keep a list a row: as many of ``flat`` as ``counts`` says, one row's after the other's."""
         low, high = (int(flat.min()), int(flat.max())) if len(flat) else (0, 0)
         self.base[name] = low
         ends = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
         self.columns[name] = pa.ListArray.from_arrays(ends, pa.array(_narrow(flat, low, high)))
 
     def text(self, name: str, values: pa.StringArray) -> None:
-        """Keep a column of text; where all of it is of one length, as ids mostly are, without saying where each begins."""
-        _, offsets, letters = values.buffers()
-        ends = np.frombuffer(offsets, np.int32)[values.offset :][: len(values) + 1] if len(values) else np.zeros(2, np.int32)
-        width = int(ends[1] - ends[0])
-        if values.null_count or width == 0 or (np.diff(ends) != width).any():
-            self.columns[name] = values
-        else:
-            self.columns[name] = pa.Array.from_buffers(pa.binary(width), len(values), [None, letters.slice(int(ends[0]))])
+        """Keep a column of text; where all of it is of one length, without saying where each begins."""
+        fixed = of_one_length(values)
+        self.columns[name] = values if fixed is None else fixed
 
     def words(self, name: str, numbers: Int64s, words: Vocabulary) -> list[Any]:
         """Keep a column of numbers of words, counted anew over those in use; return these words."""
@@ -79,6 +75,28 @@ class Packed:
             if self.columns:
                 writer.write_batch(batch.replace_schema_metadata(schema.metadata))
         return sink.getvalue().to_pybytes()
+
+
+@njit(cache=True)
+def firsts(values: Matrix, rows: Int64s, column: int, counts: Int64s) -> Int64s:
+    """Return ``values[rows[k], column : column + counts[k]]`` of one k after the other."""
+    flat = np.empty(counts.sum(), np.int64)
+    at = 0
+    for k in range(len(rows)):
+        for one in range(counts[k]):
+            flat[at] = values[rows[k], column + one]
+            at += 1
+    return flat
+
+
+@njit(cache=True)
+def set_firsts(values: Matrix, column: int, counts: Int64s, flat: Int64s) -> None:
+    """The inverse of `firsts`, for all rows."""
+    at = 0
+    for k in range(len(values)):
+        for one in range(counts[k]):
+            values[k, column + one] = flat[at]
+            at += 1
 
 
 def _narrow(values: Int64s, low: int, high: int) -> NDArray[Any]:
@@ -109,14 +127,10 @@ class Unpacked:
     def text(self, name: str) -> pa.StringArray:
         """Return a column of text."""
         column = self.columns[name]
-        if not pa.types.is_fixed_size_binary(column.type):
-            return column
-        ends = np.arange(column.offset, column.offset + len(column) + 1, dtype=np.int32) * column.type.byte_width
-        return pa.StringArray.from_buffers(len(column), pa.py_buffer(ends), column.buffers()[1])
+        return as_text(column) if pa.types.is_fixed_size_binary(column.type) else column
 
-    def lists(self, name: str, into: Matrix) -> Int64s:
-        """Set the first of each row's values; return how many that are."""
+    def lists(self, name: str) -> tuple[Int64s, Int64s]:
+        """Return how long each row's list is, and what is in them, one after the other."""
         column = self.columns[name]
         counts = np.diff(column.offsets.to_numpy()).astype(np.int64)
-        into[np.arange(into.shape[1]) < counts[:, None]] = column.flatten().to_numpy().astype(np.int64) + self.known["base"][name]
-        return counts
+        return counts, column.flatten().to_numpy().astype(np.int64) + self.known["base"][name]

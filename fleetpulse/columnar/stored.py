@@ -27,11 +27,11 @@ from fleetpulse.columnar.layout import (
     SITE,
     TIMES,
 )
-from fleetpulse.columnar.packing import Packed, Unpacked
+from fleetpulse.columnar.packing import Packed, Unpacked, firsts, set_firsts
 from fleetpulse.columnar.usual import NUMBERS, distances, restore
 from fleetpulse.columnar.world import NONE, Vocabulary
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE
+from fleetpulse.core.policy import MAX_SEQUENCE
 
 _IDS_WITHOUT_ENDS: Final = 4
 _WORDS: Final = {"site": SITE, "device_class": CLASS, "gateway": GATEWAY}
@@ -63,28 +63,30 @@ def to_stored(devices: Devices, metadata: Mapping[str, Any], form: int = STORED_
 
 
 def _memory_to_stored(devices: Devices) -> bytes:
-    slots = devices.rows[:, MEMORY]
+    slots, memory = devices.rows[:, MEMORY], devices.memory
     places = np.flatnonzero(slots >= 0)
-    kept = devices.memory[slots[places]]
-    told = (kept[:, N_TIMES] > 0) | (kept[:, N_CODES] > 0) | (kept[:, PROGRESS_OF] >= 0)
-    places, kept = places[told], kept[told]
+    slots = slots[places]
+    told = (memory[slots, N_TIMES] > 0) | (memory[slots, N_CODES] > 0) | (memory[slots, PROGRESS_OF] >= 0)
+    places, slots = places[told], slots[told]
     packed = Packed()
     known: dict[str, Any] = {"count": len(places), "codes": [], "sequences": []}
     if not len(places):
         return packed.to_bytes(known)
     packed.number("device", places)
-    times, codes = kept[:, N_TIMES], kept[:, N_CODES]
-    newest = np.where(times > 0, kept[np.arange(len(kept)), TIMES + np.maximum(times - 1, 0)], NONE)
+    times, codes, progress_of = (memory[slots, column] for column in (N_TIMES, N_CODES, PROGRESS_OF))
+    newest = np.where(times > 0, memory[slots, TIMES + np.maximum(times - 1, 0)], NONE)
     packed.number("newest_ms", newest)
-    packed.lists("times", times, newest[:, None] - kept[:, TIMES : TIMES + MAX_ERRORS])
-    used = np.unique(kept[:, CODES : CODES + MAX_ERRORS][np.arange(MAX_ERRORS) < codes[:, None]])
+    packed.lists("times", times, np.repeat(newest, times) - firsts(memory, slots, TIMES, times))
+    numbers = firsts(memory, slots, CODES, codes)
+    used = np.unique(numbers)
     known["codes"] = [devices.codes.words[one] for one in used]
-    packed.lists("codes", codes, np.searchsorted(used, kept[:, CODES : CODES + MAX_ERRORS]))
-    known["sequences"] = packed.words("progress_of", kept[:, PROGRESS_OF], devices.sequences)
-    starts = kept[:, PROGRESS : PROGRESS + MAX_SEQUENCE]
+    packed.lists("codes", codes, np.searchsorted(used, numbers))
+    known["sequences"] = packed.words("progress_of", progress_of, devices.sequences)
+    steps = np.where(progress_of >= 0, MAX_SEQUENCE, 0)
+    starts = firsts(memory, slots, PROGRESS, steps)
     begun = starts[starts != NONE]
     since_ms = known["since_ms"] = int(begun.min()) - 1 if len(begun) else 0  # 0 stands for nothing
-    packed.lists("progress", np.where(kept[:, PROGRESS_OF] >= 0, MAX_SEQUENCE, 0), np.where(starts == NONE, 0, starts - since_ms))
+    packed.lists("progress", steps, np.where(starts == NONE, 0, starts - since_ms))
     return packed.to_bytes(known)
 
 
@@ -147,14 +149,13 @@ def _memory_from_stored(devices: Devices, packed: Unpacked) -> None:
     devices.codes = Vocabulary(packed.known["codes"])
     devices.sequences = Vocabulary([tuple(words) for words in packed.known["sequences"]])
     memory = memory_rows(count)
-    memory[:, N_TIMES] = packed.lists("times", memory[:, TIMES : TIMES + MAX_ERRORS])
-    memory[:, N_CODES] = packed.lists("codes", memory[:, CODES : CODES + MAX_ERRORS])
-    remembered = np.arange(MAX_ERRORS) < memory[:, N_TIMES, None]
-    times = memory[:, TIMES : TIMES + MAX_ERRORS]
-    times[remembered] = (packed.number("newest_ms", count)[:, None] - times)[remembered]
+    memory[:, N_TIMES], times = packed.lists("times")
+    newest = packed.number("newest_ms", count)
+    set_firsts(memory, TIMES, memory[:, N_TIMES], np.repeat(newest, memory[:, N_TIMES]) - times)
+    memory[:, N_CODES], codes = packed.lists("codes")
+    set_firsts(memory, CODES, memory[:, N_CODES], codes)
     memory[:, PROGRESS_OF] = packed.number("progress_of", count)
-    starts = memory[:, PROGRESS : PROGRESS + MAX_SEQUENCE]
-    begun = np.arange(MAX_SEQUENCE) < packed.lists("progress", starts)[:, None]
-    starts[begun] = np.where(starts[begun] == 0, NONE, starts[begun] + packed.known["since_ms"])
+    steps, starts = packed.lists("progress")
+    set_firsts(memory, PROGRESS, steps, np.where(starts == 0, NONE, starts + packed.known["since_ms"]))
     devices.memory = memory
     devices.rows[packed.number("device", count), MEMORY] = np.arange(count)

@@ -59,18 +59,18 @@ def distances(devices: Matrix) -> tuple[Matrix, Matrix]:
     """
     found = np.empty((len(_PLACES), len(devices)), np.int64)
     extent = np.empty((len(_PLACES), 3), np.int64)
-    for number in range(len(_PLACES)):
-        field = _PLACES[number]
-        low, high, nones = np.int64(2**62), np.int64(-(2**62)), 0
-        for i in range(len(devices)):
+    extent[:, LOW], extent[:, HIGH], extent[:, NONES] = 2**62, -(2**62), 0
+    for i in range(len(devices)):
+        for number in range(len(_PLACES)):
+            field = _PLACES[number]
             value = devices[i, field]
             if value == NONE:
-                nones += 1
+                extent[number, NONES] += 1
             else:
                 value -= _usual(field, devices[i])
-                low, high = min(low, value), max(high, value)
+                extent[number, LOW] = min(extent[number, LOW], value)
+                extent[number, HIGH] = max(extent[number, HIGH], value)
             found[number, i] = value
-        extent[number, LOW], extent[number, HIGH], extent[number, NONES] = low, high, nones
     return found, extent
 
 

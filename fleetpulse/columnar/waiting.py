@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from fleetpulse.columnar.blocks import SIGNAL_SCHEMA, from_bytes, to_bytes
+from fleetpulse.columnar.choosing import filtered, taken
 from fleetpulse.columnar.wire import from_wire, to_wire
 
 _SPANS: Final = 8  # of a chunk in the allowed lateness, where batches are shorter than that
@@ -74,7 +75,7 @@ class Waiting:
         spans = event_ms // width_ms
         if spans.min() != spans.max():
             order = np.argsort(spans, kind="stable")
-            batch, event_ms, spans = batch.take(pa.array(order)), event_ms[order], spans[order]
+            batch, event_ms, spans = taken(batch, order), event_ms[order], spans[order]
         edges = [0, *(np.flatnonzero(np.diff(spans)) + 1).tolist(), batch.num_rows]
         for begin, end in pairwise(edges):
             times = event_ms[begin:end]
@@ -111,7 +112,7 @@ class Waiting:
             due = event_ms <= through_ms
             if after_ms is not None:
                 due &= event_ms > after_ms
-            (signals if chunk.signals else others).append(batch if due.all() else batch.filter(pa.array(due)))
+            (signals if chunk.signals else others).append(filtered(batch, due))
             if chunk.last_ms <= through_ms:
                 gone.append(chunk.number)
             else:

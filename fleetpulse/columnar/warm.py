@@ -12,9 +12,9 @@ _LATENESS_MS = 1_000
 
 
 def warm() -> None:
-    """Fold one message, let time pass, take what there is: that calls whatever is compiled; it is kept beside the source."""
-    row = decode("fleet/site/device/heartbeat", b"{}", 0, Origin.MQTT)
-    assert isinstance(row, Row), "a heartbeat needs no content"
+    """Fold an error, let time pass, take what there is: that calls whatever is compiled; it is kept beside the source."""
+    row = decode("fleet/site/device/error", b'{"code": "E1"}', 0, Origin.MQTT)
+    assert isinstance(row, Row), "an error needs no more than a code"
     deployment = Deployment(_LATENESS_MS, verdict_jitter_ms=1)
     group = begin(row.received_at_ms)
     for signals in (signals_to_batch([row]), NO_SIGNALS):

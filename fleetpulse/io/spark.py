@@ -54,6 +54,8 @@ def settings(local_dir: Path, cores: int, memory: str) -> dict[str, str]:
         "spark.databricks.delta.properties.defaults.dataSkippingNumIndexedCols": str(INDEXED_COLUMNS),
         "spark.sql.shuffle.partitions": str(cores),  # fixed with a checkpoint's first batch
         "spark.shuffle.compress": "false",  # blocks are compressed where they are packed
+        # A batch with its Delta tables takes more than the default's hundred classes: each batch compiled five of them anew.
+        "spark.sql.codegen.cache.maxEntries": "1000",
         "spark.sql.adaptive.enabled": "false",  # a stateful query cannot use it, and planning it costs
         f"{state}.providerClass": _ROCKSDB,  # transformWithState needs it
         f"{state}.rocksdb.changelogCheckpointing.enabled": "true",  # a commit writes what changed, not the store

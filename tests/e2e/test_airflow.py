@@ -191,7 +191,9 @@ def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(
     _answer(browser, "fleet_rescale", run, "Approve")
     assert browser.await_end("fleet_rescale", run) == "failed"
     states, told = browser.tasks("fleet_rescale", run), browser.told("fleet_rescale", run, "outcome")
-    assert (states["act"], states["gate"], states["go_back"], states["outcome"]) == ("success", "failed", "success", "failed"), told
+    assert (states["act"], states["gate"], states["go_back"], states["outcome"]) == ("success", "failed", "success", "failed"), (
+        told
+    )
     assert states["switch"] in ("upstream_failed", None)
     assert re.search(r"gate: (generation \d+ cannot be read|suite)[^\n]*nothing may be built on", told), told
     assert "discarded generation" in told

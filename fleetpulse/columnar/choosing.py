@@ -1,0 +1,45 @@
+"""Rows of a batch chosen and put into order, text at the price of numbers where all of it is of one length, as ids mostly are.
+
+Source: Arrow gathers text of any length at two to four times the price of text of one length (28 to 46 ns a row, 13 ns).
+"""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+
+def of_one_length(values: pa.StringArray) -> pa.FixedSizeBinaryArray | None:
+    """Return text without saying where each begins; None where it is not all of one length, or some of it is missing."""
+    if not len(values) or values.null_count:
+        return None
+    _, offsets, letters = values.buffers()
+    ends = np.frombuffer(offsets, np.int32)[values.offset :][: len(values) + 1]
+    width = int(ends[1] - ends[0])
+    if width == 0 or (np.diff(ends) != width).any():
+        return None
+    return pa.Array.from_buffers(pa.binary(width), len(values), [None, letters.slice(int(ends[0]))])
+
+
+def as_text(values: pa.FixedSizeBinaryArray) -> pa.StringArray:
+    """The inverse of `of_one_length`."""
+    ends = np.arange(values.offset, values.offset + len(values) + 1, dtype=np.int32) * values.type.byte_width
+    return pa.StringArray.from_buffers(len(values), pa.py_buffer(ends), values.buffers()[1])
+
+
+def taken(batch: pa.RecordBatch, order: Any) -> pa.RecordBatch:
+    """Return the rows at the places of ``order``, in its order."""
+    return _column_by_column(batch, "take", pa.array(order))
+
+
+def filtered(batch: pa.RecordBatch, kept: Any) -> pa.RecordBatch:
+    """Return the rows where ``kept`` is true."""
+    return batch if kept.all() else _column_by_column(batch, "filter", pa.array(kept))
+
+
+def _column_by_column(batch: pa.RecordBatch, choose: str, chosen: pa.Array) -> pa.RecordBatch:
+    columns: list[pa.Array] = []
+    for column in batch.columns:
+        fixed = of_one_length(column) if pa.types.is_string(column.type) else None
+        columns.append(getattr(column, choose)(chosen) if fixed is None else as_text(getattr(fixed, choose)(chosen)))
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
