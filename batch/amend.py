@@ -2,7 +2,7 @@
 
 Rule 1: what is said of a device follows from bronze and from what was said of it: killed and begun again, it is said once.
 Rule 2: a device is looked at until its judged and its amended history have met; only then is what came late to it done with.
-Where retention has removed rows that they begin with they never do: that is said once, and it is done with too.
+What nothing reaches any more never does: that is said once, and it is done with too.
 Rule 3: it only appends to judgements, and hands rows that correct to the bridge as any command: a job goes on beside it.
 """
 
@@ -19,6 +19,7 @@ from fleetpulse.core.amending import Histories, amend, content, corrections, his
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, Judgement, Verdict
 from fleetpulse.core.messages import Kind
+from fleetpulse.core.replay import Outcome
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
@@ -27,10 +28,9 @@ from fleetpulse.io.commands import commanded, spool
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms
 from fleetpulse.io.locks import held
-from fleetpulse.ops.bronze import rows_through
+from fleetpulse.ops.beginnings import DONE, SEEN, Begun, reach
 from fleetpulse.ops.verdicts import said_by_device
 
-WRITER: Final = "amend"  # its number in judgements: up to which ``received_at`` all that came late is done with
 _AT_ONCE: Final = 500  # devices whose rows are in memory together
 LOOKED_AT: Final = f"(kind = '{Verdict.LATE}' OR (kind = '{Verdict.REFUSED}' AND message_kind = '{Kind.REGISTRY}'))"
 _CONCERNED: Final = f"""
@@ -86,16 +86,21 @@ def amend_home(home: Home, wanted: Wanted) -> list[Amended]:
         if judged is None or judged[1] <= WATERMARK_DELAY_MS or not (home.table(JUDGEMENTS.name) / "_delta_log").exists():
             return []
         _check_columns(home)
-        through_ms, before_ms = judged[1], delta.landed(home, JUDGEMENTS, WRITER)
+        through_ms, before_ms = judged[1], delta.landed(home, JUDGEMENTS, DONE)
         concerned = _concerned(home, wanted, before_ms, through_ms)
-        order, done = sorted(concerned), list[Amended]()
-        for first in range(0, len(order), _AT_ONCE):
-            done += _amend_some(home, order[first : first + _AT_ONCE], through_ms, wanted)
+        found = reach(home, sorted(concerned), through_ms)
+        done = {
+            device_id: Amended(device_id, 0, 0, corrected=False, left=why, final=True) for device_id, why in found.why.items()
+        }
+        for begun, order in found.begun.items():
+            for first in range(0, len(order), _AT_ONCE):
+                group = _Group(order[first : first + _AT_ONCE], begun, found.why)
+                done |= {one.device_id: one for one in _amend_some(home, group, through_ms, wanted)}
         if concerned and not (wanted.device_ids or wanted.dry_run or wanted.since_ms is not None):
-            left = [concerned[one.device_id] - 1 for one in done if one.left is not None and not one.final]
-            if (reached_ms := min([through_ms, *left])) > before_ms:
-                delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), WRITER, reached_ms)
-        return done
+            left = [concerned[one.device_id] - 1 for one in done.values() if one.left is not None and not one.final]
+            if (reached_ms := min([through_ms - 1, *left])) > before_ms:  # at that instant more may come
+                delta.append_of(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), {DONE: reached_ms, SEEN: through_ms})
+        return [done[device_id] for device_id in sorted(done)]
 
 
 def _refused(other: str) -> FleetError:
@@ -121,20 +126,38 @@ def _concerned(home: Home, wanted: Wanted, before_ms: int, through_ms: int) -> d
     return {one: first_ms for one, first_ms in found.items() if not wanted.device_ids or one in wanted.device_ids}
 
 
-def _amend_some(home: Home, device_ids: Sequence[str], through_ms: int, wanted: Wanted) -> list[Amended]:
-    deployment = home.deployment()
-    told = histories(rows_through(home, device_ids, through_ms), deployment)
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Devices that are amended together.
+
+    Attributes:
+        device_ids: them.
+        begun: where their histories begin.
+        why: of some of them, why their verdicts may not follow from there.
+    """
+
+    device_ids: Sequence[str]
+    begun: Begun
+    why: Mapping[str, str]
+
+
+def _amend_some(home: Home, group: _Group, through_ms: int, wanted: Wanted) -> list[Amended]:
+    deployment, device_ids = home.deployment(), group.device_ids
+    before = group.begun.outcome(home, device_ids)
+    told = histories(group.begun.rows(home, device_ids, through_ms), deployment, before)
     said = said_by_device(home, device_ids)
     strange = _strange(told, said, deployment.verdict_jitter_ms)
-    before = {one: [each for each in said[one] if each.kind in AMENDMENTS] for one in device_ids if one not in strange}
-    fresh = amend(told, before)
+    ours = {one: [each for each in said[one] if each.kind in AMENDMENTS] for one in device_ids if one not in strange}
+    fresh = amend(told, ours)
     if fresh and not wanted.dry_run:
         rows = [_row(one) for some in fresh.values() for one in some]
         delta.append_of(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), {})
-    apart = [device_id for device_id in before if told.differ(device_id)]
-    corrected, why = _correct(home, apart, wanted)
+    apart = [device_id for device_id in ours if told.differ(device_id)]
+    corrected, why = _correct(home, apart, group.begun, before, wanted) if apart else (set[str](), "")
     kept_ms = oldest_kept_ms(home, MESSAGES.name)
-    left = {**dict.fromkeys(apart, why), **dict.fromkeys(strange, _why_strange(kept_ms))}
+    final = {device_id for device_id in strange if _began_before(said[device_id], kept_ms)}
+    odd = {one: _why_strange(kept_ms) + (f": {group.why[one]}" if one in final & group.why.keys() else "") for one in strange}
+    left = {**dict.fromkeys(apart, why), **odd}
     return [
         Amended(
             device_id,
@@ -142,7 +165,7 @@ def _amend_some(home: Home, device_ids: Sequence[str], through_ms: int, wanted: 
             sum(one.kind is Verdict.ADD for one in fresh.get(device_id, [])),
             device_id in corrected,
             left.get(device_id),
-            device_id in strange and _began_before(said[device_id], kept_ms),
+            device_id in final,
         )
         for device_id in device_ids
     ]
@@ -150,13 +173,13 @@ def _amend_some(home: Home, device_ids: Sequence[str], through_ms: int, wanted: 
 
 def _strange(told: Histories, said: Mapping[str, Sequence[Judgement]], held_back_ms: int) -> set[str]:
     """Return the devices of which the table has not the transitions that follow from bronze, as far as none is held back."""
-    listening = told.judged.listening
-    if listening is None or listening.frontier_ms is None:
+    if (frontier_ms := told.judged.frontier_ms) is None:
         return set()
-    last_ms, defined = listening.frontier_ms - held_back_ms, transitions(told.judged)
+    first_ms = -1 if told.after_ms is None else told.after_ms  # up to there it was judged before
+    last_ms, defined = frontier_ms - held_back_ms, transitions(told.judged)
 
     def counted(some: Iterable[Judgement]) -> Counter[tuple[Any, ...]]:
-        judged = (one for one in some if one.kind is Verdict.TRANSITION and (one.event_time_ms or 0) <= last_ms)
+        judged = (one for one in some if one.kind is Verdict.TRANSITION and first_ms < (one.event_time_ms or 0) <= last_ms)
         return Counter((one.transition_no, *content(one)) for one in judged)
 
     return {device_id for device_id, its in said.items() if counted(its) != counted(defined.get(device_id, []))}
@@ -178,12 +201,10 @@ def _row(one: Judgement) -> Mapping[str, Any]:
     return {**asdict(one), "last_errors": errors, "judged_at_ms": time.time_ns() // 1_000_000}
 
 
-def _correct(home: Home, device_ids: Sequence[str], wanted: Wanted) -> tuple[set[str], str]:
+def _correct(home: Home, device_ids: Sequence[str], begun: Begun, before: Outcome, wanted: Wanted) -> tuple[set[str], str]:
     """Send rows that correct to devices whose histories have not met; return for which, and what is left to be done then."""
-    if not device_ids:
-        return set(), ""
     idle = sorted({*device_ids} - commanded(home))
-    found = corrections(rows_through(home, idle, None), home.deployment(), idle)
+    found = corrections(begun.rows(home, idle, None), home.deployment(), idle, before)
     if found is None:
         return set(), "nobody listens now, so that nothing can take effect: amend again when the gap is closed"
     if found and not wanted.dry_run:

@@ -34,6 +34,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.kept import promise
 from fleetpulse.io.locks import held
 from fleetpulse.io.needs import Need, floor, needs
+from fleetpulse.ops.beginnings import DONE
 
 _AHEAD_MS: Final = 3_600_000  # rows land while it works, and clocks differ a little: that is not worth a word
 _BUSY: Final = "left for the next time: others were writing"
@@ -247,7 +248,7 @@ def _count(home: Home, table: str, such: str) -> int:
 
 def _not_amended(home: Home, _: int) -> str:
     """Return which old judgements of messages stay: those that amend is still to look at, where it is used at all."""
-    reached_ms = delta.landed(home, JUDGEMENTS, amend.WRITER)
+    reached_ms = delta.landed(home, JUDGEMENTS, DONE)
     return f"{amend.LOOKED_AT} AND received_at > {tidying.cutoff_text(reached_ms)}" if reached_ms else ""
 
 

@@ -11,6 +11,7 @@ from fleetpulse.io.generations import Generation, checkpoint_of
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import Taken, snapshots, write_snapshot
 from fleetpulse.io.stored_state import frontier_of, overview, state_as_rows
+from fleetpulse.ops.beginnings import done_with
 
 Say = Callable[[str], None]
 
@@ -20,7 +21,8 @@ def about(spark: SparkSession, home: Home, generation: Generation, at: Stand) ->
     groups = overview(spark, checkpoint_of(home.lifecycle, generation.number), at.batch)
     frontier_ms = frontier_of(groups, at.newest_ms, home.deployment())
     devices = sum(group.devices for group in groups)
-    return Taken(generation.number, at.batch, at.version, at.newest_ms, frontier_ms, devices, generation.key_groups)
+    amended_ms = done_with(home, at.newest_ms)
+    return Taken(generation.number, at.batch, at.version, at.newest_ms, frontier_ms, devices, generation.key_groups, amended_ms)
 
 
 Gate = Callable[[DataFrame, Taken], AbstractContextManager[DataFrame]]

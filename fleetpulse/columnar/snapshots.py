@@ -8,14 +8,22 @@ Rule 3: from the rows come the devices that were taken, field by field (``tests/
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from fleetpulse.columnar.blocks import NO_SIGNALS, ROW_SCHEMA, SIGNAL_SCHEMA, batch_to_rows, from_bytes, rows_to_batch
+from fleetpulse.columnar.blocks import (
+    NO_SIGNALS,
+    ROW_SCHEMA,
+    SIGNAL_SCHEMA,
+    batch_to_rows,
+    batch_to_signals,
+    from_bytes,
+    rows_to_batch,
+)
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.layout import BOOT, CLASS, DEVICE_FIELDS, GATEWAY, MEMORY, MODE, SEQ, SITE
@@ -24,8 +32,8 @@ from fleetpulse.columnar.standing import world_from_plain, world_to_plain
 from fleetpulse.columnar.wire import from_wire
 from fleetpulse.columnar.world import MODES, NONE, Vocabulary
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import EVERYONE, Row, hash64
-from fleetpulse.core.replay import Deployment
+from fleetpulse.core.messages import EVERYONE, Row, hash64, identity
+from fleetpulse.core.replay import Deployment, Outcome
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, Column
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
@@ -203,6 +211,31 @@ def seed(key_group: int, rows: pa.Table, shared: Sequence[Row], world: str, depl
     chunks = [*group.waiting.write(signals, width_ms), *group.waiting.write(rows_to_batch(others), width_ms)]
     written = [{"number": number, "rows": content} for number, content in chunks]
     return pa.table([[key_group], [group.to_bytes(form)], [written]], schema=SEED_SCHEMA)
+
+
+def come_to(rows: pa.Table) -> Outcome:
+    """Return what a history had come to when a snapshot was taken, without its judgements: `core.replay` goes on from it.
+
+    Args:
+        rows: of some devices, of everybody, and of part ``group``; columns of `SNAPSHOT_SCHEMA`. Pending ones are passed over.
+
+    Raises:
+        FleetError: it is damaged, see `the_world`.
+    """
+
+    def of(part: str) -> pa.Table:
+        return rows.filter(pc.equal(rows["part"], part))
+
+    listening, policies = world_from_plain(json.loads(the_world(of(GROUP)["content"].to_pylist())))
+    devices = _to_devices(of(DEVICE))
+    known = (devices.get(place) for place in range(len(devices)))
+    others = _to_rows(of(OWN_ROW))
+    waiting = [*batch_to_signals(_to_signals(of(SIGNAL))), *(row for row in others if row.device_id != EVERYONE)]
+    own = {identity(row) for row in waiting}
+    # A gateway's death waits in every group as it is told to everyone: here it is the gateway's own again.
+    deaths = (replace(row, device_id=row.gateway) for row in others if row.device_id == EVERYONE and row.gateway is not None)
+    waiting += {told: row for row in deaths if (told := identity(row)) not in own}.values()
+    return Outcome([], {one.device_id: one for one in known if one is not None}, waiting, listening, policies)
 
 
 def shared_rows(contents: Iterable[str]) -> list[Row]:

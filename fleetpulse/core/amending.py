@@ -46,7 +46,9 @@ def content(one: Judgement) -> tuple[Any, ...]:
     return tuple(getattr(one, name) for name in _SAID)
 
 
-def amendments(said: Iterable[Judgement], wanted: Iterable[Judgement], why: str, through_ms: int) -> list[Judgement]:
+def amendments(
+    said: Iterable[Judgement], wanted: Iterable[Judgement], why: str, through_ms: int, after_ms: int | None = None
+) -> list[Judgement]:
     """Return what must be said of one device, so that what is shown is what is wanted.
 
     Args:
@@ -54,10 +56,18 @@ def amendments(said: Iterable[Judgement], wanted: Iterable[Judgement], why: str,
         wanted: the transitions of its amended history.
         why: the reason, for what is retracted.
         through_ms: up to where that history is known: what was said beyond it stands.
+        after_ms: from behind which instant on it is known; None: from the beginning.
     """
     kept = list(said)
-    known = (one for one in shown(kept) if (one.event_time_ms or 0) <= through_ms)
-    now, then = _by_instant(known), _by_instant(sorted(wanted, key=numbered))
+
+    def known(some: Iterable[Judgement]) -> dict[int, list[Judgement]]:
+        return _by_instant(
+            one
+            for one in some
+            if (one.event_time_ms or 0) <= through_ms and (after_ms is None or (one.event_time_ms or 0) > after_ms)
+        )
+
+    now, then = known(shown(kept)), known(sorted(wanted, key=numbered))
     number = max((one.amendment_no or 0 for one in kept), default=0)
     rows: list[Judgement] = []
     for instant_ms in sorted({*now, *then}):
@@ -108,10 +118,12 @@ class Histories:
     Attributes:
         judged: as it was judged.
         amended: as it would have been, had nothing come late.
+        after_ms: the frontier with which they begin: what happened up to there is not said again. None: with the first row.
     """
 
     judged: Outcome
     amended: Outcome
+    after_ms: int | None = None
 
     def differ(self, device_id: str) -> bool:
         """Whether a device does not go on alike in both."""
@@ -124,6 +136,7 @@ def histories(rows: Iterable[Row], deployment: Deployment, begun: Outcome = NOTH
     return Histories(
         outcome(kept, deployment, begun=begun, through_ms=through_ms),
         outcome(kept, deployment, begun=begun, through_ms=through_ms, amending=True),
+        begun.frontier_ms,
     )
 
 
@@ -132,18 +145,17 @@ def amend(told: Histories, said: Mapping[str, Iterable[Judgement]]) -> dict[str,
 
     Args:
         told: both histories, judged up to the same frontier.
-        said: the devices in question, and what earlier amendments said of each since the rows begin.
+        said: the devices in question, and all that earlier amendments said of each.
     """
     judged, amended = transitions(told.judged), transitions(told.amended)
     late = {one.device_id for one in told.judged.judgements if one.kind is Verdict.LATE}
     found: dict[str, list[Judgement]] = {}
-    listening = told.judged.listening
-    if listening is None or listening.frontier_ms is None:
+    if (frontier_ms := told.judged.frontier_ms) is None:
         return found
     for device_id, before in said.items():
         why = REASONS[Verdict.RETRACT] if device_id in late else CORRECTED_ENTRY
         known = [*judged.get(device_id, []), *before]
-        rows = amendments(known, amended.get(device_id, []), why, listening.frontier_ms)
+        rows = amendments(known, amended.get(device_id, []), why, frontier_ms, told.after_ms)
         if rows:
             found[device_id] = rows
     return found
@@ -156,6 +168,35 @@ def transitions(told: Outcome) -> dict[str, list[Judgement]]:
         if one.kind is Verdict.TRANSITION:
             found.setdefault(one.device_id, []).append(one)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A state from which a history can be judged again: what came late is amended from there as from the first row.
+
+    Attributes:
+        newest_ms: ``received_at`` of the newest row that it knows.
+        frontier_ms: event time up to which it was judged.
+        amended_ms: ``received_at`` up to which all that came late was done with by then: both histories had met, and so
+            this state is that of both. None where nothing says so.
+    """
+
+    newest_ms: int
+    frontier_ms: int
+    amended_ms: int | None = None
+
+    def beyond(self, late: Iterable[tuple[int, int]]) -> int | None:
+        """Return the earliest event time of what cannot be amended from here; None where everything can.
+
+        Args:
+            late: event time and ``received_at`` of all that ever came late for a device.
+        """
+        return min((event_ms for event_ms, received_ms in late if not self._reaches(event_ms, received_ms)), default=None)
+
+    def _reaches(self, event_ms: int, received_ms: int) -> bool:
+        if received_ms > self.newest_ms:
+            return event_ms > self.frontier_ms
+        return self.amended_ms is not None and received_ms <= self.amended_ms
 
 
 @dataclass(frozen=True, slots=True)

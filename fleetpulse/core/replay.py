@@ -43,6 +43,7 @@ class Intake:
         policies: those known so far.
         judgements: what is said of messages that are not judged.
         amending: take messages, and entries of the registry, as on time that are not; rows that correct say nothing then.
+        begun_ms: the frontier with which it begins: what happened up to there is not judged anew; None before the first row.
     """
 
     deployment: Deployment
@@ -50,6 +51,7 @@ class Intake:
     policies: Policies
     judgements: list[Judgement]
     amending: bool = False
+    begun_ms: int | None = None
 
     def read(self, row: Row) -> bool:
         """Take in one row; True where it is a device's and waits for its time."""
@@ -98,7 +100,7 @@ class Intake:
             self.judgements.append(about(row, Verdict.CLOCK, clock_ahead(lead_ms)))
             return False
         frontier_ms = listening.frontier_ms
-        if frontier_ms is None or row.event_time_ms > frontier_ms or (self.amending and row.kind in AMENDED):
+        if frontier_ms is None or row.event_time_ms > frontier_ms or self._amends(row.kind, row.event_time_ms):
             return True
         if row.kind in _OURS:
             self.judgements.append(about(row, Verdict.REFUSED, "effective_from lies in what has been judged"))
@@ -106,6 +108,9 @@ class Intake:
             late_by_ms = frontier_ms - row.event_time_ms
             self.judgements.append(about(row, Verdict.LATE, clock_behind(lead_ms), late_by_ms))
         return False
+
+    def _amends(self, kind: Kind, event_time_ms: int) -> bool:
+        return self.amending and kind in AMENDED and (self.begun_ms is None or event_time_ms > self.begun_ms)
 
 
 def arrival(row: Row) -> tuple[int, bool, int, int]:
@@ -166,6 +171,11 @@ class Outcome:
     listening: Listening | None
     policies: Policies
 
+    @property
+    def frontier_ms(self) -> int | None:
+        """Up to which event time was judged; None before the first row was."""
+        return self.listening.frontier_ms if self.listening is not None else None
+
 
 NOTHING: Final = Outcome([], {}, [], None, Policies())  # what no rows come to
 
@@ -184,13 +194,14 @@ def outcome(
         rows: in any order; ``received_at`` says in which they count.
         deployment: lateness and clock lead.
         begun: what the rows before them came to; its judgements are not said again.
-        amending: take messages as on time that are late, see `Intake`.
+        amending: take messages as on time that are late, see `Intake`; not those from before the frontier of ``begun``.
         through_ms: judge up to there instead, as if the frontier had come so far and nothing else were received.
     """
-    intake = Intake(deployment, begun.listening, begun.policies, [], amending)
+    intake = Intake(deployment, begun.listening, begun.policies, [], amending, begun.frontier_ms)
+    waited = [row for row in begun.waiting if not (amending and row.kind is Kind.CORRECT)]
     by_device: dict[str, list[Row]] = {device_id: [] for device_id in begun.devices}
     deaths: list[Row] = []
-    for row in [*begun.waiting, *(row for row in sorted(rows, key=arrival) if intake.read(row))]:
+    for row in [*waited, *(row for row in sorted(rows, key=arrival) if intake.read(row))]:
         by_device.setdefault(row.device_id, []).append(row)
         deaths += [death] if (death := gateway_death(row)) else []
     if intake.listening is None:

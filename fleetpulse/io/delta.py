@@ -313,6 +313,13 @@ def query(
         return fetch(connection, sql, parameters)
 
 
+def query_files(table: Table, files: Sequence[Path], sql: str, parameters: Iterable[Any] = ()) -> pa.Table:
+    """Run SQL over some files of a table, which it knows by its name."""
+    with _connect() as connection:
+        open_files(connection, table.name, table, files)
+        return connection.sql(sql, params=list(parameters)).to_arrow_table()
+
+
 def version(path: Path) -> int:
     """Return a table's newest version."""
     return DeltaTable(str(path)).version()

@@ -34,6 +34,7 @@ class Taken:
         frontier_ms: up to which is judged, epoch milliseconds; None before there is one.
         devices: how many.
         key_groups: of the generation.
+        amended_ms: ``received_at`` up to which amend was done by then with what came late; None where it is not known.
         version: of the table; None before it is written.
         at_ms: when it was written, epoch milliseconds.
     """
@@ -45,6 +46,7 @@ class Taken:
     frontier_ms: int | None
     devices: int
     key_groups: int
+    amended_ms: int | None = None
     version: int | None = None
     at_ms: int | None = None
 

@@ -5,17 +5,20 @@ Rule: what concerns everybody comes with the rows of any device; ticks, of which
 
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Final
 
 from fleetpulse.core.messages import EVERYONE, Clock, Kind, Row
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.delta import files_of, query
+from fleetpulse.io.delta import files_of, query, query_files
 from fleetpulse.io.home import Home
 
 ROW: Final = ", ".join(
     f"epoch_ms({name.removesuffix('_ms')}) AS {name}" if name in ("received_at_ms", "event_time_ms") else name
     for name in (field.name for field in fields(Row))
 )
+
+_CONCERNING: Final = "list_contains(?, device_id) OR kind IN ('gap', 'policy') OR (kind = 'death' AND gateway = device_id)"
 
 
 def as_row(found: dict[str, Any]) -> Row:
@@ -25,11 +28,44 @@ def as_row(found: dict[str, Any]) -> Row:
 
 def rows(home: Home, device_ids: Sequence[str] | None = None) -> list[Row]:
     """Return the rows of bronze: all, or those of some devices and those that may concern everybody, but for ticks."""
-    where, parameters = "", []
-    if device_ids is not None:
-        everybody = "kind IN ('gap', 'policy') OR (kind = 'death' AND gateway = device_id)"
-        where, parameters = f"WHERE list_contains(?, device_id) OR {everybody}", [list(device_ids)]
+    where, parameters = ("", []) if device_ids is None else (f"WHERE {_CONCERNING}", [list(device_ids)])
     return [as_row(one) for one in query(home, f"SELECT {ROW} FROM messages {where}", parameters, tables=["messages"])]
+
+
+def rows_behind(home: Home, device_ids: Sequence[str], begin: tuple[int, int], through_ms: int | None) -> list[Row]:
+    """Return the rows of some devices and those for everybody that are read on from a version of bronze.
+
+    Args:
+        home: the home.
+        device_ids: the devices.
+        begin: the version, and the newest ``received_at`` of those before it.
+        through_ms: up to which ``received_at``; all where it is None.
+
+    Raises:
+        FleetError: the version is gone.
+    """
+    version, newest_ms = begin
+    wanted = [list(device_ids), newest_ms]
+    sql = f"SELECT {ROW} FROM messages WHERE ({_CONCERNING}) AND epoch_ms(received_at)"
+    found = query(home, f"{sql} > ?", wanted, tables=["messages"])
+    tied = query_files(MESSAGES, _beside(home, version, newest_ms), f"{sql} = ?", wanted).to_pylist()
+    listened = span(home) or (newest_ms, newest_ms)
+    return through([as_row(one) for one in [*tied, *found]], (newest_ms, listened[1]), through_ms)
+
+
+def _beside(home: Home, version: int, newest_ms: int) -> list[Path]:
+    """Return the files from a version on that may hold rows received within the millisecond of the last ones before it."""
+    from fleetpulse.io.block_source import DeltaLog  # and with it pyspark, which who only looks does without
+
+    log, files = DeltaLog(home.table(MESSAGES.name)), list[Path]()
+    latest = log.latest()
+    while version <= latest:
+        fresh, version = log.span(version)
+        files += (Path(name) for name, _ in fresh)
+        least = "SELECT epoch_ms(max(received_at)) AS newest_ms FROM messages"
+        if fresh and query_files(MESSAGES, files[-len(fresh) :], least).to_pylist()[0]["newest_ms"] != newest_ms:
+            break
+    return files
 
 
 def rows_through(home: Home, device_ids: Sequence[str], through_ms: int | None) -> list[Row]:

@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.core.amending import Correction, amend, content, corrections, histories, shown
+from fleetpulse.core.amending import Beginning, Correction, amend, content, corrections, histories, shown
+from fleetpulse.core.correcting import alike
 from fleetpulse.core.decoding import decode
 from fleetpulse.core.judgements import Judgement, Verdict, compared
 from fleetpulse.core.messages import Kind, Origin, Row, gateway_death
-from fleetpulse.core.replay import Deployment, Outcome, outcome, replay
+from fleetpulse.core.replay import AMENDED, Deployment, Outcome, outcome, replay
 from tests.histories import START, any_own_row, any_policy, any_signal, as_the_bridge_says, choosing, row
 from tests.property.test_laws import DEPLOYMENTS, in_batches, said_once
 from tests.property.test_oracle import by_the_core, by_the_oracle
@@ -81,6 +83,37 @@ def test_a_history_that_goes_on_from_what_it_came_to_comes_to_the_same(rows: lis
     rest = outcome(rows[cut:], deployment, begun=begun)
     assert compared([*begun.judgements, *rest.judgements]) == compared(whole.judgements)
     assert (rest.devices, rest.listening, rest.policies) == (whole.devices, whole.listening, whole.policies)
+
+
+def _without_reasons(some: Iterable[Judgement]) -> list[Judgement]:
+    return [replace(one, reason=None) for one in some]
+
+
+def _came_late(told: Iterable[Judgement], device_id: str) -> list[tuple[int, int]]:
+    """Return event time and ``received_at`` of what came late for a device."""
+    its = [one for one in told if one.kind in UNTIMELY and one.device_id == device_id and one.message_kind in AMENDED]
+    return [(one.event_time_ms or 0, one.received_at_ms or 0) for one in its]
+
+
+@given(_rows(), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30), DEPLOYMENTS)
+def test_amended_from_a_snapshot_is_amended_from_the_whole_history_where_the_snapshot_reaches_it(
+    rows: list[Row], amended: int, corrected: int, taken: int, deployment: Deployment
+) -> None:
+    rows, _ = _corrected(rows, corrected, deployment)
+    first, place = sorted((1 + amended % len(rows), 1 + taken % len(rows)))
+    earlier, said = histories(rows[:first], deployment), _amend(rows[:first], deployment, _nothing_said())
+    begun, whole = outcome(rows[:place], deployment), histories(rows, deployment)
+    rest = histories(rows[place:], deployment, begun)
+    if begun.frontier_ms is None:
+        return
+    newest_ms, done_ms = rows[place - 1].received_at_ms, rows[first - 1].received_at_ms - 1
+    want, got = amend(whole, said), amend(rest, said)
+    for device_id in DEVICES:
+        beginning = Beginning(newest_ms, begun.frontier_ms, None if earlier.differ(device_id) else done_ms)
+        if beginning.beyond(_came_late(whole.judged.judgements, device_id)) is None:
+            assert _without_reasons(got.get(device_id, [])) == _without_reasons(want.get(device_id, []))
+            assert alike(rest.amended.devices.get(device_id), whole.amended.devices.get(device_id))
+            assert rest.differ(device_id) == whole.differ(device_id)
 
 
 def _received(one: Correction, received_at_ms: int) -> Row:

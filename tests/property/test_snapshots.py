@@ -12,12 +12,23 @@ from hypothesis import strategies as st
 from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.parcels import PARCEL_SCHEMA, account, parcels, rows_of
-from fleetpulse.columnar.snapshots import GROUP, PENDING, SNAPSHOT_SCHEMA, head_of, seed, shared_rows, taken, the_world
+from fleetpulse.columnar.snapshots import (
+    GROUP,
+    PENDING,
+    SNAPSHOT_SCHEMA,
+    come_to,
+    head_of,
+    seed,
+    shared_rows,
+    taken,
+    the_world,
+)
 from fleetpulse.columnar.told import TOLD_SCHEMA
+from fleetpulse.core.correcting import fingerprint
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import compared
 from fleetpulse.core.messages import EVERYONE, Row
-from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.replay import Deployment, Outcome, outcome, replay
 from tests.histories import compared_columns, row, signal
 from tests.property.test_laws import Stream, histories, said_once
 
@@ -79,6 +90,29 @@ def test_a_snapshot_and_the_rest_say_what_one_run_says(
     after.batch(rows[place:])
     after.batch([])
     assert said_once(before.told + after.told, want) == want
+
+
+@given(histories(), st.integers(0, 60), DEPLOYMENTS, st.integers(1, 3))
+def test_the_definition_goes_on_from_a_snapshot(rows: list[Row], cut: int, deployment: Deployment, groups: int) -> None:
+    place = 1 + cut % len(rows)
+    before = Stream(deployment, groups, {})
+    before.batch(rows[:place])
+    snapshot = snapshot_of(before)
+    begun, rest = come_to(snapshot), rows[place:]
+    pending = pa.RecordBatch.from_pylist(
+        [json.loads(one) for one in of_part(snapshot, PENDING)["content"].to_pylist()], schema=TOLD_SCHEMA
+    )
+    whole, after = outcome(rows, deployment), outcome(rest, deployment, begun=begun)
+    told = compared(after.judgements) + before.told + compared_columns(pending)
+    assert said_once(told, compared(whole.judgements)) == compared(whole.judgements)
+    assert after.frontier_ms == whole.frontier_ms
+
+    def standing(found: Outcome) -> dict[str, str]:
+        assert found.listening is not None
+        covered_ms = found.listening.coverage.covered(found.frontier_ms or 0)
+        return {device_id: fingerprint(one, covered_ms) for device_id, one in found.devices.items()}
+
+    assert standing(after) == standing(whole)
 
 
 @given(histories(), DEPLOYMENTS, st.integers(1, 3))

@@ -10,11 +10,13 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from batch.amend import WRITER, Wanted, amend_home
+from batch import snapshot
+from batch.amend import Wanted, amend_home
+from fleetpulse.core.correcting import alike
 from fleetpulse.core.decoding import decode
-from fleetpulse.core.messages import Origin, Row
+from fleetpulse.core.messages import Origin, Row, identity
 from fleetpulse.core.policy import parse_policy
-from fleetpulse.core.replay import Deployment
+from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import judged_up_to
@@ -22,6 +24,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.lifecycle_query import start
 from fleetpulse.ops import reports
 from fleetpulse.ops.agreement import defined, told
+from fleetpulse.ops.beginnings import DONE, Begun
 from tests.histories import START, row, signal, tick
 from tests.homes import empty, land
 
@@ -94,7 +97,7 @@ def test_what_amend_appends_and_what_the_job_appends_do_not_hinder_each_other(sp
         while not done.is_set() or number < APPENDS:
             number += 1
             said = {"kind": "add", "device_id": "z", "amendment_no": number, "event_time_ms": START}
-            delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [said]), WRITER, number)
+            delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [said]), DONE, number)
         return number
 
     query = start(spark, home)
@@ -113,3 +116,29 @@ def test_what_amend_appends_and_what_the_job_appends_do_not_hinder_each_other(sp
     assert told(home) == defined(rows, DEPLOYMENT)
     [counted] = delta.query(home, "SELECT count(*) AS n, max(amendment_no) AS newest FROM judgements WHERE kind = 'add'")
     assert counted["n"] == counted["newest"] == appending.result() >= APPENDS
+
+
+def test_a_snapshot_tells_what_the_history_had_come_to(spark: SparkSession, tmp_path: Path) -> None:
+    home = empty(tmp_path / "home", DEPLOYMENT)
+    rows = [
+        row(0, "d/registry", op="add", gateway="g", **{"class": "slow"}),
+        *(signal(at, "d", "error", code=code, boot="b", seq=at) for at, code in ((10, "x"), (20, "reconnaissance"))),
+        signal(30, "e"),
+        row(40, "fleet/_/b/gap", op="open", from_s=35, after_s=30),
+        row(50, "fleet/_/b/gap", op="close", until_s=50),
+        row(100, "g/death", gateway="g", ts_s=100.5),
+        signal(100, "e"),
+    ]
+    land(home, rows, 1)
+    query = start(spark, home)
+    try:
+        _await(query, home, 100)
+    finally:
+        query.stop()
+    begun = Begun(snapshot.take(spark, home, None, lambda words: None)).outcome(home, ["d", "e"])
+    want = outcome(rows, DEPLOYMENT)
+    assert begun.frontier_ms == want.frontier_ms is not None
+    assert begun.devices.keys() == want.devices.keys()
+    assert all(alike(begun.devices[one], want.devices[one]) for one in want.devices)
+    assert {identity(one) for one in begun.waiting} == {identity(one) for one in want.waiting}
+    assert {one.device_id for one in begun.waiting} == {"e", "g"}, "a gateway's death concerns the devices behind it"

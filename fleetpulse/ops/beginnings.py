@@ -1,0 +1,145 @@
+"""Where a device's history may be judged from again: the first row of bronze, or a snapshot of the state.
+
+Rule 1: behind where a history begins every row is there: a snapshot counts while retention has not come to the version of bronze
+that is read on from it.
+Rule 2: a snapshot counts where nothing that came late lies before it, but for what an amend was done with by then: there the
+judged and the amended history have one state (`core.amending.Beginning`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fleetpulse.core.amending import Beginning
+from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.messages import EVERYONE, Kind, Row
+from fleetpulse.core.replay import NOTHING, Outcome
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
+from fleetpulse.core.times import format_instant
+from fleetpulse.io import delta
+from fleetpulse.io.history import remainder_end
+from fleetpulse.io.home import Home
+from fleetpulse.io.kept import oldest_kept_ms
+from fleetpulse.io.snapshot_table import Taken, snapshots
+from fleetpulse.ops.bronze import rows_behind, rows_through
+
+DONE: Final = "amend"  # amend's number in judgements: up to which ``received_at`` all that came late is done with
+SEEN: Final = "amend-through"  # likewise: up to which ``received_at`` it had read bronze when it said so
+LATE: Final = f"""(kind = '{Verdict.LATE}' AND message_kind IS DISTINCT FROM '{Kind.DEATH}'
+    OR kind = '{Verdict.REFUSED}' AND message_kind = '{Kind.REGISTRY}')"""  # what an amended history takes as on time
+Late = Mapping[str, Sequence[tuple[int, int]]]
+
+
+def done_with(home: Home, newest_ms: int | None) -> int | None:
+    """Return up to which ``received_at`` amend was done with what came late, for a state that knows all up to ``newest_ms``.
+
+    None where there was no amend yet, or it had read further than that.
+    """
+    if newest_ms is None or not (home.table(JUDGEMENTS.name) / "_delta_log").exists():
+        return None
+    done_ms, seen_ms = (delta.landed(home, JUDGEMENTS, name) for name in (DONE, SEEN))
+    return done_ms if 0 < seen_ms <= newest_ms else None
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Where some devices' histories begin.
+
+    Attributes:
+        snapshot: with it; None: with the first row that bronze has.
+    """
+
+    snapshot: Taken | None = None
+
+    def rows(self, home: Home, device_ids: Sequence[str], through_ms: int | None) -> list[Row]:
+        """Return the rows from there on, of some devices and for everybody, up to an instant of ``received_at``."""
+        if self.snapshot is None:
+            return rows_through(home, device_ids, through_ms)
+        assert self.snapshot.newest_ms is not None, "others are not chosen"
+        return rows_behind(home, device_ids, (self.snapshot.bronze, self.snapshot.newest_ms), through_ms)
+
+    def outcome(self, home: Home, device_ids: Sequence[str]) -> Outcome:
+        """Return what had become of these devices there."""
+        if self.snapshot is None:
+            return NOTHING
+        from fleetpulse.columnar.snapshots import GROUP, OWN_ROW, PENDING, come_to  # and with it numba
+
+        assert self.snapshot.version is not None, "it was read from the table's history"
+        files = delta.files_of_version(home, DEVICE_SNAPSHOTS, self.snapshot.version)
+        sql = f"""SELECT * FROM {DEVICE_SNAPSHOTS.name} WHERE part <> '{PENDING}'
+            AND (list_contains(?, device_id) OR part = '{GROUP}' OR (part = '{OWN_ROW}' AND device_id = '{EVERYONE}'))"""
+        return come_to(delta.query_files(DEVICE_SNAPSHOTS, files, sql, [list(device_ids)]))
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """From where which devices' histories begin, and of which none is whole.
+
+    Attributes:
+        begun: the devices, by where they begin.
+        why: of devices that no snapshot reaches, the reason; one that also stands in ``begun`` may be new enough to do without.
+    """
+
+    begun: Mapping[Begun, Sequence[str]]
+    why: Mapping[str, str]
+
+
+def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
+    """Return from where devices can be judged again, each from the newest snapshot before all that came late for it.
+
+    Args:
+        home: the home.
+        device_ids: the devices.
+        through_ms: ``received_at`` up to which the job has judged; what came late until then counts.
+    """
+    order = list(device_ids)
+    removed_below = max((remainder_end(path.name) or 0 for path in delta.paths_of(home, MESSAGES)), default=0)
+    if not removed_below:
+        return Reach({Begun(): order} if order else {}, {})
+    known = _whole(home, removed_below, through_ms)
+    came = _late(home, order, through_ms)
+    kept_ms = oldest_kept_ms(home, MESSAGES.name) or 0
+    begun: dict[Begun, list[str]] = {}
+    why: dict[str, str] = {}
+    for device_id in order:
+        late = came.get(device_id, [])
+        chosen = next((taken for taken, beginning in known if beginning.beyond(late) is None), None)
+        if chosen is None:
+            why[device_id] = _too_old(kept_ms, late, known[-1][1] if known else None)
+            if any(received_ms < kept_ms for _, received_ms in late):
+                continue
+        begun.setdefault(Begun(chosen), []).append(device_id)
+    return Reach(begun, why)
+
+
+def _whole(home: Home, removed_below: int, through_ms: int) -> list[tuple[Taken, Beginning]]:
+    """Return the snapshots behind which bronze is whole, the newest first."""
+    return [
+        (one, Beginning(one.newest_ms, one.frontier_ms, one.amended_ms))
+        for one in snapshots(home)
+        if one.newest_ms is not None and one.frontier_ms is not None
+        if one.bronze >= removed_below and one.newest_ms <= through_ms
+    ]
+
+
+def _late(home: Home, device_ids: Sequence[str], through_ms: int) -> Late:
+    """Return event time and ``received_at`` of all that came late for devices; what is no longer known counts as one."""
+    sql = f"""SELECT device_id, epoch_ms(event_time) AS event_ms, epoch_ms(received_at) AS received_ms FROM judgements
+        WHERE {LATE} AND list_contains(?, device_id) AND epoch_ms(received_at) <= ? AND event_time IS NOT NULL"""
+    forgotten_ms = oldest_kept_ms(home, "late")
+    found = {device_id: [] if forgotten_ms is None else [(0, forgotten_ms)] for device_id in device_ids}
+    for row in delta.query(home, sql, [list(device_ids), through_ms]):
+        found[row["device_id"]].append((row["event_ms"], row["received_ms"]))
+    return found
+
+
+def _too_old(kept_ms: int, late: Sequence[tuple[int, int]], oldest: Beginning | None) -> str:
+    gone = f"messages from before {format_instant(kept_ms)} are gone (keep_messages)"
+    if oldest is None:
+        return f"{gone}, and there is no snapshot from which bronze is whole: take one regularly (./fleet state snapshot)"
+    back_ms = oldest.beyond(late)
+    came = f"reaches back to {format_instant(back_ms)}" if back_ms else "is no longer listed whole (keep_late)"
+    return (
+        f"what came late for it {came}; "
+        f"what happened after {format_instant(oldest.frontier_ms)} can be amended: {gone}, and no older snapshot is kept"
+    )

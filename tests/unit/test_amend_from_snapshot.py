@@ -1,0 +1,218 @@
+"""Amend where retention has removed the beginning: from a snapshot, or not at all, and never by guessing."""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import CommitProperties, write_deltalake
+
+from batch.amend import Amended, Wanted, amend_home
+from fleetpulse.core.amending import Beginning, content, corrections, histories, shown, transitions
+from fleetpulse.core.messages import Row
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment, outcome
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
+from fleetpulse.io import delta
+from fleetpulse.io.home import Home
+from fleetpulse.io.kept import promise
+from fleetpulse.io.snapshot_table import Taken, snapshots
+from fleetpulse.ops.beginnings import done_with, reach
+from fleetpulse.ops.verdicts import said_by_device
+from tests.histories import START, row, signal, tick
+from tests.homes import Judged, empty, shorten
+from tests.property.test_laws import Stream
+from tests.property.test_snapshots import snapshot_of
+from tests.unit.test_amend import seen, sent
+
+pytestmark = pytest.mark.unit
+DEPLOYMENT = Deployment(allowed_lateness_ms=1_000, max_clock_lead_ms=300_000)
+DAY_S = 86_400
+DAY_MS = 1000 * DAY_S
+RULES: dict[str, Any] = {"rules": {"timeout": "1h", "forget_after": "100d"}, "classes": {"slow": {"timeout": "2h"}}}
+
+
+class Kept(Judged):
+    """A home of several days, of which snapshots are taken, and from which what is old is removed."""
+
+    def snapshot(self) -> Taken:
+        """Write the state after all that was taken in so far, as the job would have it."""
+        newest_ms, frontier_ms = self.rows[-1].received_at_ms, outcome(self.rows, DEPLOYMENT).frontier_ms
+        bronze = delta.version(self.home.table(MESSAGES.name)) + 1
+        return self.write(Taken(1, 0, bronze, newest_ms, frontier_ms, 2, 2, done_with(self.home, newest_ms)))
+
+    def write(self, taken: Taken) -> Taken:
+        """Write the state after the rows up to which a snapshot was taken."""
+        stream = Stream(DEPLOYMENT, 2, {})
+        stream.batch([one for one in self.rows if one.received_at_ms <= (taken.newest_ms or 0)])
+        note = json.dumps({name: value for name, value in asdict(taken).items() if name not in ("version", "at_ms")})
+        properties = CommitProperties(custom_metadata={"userMetadata": note})
+        table = str(self.home.table(DEVICE_SNAPSHOTS.name))
+        write_deltalake(table, snapshot_of(stream), mode="overwrite", commit_properties=properties)
+        return taken
+
+    def forget(self) -> None:
+        """Let messages older than a day be removed that no snapshot needs."""
+        shorten(
+            self.home,
+            min((one.bronze for one in snapshots(self.home)), default=delta.version(self.home.table(MESSAGES.name))),
+            DAY_MS,
+        )
+
+    def agrees(self, device_id: str = "d", after_ms: int = 0) -> bool:
+        """Whether what is shown is what the whole history, with all that was removed, says."""
+        wanted = transitions(histories(self.rows, DEPLOYMENT).amended).get(device_id, [])
+        known = shown(said_by_device(self.home, [device_id])[device_id])
+        first, second = ([content(o) for o in some if (o.event_time_ms or 0) > after_ms] for some in (known, wanted))
+        return first == second
+
+
+def day(number: int, after_s: float = 0) -> float:
+    return number * DAY_S + after_s
+
+
+def begun(path: Path) -> Kept:
+    """A device that was heard on the first two days, with a snapshot after that, and ticks on a third."""
+    told = Kept(empty(path, DEPLOYMENT))
+    policy = row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000)
+    told.take(policy, signal(10, "g"), signal(10), tick(5000))
+    told.take(signal(day(1, 10)), tick(day(1, 100)))
+    told.snapshot()
+    told.take(signal(day(1, 100)), tick(day(1, 8000)))  # received in the very millisecond of the snapshot's last row
+    told.take(tick(day(3)))
+    return told
+
+
+def late(*at_s: float, received_s: float) -> Sequence[Row]:
+    return [signal(one, received_s=received_s) for one in at_s]
+
+
+def test_what_came_late_is_amended_from_a_snapshot_as_from_the_whole_history(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    told.take(*late(day(1, 3000), day(1, 6000), received_s=day(3, 10)), tick(day(3, 20)))
+    shutil.copytree(told.home.path, tmp_path / "whole")
+    told.forget()
+    [done] = amend_home(told.home, Wanted())
+    assert (done.retracted, done.added, done.corrected) == (1, 1, True)
+    assert told.agrees()
+    assert seen(told.home)[-2:] == [(day(1, 10), "online", "signal"), (day(1, 9600), "offline", "silence")]
+    whole = Home(tmp_path / "whole")
+    assert amend_home(whole, Wanted()) == [done]
+    assert Counter(said_by_device(whole, ["d"])["d"]) == Counter(said_by_device(told.home, ["d"])["d"])
+    [one], [other] = sent(told.home, day(3, 21)), sent(whole, day(3, 21))
+    assert one.contents() == other.contents()
+    told.take(one, tick(day(3, 60)))
+    assert amend_home(told.home, Wanted()) == [Amended("d", 0, 0, corrected=False, left=None)]
+    assert amend_home(told.home, Wanted()) == []
+    assert told.agrees()
+
+
+def test_a_corrected_entry_of_the_registry_is_amended_from_a_snapshot_too(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    entry = row(day(3, 10), "d/registry", op="add", effective_from_s=day(1, 200), **{"class": "slow"})
+    told.take(entry, tick(day(3, 20)))
+    told.forget()
+    [done] = amend_home(told.home, Wanted())
+    assert (done.retracted, done.added) == (1, 1)
+    assert told.agrees()
+    assert seen(told.home)[-1] == (day(1, 7300), "offline", "silence")
+
+
+def test_what_reaches_back_further_than_any_snapshot_is_refused_with_the_oldest_instant_that_can_be_amended(
+    tmp_path: Path,
+) -> None:
+    told = begun(tmp_path / "home")
+    told.take(*late(100, received_s=day(3, 10)), tick(day(3, 20)))
+    told.forget()
+    before = seen(told.home)
+    [done] = amend_home(told.home, Wanted())
+    assert (done.retracted, done.added, done.corrected) == (0, 0, False)
+    assert done.left is not None
+    assert "reaches back to 2023-11-14T22:15:00" in done.left
+    assert "what happened after 2023-11-15T22:14:59" in done.left
+    assert "keep_messages" in done.left
+    assert seen(told.home) == before
+    assert amend_home(told.home, Wanted()) == [], "it is named once: no later amend could do more"
+    told.snapshot()
+    told.take(*late(day(3, 30), received_s=day(3, 40)), tick(day(3, 50)))
+    [done] = amend_home(told.home, Wanted())
+    assert (done.added, done.corrected) == (1, True), "what was let go is done with, and does not keep others from being amended"
+
+
+def test_without_a_snapshot_a_device_that_is_older_than_bronze_is_left_alone_and_a_new_one_is_amended(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    shutil.rmtree(told.home.table(DEVICE_SNAPSHOTS.name))
+    told.take(signal(day(3, 5), "n"), tick(day(3, 4000)))
+    delayed = [signal(day(3, 2000), one, received_s=day(3, 4010)) for one in ("d", "n")]
+    told.take(*delayed, tick(day(3, 4020)))
+    told.forget()
+    old, new = amend_home(told.home, Wanted())
+    assert (old.device_id, old.retracted, old.corrected) == ("d", 0, False)
+    assert old.left is not None
+    assert "there is no snapshot" in old.left
+    assert (new.device_id, new.retracted, new.corrected) == ("n", 1, True)
+    assert told.agrees("n")
+
+
+def test_a_snapshot_reaches_what_came_late_after_an_amend_was_done_with_what_came_before(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    told.take(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
+    unsaid = told.snapshot()
+    assert amend_home(told.home, Wanted()) == [Amended("d", 0, 0, corrected=False, left=None)]
+    told.take(tick(day(3, 30)))
+    taken = told.snapshot()
+    assert (unsaid.amended_ms, taken.amended_ms) == (None, START + int(day(3, 20) * 1000) - 1)
+    told.take(tick(day(3, 9000)))
+    told.take(*late(day(3, 3000), received_s=day(3, 9010)), tick(day(3, 9020)))
+    shutil.rmtree(told.home.table(DEVICE_SNAPSHOTS.name))
+    for one in (unsaid, taken):
+        told.write(one)
+    told.forget()
+    chosen = reach(told.home, ["d"], told.rows[-1].received_at_ms)
+    [(begins, device_ids)] = chosen.begun.items()
+    assert begins.snapshot is not None
+    assert (begins.snapshot.newest_ms, device_ids) == (taken.newest_ms, ["d"])
+    [done] = amend_home(told.home, Wanted())
+    assert (done.retracted, done.added) == (1, 1)
+    assert told.agrees()
+
+
+def test_where_late_messages_are_no_longer_listed_no_older_snapshot_is_relied_on(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    told.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
+    told.forget()
+    promise(told.home, "late", START + DAY_MS * 2)
+    [done] = amend_home(told.home, Wanted())
+    assert done.left is not None
+    assert "no longer listed whole (keep_late)" in done.left
+
+
+def test_a_snapshot_that_amend_had_read_beyond_says_nothing_of_what_it_was_done_with(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    assert done_with(told.home, told.rows[-1].received_at_ms) is None
+    told.take(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
+    amend_home(told.home, Wanted())
+    newest_ms = told.rows[-1].received_at_ms
+    assert (done_with(told.home, newest_ms - 1), done_with(told.home, newest_ms)) == (None, newest_ms - 1)
+    assert delta.landed(told.home, JUDGEMENTS, "amend") == newest_ms - 1
+
+
+def test_a_beginning_reaches_what_came_and_happened_after_it_and_what_was_done_with_before() -> None:
+    beginning = Beginning(newest_ms=100, frontier_ms=90, amended_ms=50)
+    assert beginning.beyond([]) is None
+    assert beginning.beyond([(91, 101), (3, 50)]) is None
+    assert beginning.beyond([(90, 101), (91, 101)]) == 90, "it happened before"
+    assert beginning.beyond([(40, 51)]) == 40, "it was not done with"
+    assert Beginning(100, 90).beyond([(3, 50)]) == 3
+
+
+def test_no_correction_is_worked_out_of_what_happened_before_the_beginning() -> None:
+    rows = [signal(10), signal(20), tick(40)]
+    known = outcome(rows, DEPLOYMENT)
+    came = [signal(15, kind="error", code="x", received_s=41), tick(60)]
+    assert corrections(came, DEPLOYMENT, ["d"], known) == []
+    assert len(corrections([*rows, *came], DEPLOYMENT, ["d"]) or []) == 1
