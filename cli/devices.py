@@ -163,26 +163,39 @@ def decommission(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> 
 @device.command("correct")
 def correct(
     device_id: DeviceArgument,
-    device_class: Annotated[str, typer.Option("--class", help="The class that it was of.")],
     from_: Annotated[str, typer.Option("--from", help="Since an instant in the past, such as 2026-01-31T12:00:00Z.")],
+    device_class: Annotated[str | None, typer.Option("--class", help="It was of this class.")] = None,
+    site: Annotated[str | None, typer.Option("--site", help="It was at this site.")] = None,
+    gateway: Annotated[str | None, typer.Option("--gateway", help="It came through this gateway.")] = None,
+    registered: Annotated[bool, typer.Option("--registered", help="It was in service.")] = False,
+    decommissioned: Annotated[bool, typer.Option("--decommissioned", help="It was out of service.")] = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Say that a device was of another class since an instant in the past: ./fleet amend judges anew what that changes."""
-    from fleetpulse.ops import reports
+    """Say what the registry had wrong since an instant in the past: ./fleet amend judges anew what that changes."""
+    from fleetpulse.ops import registry, reports
 
     from_ms = parse_instant_ms(from_)
     if from_ms > time.time() * 1000:
-        raise Misuse(f"what is corrected lies in the past; got {format_instant(from_ms)}; for now use: ./fleet device add")
+        raise Misuse(
+            f"what is corrected lies in the past; got {format_instant(from_ms)}; "
+            f"for now use: ./fleet device add, ./fleet device decommission"
+        )
     opened = Home(home)
     opened.record()
-    site = reports.site_of(opened, device_id)
-    if site is None:
+    heard_at = reports.site_of(opened, device_id)
+    if heard_at is None:
         raise FleetError(f'no device "{device_id}" was registered or heard in "{home}"; register it with: ./fleet device add')
-    content = {"op": "add", "class": device_class, "effective_from": from_ms}
-    done = (
-        f'device "{device_id}" was of class "{device_class}" since {format_instant(from_ms)}; to judge that anew: ./fleet amend'
-    )
-    _give(home, [_registry(device_id, site, content)], done)
+    known = registry.entries(opened, device_id)
+    wanted = registry.Correction(from_ms, device_class, site, gateway, registered=registered, decommissioned=decommissioned)
+    entry = registry.corrected(known, heard_at, wanted)
+    content = {"op": entry.op, "effective_from": entry.from_ms, "class": entry.device_class, "gateway": entry.gateway}
+    until = next((f" until the entry of {format_instant(one.from_ms)}" for one in known if one.from_ms > entry.from_ms), "")
+    told = {"of class": device_class, "at site": site, "behind gateway": gateway}
+    words = [f'{what} "{name}"' for what, name in told.items() if name is not None]
+    words += [what for what, said in (("in service", registered), ("out of service", decommissioned)) if said]
+    since = f"since {format_instant(entry.from_ms)}{until}"
+    done = f'device "{device_id}" was {", ".join(words)} {since}; to judge that anew: ./fleet amend'
+    _give(home, [_registry(device_id, EVERYONE if decommissioned else entry.site, content)], done)
 
 
 @device.command("maintain")

@@ -1,0 +1,143 @@
+"""What the registry had wrong: the entry that says it, what amend makes of that, and what no entry can say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batch.amend import Wanted, amend_home
+from cli.devices import correct
+from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.messages import Row
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import DEVICES
+from fleetpulse.io import delta
+from fleetpulse.ops import reports
+from fleetpulse.ops.registry import Correction, Entry, corrected
+from tests.histories import START, row, signal, tick
+from tests.homes import Judged, empty
+from tests.unit.test_amend import agrees, seen, sent
+
+pytestmark = pytest.mark.unit
+DEPLOYMENT = Deployment(allowed_lateness_ms=1_000, max_clock_lead_ms=300_000)
+RULES: dict[str, Any] = {"rules": {"timeout": "60s", "forget_after": "10h"}, "classes": {"slow": {"timeout": "10m"}}}
+
+
+def _register(told: Judged, *rows: Row) -> None:
+    """Write entries to the table of the registry, as landing does."""
+    plain = [
+        {
+            "received_at_ms": one.received_at_ms,
+            "effective_from_ms": one.event_time_ms,
+            "device_id": one.device_id,
+            "site": one.site,
+            "op": one.contents()["op"],
+            "device_class": one.contents().get("class"),
+            "gateway": one.contents().get("gateway"),
+            "origin": "command",
+            "bridge": "b",
+            "segment": 1,
+        }
+        for one in rows
+    ]
+    delta.append(told.home, DEVICES, delta.to_table(DEVICES, plain), "test", int(rows[0].received_at_ms))
+    told.take(*rows)
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Judged:
+    """A device of class slow at the site north that was heard at 30 s, and judged offline at 630 s."""
+    judged = Judged(empty(tmp_path / "home", DEPLOYMENT))
+    judged.take(row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000))
+    _register(judged, row(20, "fleet/north/d/registry", op="add", gateway="g", **{"class": "slow"}))
+    judged.take(signal(30), tick(800))
+    return judged
+
+
+def _amended(told: Judged, **said: Any) -> list[dict[str, Any]]:
+    """Give the command, let it be refused and amended, and return the transitions that are shown then."""
+    at_s = said.pop("at_s")
+    correct("d", from_=str(START + int(at_s * 1000)), home=told.home.path, **said)
+    told.take(*sent(told.home, 900), tick(910))
+    assert [one["message_kind"] for one in reports.unjudged(told.home, "refused")] == ["registry"]
+    [done] = amend_home(told.home, Wanted())
+    assert done.left is None or done.corrected
+    assert agrees(told.home)
+    return reports.transitions(told.home, "d")
+
+
+def test_a_device_that_was_elsewhere_keeps_its_class(told: Judged) -> None:
+    shown = _amended(told, at_s=100, site="south")
+    assert [(one["to_mode"], one["site"], one["device_class"]) for one in shown] == [
+        ("online", "north", "slow"),
+        ("offline", "south", "slow"),
+    ]
+
+
+def test_a_device_that_was_of_another_class_stays_where_it_was(told: Judged) -> None:
+    _register(told, row(850, "fleet/south/d/registry", op="add", **{"class": "slow"}))
+    shown = _amended(told, at_s=40, device_class="default")
+    assert seen(told.home)[1] == (90, "offline", "silence")
+    assert [one["site"] for one in shown] == ["north", "north"]
+
+
+def test_a_device_that_came_through_another_gateway(told: Judged) -> None:
+    assert [one["gateway"] for one in _amended(told, at_s=100, gateway="h")] == ["g", "h"]
+
+
+def test_a_device_that_was_out_of_service_was_not_offline(told: Judged) -> None:
+    _amended(told, at_s=100, decommissioned=True)
+    assert seen(told.home)[1:] == [(100, "decommissioned", "decommission")]
+
+
+def test_a_device_that_was_in_service_earlier_has_a_longer_life(told: Judged) -> None:
+    shown = _amended(told, at_s=5, registered=True)
+    assert {one["life"].timestamp() for one in shown} == {START / 1000 + 5}
+    assert {(one["site"], one["device_class"]) for one in shown} == {("north", "slow")}
+
+
+def test_a_device_that_was_put_back_into_service_is_silent_from_then_on(told: Judged) -> None:
+    _register(told, row(810, "fleet/_/d/registry", op="decommission"))
+    told.take(tick(850))
+    with pytest.raises(FleetError, match=r"out of service since 2023-11-14T22:26:50.* or say --registered"):
+        correct("d", from_=str(START + 830_000), site="south", home=told.home.path)
+    with pytest.raises(FleetError, match=r"out of service since .*; name an earlier instant"):
+        correct("d", from_=str(START + 830_000), decommissioned=True, home=told.home.path)
+    _amended(told, at_s=830, registered=True, site="south")
+    assert seen(told.home)[-1] == (830, "provisioned", "registered")
+
+
+def test_of_two_entries_at_one_instant_the_correction_acts_last() -> None:
+    known = [Entry(10, "add", "north", "slow", "g"), Entry(11, "add", "north"), Entry(90, "add", "west", "quick")]
+    assert corrected(known, "heard", Correction(10, "new")) == Entry(12, "add", "north", "new")
+    assert corrected(known, "heard", Correction(5, registered=True)) == Entry(5, "add", "north", "slow")
+    assert corrected(known, "heard", Correction(95, site="east")) == Entry(95, "add", "east", "quick")
+    assert corrected([], "heard", Correction(5, gateway="h")) == Entry(5, "add", "heard", None, "h")
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({}, "nothing is corrected; .* a device with another id is another device"),
+        ({"gateway": ""}, "a gateway cannot be taken away"),
+        ({"site": ""}, "have a name"),
+        ({"decommissioned": True, "registered": True}, "give --decommissioned alone"),
+        ({"decommissioned": True, "device_class": "slow"}, "give --decommissioned alone"),
+    ],
+)
+def test_what_no_entry_can_say_is_refused_with_what_can(told: Judged, said: dict[str, Any], why: str) -> None:
+    with pytest.raises(Misuse, match=why):
+        correct("d", from_=str(START), home=told.home.path, **said)
+    assert not [*told.home.commands.glob("*.json")]
+
+
+def test_the_command_says_until_when_the_correction_counts(told: Judged, capsys: pytest.CaptureFixture[str]) -> None:
+    correct("d", from_=str(START + 10_000), site="south", gateway="h", home=told.home.path)
+    [command] = [one for path in told.home.commands.glob("*.json") for one in json.loads(path.read_text())]
+    assert command["topic"] == "fleet/south/d/registry"
+    assert command["payload"] == {"op": "add", "class": "slow", "gateway": "h", "effective_from": START + 10_000}
+    said = capsys.readouterr().out
+    assert 'was at site "south", behind gateway "h" since 2023-11-14T22:13:30' in said
+    assert "until the entry of 2023-11-14T22:13:40" in said
