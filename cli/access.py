@@ -8,6 +8,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from cli.options import DEFAULT_HOME, HomeOption
 from cli.output import as_json, console
 from fleetpulse.io import access as rules
 from fleetpulse.io.access import Role
@@ -15,9 +16,7 @@ from fleetpulse.io.address import BrokerAddress, load_address
 from fleetpulse.io.broker import await_admission, renew_access
 from fleetpulse.io.home import Home
 
-HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="As JSON, an object a line.")]
-DEFAULT_HOME = Path(".fleet")
 access = typer.Typer(no_args_is_help=True, help="Who may speak to the embedded broker, and about what.")
 
 

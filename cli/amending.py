@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.options import DEFAULT_HOME, HomeOption
 from cli.output import as_json, as_table, console
 from fleetpulse.core.times import parse_instant_ms
 from fleetpulse.io.home import Home
@@ -15,12 +15,11 @@ from fleetpulse.io.services import in_use
 if TYPE_CHECKING:
     from batch.amend import Amended
 
-DEFAULT_HOME = Path(".fleet")
 _COLUMNS = ("device_id", "retracted", "added", "corrected", "left")
 
 
 def amend(
-    home: Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")] = DEFAULT_HOME,
+    home: HomeOption = DEFAULT_HOME,
     device: Annotated[list[str] | None, typer.Option("--device", help="This device; may be given several times.")] = None,
     since: Annotated[
         str | None, typer.Option("--since", help="What was received since an instant; otherwise since the last amend.")

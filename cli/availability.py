@@ -1,18 +1,17 @@
 """``fleet availability``: in what share of a day's covered time devices were in which mode."""
 
 from datetime import UTC, date, datetime
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from cli.looking import judged_ms
+from cli.options import DEFAULT_HOME, HomeOption, RowsOption
 from cli.output import as_json, as_table, console
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.home import Home
 
-DEFAULT_HOME = Path(".fleet")
 _DAY_MS: Final = 86_400_000
 _SHOWN: Final = 50  # rows of a table; --json has all
 _GROUPS: Final = {"site": ("site", "device_class"), "device": ("device_id", "site", "device_class")}
@@ -20,9 +19,9 @@ _GROUPS: Final = {"site": ("site", "device_class"), "device": ("device_id", "sit
 
 def availability(
     day: Annotated[str, typer.Option("--day", help="The day in UTC, such as 2026-01-31.")],
-    home: Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")] = DEFAULT_HOME,
+    home: HomeOption = DEFAULT_HOME,
     by: Annotated[str, typer.Option("--by", help="A row for each 'site' and class, or for each 'device'.")] = "site",
-    json_lines: Annotated[bool, typer.Option("--json", help="One JSON object a line, all rows.")] = False,
+    json_lines: RowsOption = False,
 ) -> None:
     """Show in what share of a day devices were online, offline and so on; time in which nobody listened is left out."""
     from fleetpulse.ops import reports

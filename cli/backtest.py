@@ -5,13 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.options import DEFAULT_HOME, HomeOption
 from cli.output import as_json, as_table, console
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.times import format_duration, format_instant, parse_instant_ms
 from fleetpulse.io.home import Home
 
-HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
-DEFAULT_HOME = Path(".fleet")
 _SHOWN = 20  # rows of a table; --json and --html have all
 _DAYS = 14
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from cli.options import DEFAULT_HOME, HomeOption
 from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.messages import EVERYONE, Kind, Origin
@@ -17,9 +18,7 @@ from fleetpulse.io.commands import Command, commanded, spool
 from fleetpulse.io.home import Home
 from fleetpulse.io.services import in_use
 
-HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 DeviceArgument = Annotated[str, typer.Argument(help="Device id.")]
-DEFAULT_HOME = Path(".fleet")
 _COLUMNS = ("device_id", "site", "class", "gateway")
 
 

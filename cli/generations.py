@@ -2,24 +2,20 @@
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from cli.options import DEFAULT_HOME, DryOption, HomeOption, JsonOption
 from cli.output import console
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.making import making
 
-HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
-DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]
 NumberArgument = Annotated[int, typer.Argument(help="The generation that is held.")]
-DEFAULT_HOME = Path(".fleet")
 
 
 def register(state: typer.Typer) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from cli.options import DEFAULT_HOME, HomeOption, RowsOption
 from cli.output import as_json, as_table, cell, console, instant_ms, measure, plain_row, show
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import Verdict
@@ -18,10 +19,7 @@ from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.process import read_status
 from fleetpulse.io.services import runs, services
 
-HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line, all rows.")]
 LastOption = Annotated[int, typer.Option("--last", min=1, help="So many rows, the newest.")]
-DEFAULT_HOME = Path(".fleet")
 
 TRANSITION_COLUMNS = (
     "event_time",
@@ -71,7 +69,7 @@ def judged_ms(home: Home) -> int | None:
     return reached[1] if reached and reached[1] > 1 else None
 
 
-def status(home: HomeOption = DEFAULT_HOME, json_lines: JsonOption = False) -> None:
+def status(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> None:
     """Show devices by mode, counts, and how far everything is."""
     show_status(_opened(home), json_lines=json_lines)
 
@@ -158,7 +156,7 @@ def _show_health(shown: Console, health: dict[str, Any] | None) -> None:
 def devices(
     home: HomeOption = DEFAULT_HOME,
     mode: Annotated[str | None, typer.Option("--mode", help="Only devices in this mode.")] = None,
-    json_lines: JsonOption = False,
+    json_lines: RowsOption = False,
     last: LastOption = 200,
 ) -> None:
     """List devices with their mode, since when, and when they were last heard."""
@@ -171,7 +169,7 @@ def devices(
 
 def transitions(
     home: HomeOption = DEFAULT_HOME,
-    json_lines: JsonOption = False,
+    json_lines: RowsOption = False,
     last: LastOption = 50,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")] = False,
     device: Annotated[str | None, typer.Option("--device", help="Of this device only.")] = None,
@@ -220,7 +218,7 @@ def _follow(home: Home, rows: list[dict[str, Any]], newest: datetime | None, dev
 
 def late(
     home: HomeOption = DEFAULT_HOME,
-    json_lines: JsonOption = False,
+    json_lines: RowsOption = False,
     last: LastOption = 50,
     kind: Annotated[_Unjudged, typer.Option("--kind", help="What else was not judged: of this kind, or all.")] = _Unjudged.LATE,
 ) -> None:
@@ -234,7 +232,7 @@ def late(
     show(rows, shown, title, json_lines=json_lines)
 
 
-def quarantine(home: HomeOption = DEFAULT_HOME, json_lines: JsonOption = False, last: LastOption = 50) -> None:
+def quarantine(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False, last: LastOption = 50) -> None:
     """List messages that could not be decoded, with the reason and the raw payload."""
     from fleetpulse.ops import reports
 
@@ -289,7 +287,7 @@ def listen(
     last: Annotated[
         int, typer.Option("--last", min=0, help="First so many that came before, where all topics are asked for.")
     ] = 5,
-    json_lines: JsonOption = False,
+    json_lines: RowsOption = False,
 ) -> None:
     """Show messages as they come, on any topic, and what becomes of each; a message that waits is shown again when it is judged.
 

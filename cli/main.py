@@ -31,6 +31,7 @@ from cli.availability import availability
 from cli.chaos.command import chaos
 from cli.drill import drill
 from cli.jobs import jobs
+from cli.options import DEFAULT_HOME, HomeOption
 from fleetpulse import __version__
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.policy import Policy, parse_policy
@@ -65,14 +66,12 @@ app.command("drill")(drill)
 app.command("amend")(amend)
 app.command("availability")(availability)
 
-HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 BrokerOption = Annotated[
     str | None, typer.Option("--broker", help="Another broker: mqtt://HOST:PORT, or mqtts:// for a secured line.")
 ]
 LatenessOption = Annotated[str | None, typer.Option("--lateness", help="How late a message may come and be judged, such as 5m.")]
 TimeoutOption = Annotated[str | None, typer.Option("--timeout", help="Silence after which a device is offline, such as 60m.")]
 PolicyOption = Annotated[Path | None, typer.Option("--policy", help="A policy file (TOML).")]
-DEFAULT_HOME = Path(".fleet")
 
 
 @app.command()

@@ -2,19 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 
+from cli.options import DEFAULT_HOME, DryOption, HomeOption, RowsOption
 from cli.output import as_json, as_table, console, measure
 from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE
 from fleetpulse.io.home import Home
 
-HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line, all rows.")]
-DEFAULT_HOME = Path(".fleet")
 _LANDED = (QUARANTINE, COVERAGE, DEVICES, MESSAGES)
 
 
@@ -25,8 +22,8 @@ def register(app: typer.Typer) -> None:
 
 def maintain(
     home: HomeOption = DEFAULT_HOME,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")] = False,
-    json_lines: JsonOption = False,
+    dry_run: DryOption = False,
+    json_lines: RowsOption = False,
 ) -> None:
     """Join small files, remove what is older than it is kept for, delete what nobody needs any more; the fleet may run."""
     opened = Home(home)

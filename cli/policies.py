@@ -9,6 +9,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from cli.options import DEFAULT_HOME, HomeOption
 from cli.output import as_json, console
 from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError
@@ -20,10 +21,8 @@ from fleetpulse.io.commands import spool
 from fleetpulse.io.home import Home
 from fleetpulse.io.services import in_use
 
-HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 FileArgument = Annotated[Path, typer.Argument(help="A TOML file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
-DEFAULT_HOME = Path(".fleet")
 policy = typer.Typer(no_args_is_help=True, help="The policy: how much silence and how many errors are tolerated.")
 mapping = typer.Typer(no_args_is_help=True, help="The mapping: devices that cannot speak our format.")
 

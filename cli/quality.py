@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.options import DEFAULT_HOME, HomeOption, JsonOption
 from cli.output import as_json, as_table, console
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.laws import SUITES
@@ -17,12 +18,9 @@ if TYPE_CHECKING:
     from batch.quality import Report, Session
     from batch.worked_out import State
 
-HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
 EngineOption = Annotated[
     str | None, typer.Option("--engine", help="pandas or spark for all suites; else by how many rows there are.")
 ]
-DEFAULT_HOME = Path(".fleet")
 quality = typer.Typer(no_args_is_help=True, help="Data quality: suites over the tables and the state, and their gate.")
 
 

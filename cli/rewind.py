@@ -2,19 +2,17 @@
 
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cli.looking import judged_ms
+from cli.options import DEFAULT_HOME, HomeOption, RowsOption
 from cli.output import as_json, as_table, cell, console, instant_ms
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import END_OF_TIME_MS, format_duration, format_instant, parse_instant_ms
 from fleetpulse.io.home import Home
 
-HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
-DEFAULT_HOME = Path(".fleet")
 _FLEET = ("device_id", "mode", "since", "trigger", "last_seen", "site", "device_class", "gateway")
 _LIFE = ("since", "until", "for", "mode", "trigger", "reason")
 
@@ -33,7 +31,7 @@ def rewind(
     home: HomeOption = DEFAULT_HOME,
     mode: Annotated[str | None, typer.Option("--mode", help="Only devices in this mode.")] = None,
     last: Annotated[int, typer.Option("--last", min=1, help="So many rows: of devices the first, of a life the newest.")] = 200,
-    json_lines: Annotated[bool, typer.Option("--json", help="One JSON object a line, all rows.")] = False,
+    json_lines: RowsOption = False,
 ) -> None:
     """Show every device's mode at an instant, or how one device came to its own."""
     from fleetpulse.ops import rewind as reports

@@ -6,11 +6,11 @@ Rule 2: what it needs of another part it waits for, with a limit, and says what 
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from cli.options import DEFAULT_HOME, HomeOption
 from cli.processes import Job, Run
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.io.address import BrokerAddress, load_address, parse_broker_url
@@ -20,8 +20,6 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.process import Stop, read_status
 from fleetpulse.io.services import Service, served, services
 
-HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
-DEFAULT_HOME = Path(".fleet")
 _PATIENCE_S: Final = 120.0
 _WATCH_S: Final = 0.5
 _SILENT_S: Final = 60.0  # a part writes its status twice a second

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli import generations
+from cli.options import DEFAULT_HOME, DryOption, HomeOption, JsonOption
 from cli.output import console
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import FleetError, Misuse
@@ -32,14 +33,10 @@ if TYPE_CHECKING:
     from batch.verbs import Work
     from fleetpulse.io.generations import Generation
 
-HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
 HoldOption = Annotated[bool, typer.Option("--hold", help="Make it, check it, and wait for: state switch N.")]
-DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]
 BatchOption = Annotated[int | None, typer.Option("--at-batch", help="After this batch; the newest by default.")]
 VersionOption = Annotated[int | None, typer.Option("--version", help="The snapshot of this version.")]
 AtOption = Annotated[str | None, typer.Option("--at", help="The newest snapshot of this instant.")]
-DEFAULT_HOME = Path(".fleet")
 state = typer.Typer(no_args_is_help=True, help="The state: look into it, copy it, change its shape, go back.")
 
 

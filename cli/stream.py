@@ -2,20 +2,18 @@
 
 import json
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cli.options import DEFAULT_HOME, HomeOption
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired
 from fleetpulse.io.home import Home
 from fleetpulse.io.services import runs
 
-HomeOption = Annotated[Path, typer.Option("--home", help="The folder that keeps everything.")]
 ByOption = Annotated[str, typer.Option("--by", help="Who asks: it is shown to others.")]
 OwnOption = Annotated[bool, typer.Option("--own", help="Refuse where somebody else has stopped it.")]
-DEFAULT_HOME = Path(".fleet")
 _PATIENCE_S = 120.0
 stream = typer.Typer(no_args_is_help=True, help="The lifecycle job alone: stop it, start it, while all else goes on.")
 
