@@ -37,6 +37,9 @@ REASONS: Final[Mapping[Verdict, str]] = MappingProxyType(
 )
 CORRECTED_ENTRY: Final = "a corrected entry of the registry says otherwise"  # likewise, where no message was late
 AMENDMENTS: Final = (Verdict.RETRACT, Verdict.ADD)
+LISTED: Final = (  # what is said of messages that were not judged
+    Verdict.LATE, Verdict.CLOCK, Verdict.DUPLICATE, Verdict.AFTER_DECOMMISSION, Verdict.UNKNOWN_DEVICE, Verdict.REFUSED,
+)  # fmt: skip
 
 
 def clock_ahead(lead_ms: int) -> str:

@@ -7,6 +7,7 @@ Rule 3: what an operator's correction has changed is left out: it goes on from i
 
 from typing import Final
 
+from fleetpulse.core.judgements import LISTED
 from fleetpulse.core.machine import PRESENT, TRANSITIONS, Mode
 from fleetpulse.core.messages import FROM_DEVICES, SIGNALS
 from fleetpulse.core.state_laws import OF_STATE
@@ -157,7 +158,7 @@ _ACCOUNTS: Final = Suite(
     "What was said of messages that were not judged, beside what bronze comes to: what is listed nowhere was judged, or waits.",
     ("judgements", "defined", "stand"),
     _beside(
-        "kind IN ('late', 'clock', 'duplicate', 'after_decommission', 'unknown_device', 'refused') "
+        f"kind IN ({among(LISTED)}) "
         "AND received_at <= stand.newest AND received_at >= stand.told "
         "AND (kind IN ('late', 'clock') OR event_time <= stand.frontier)",
         "received_at = stand.newest",  # of one millisecond some may be in the next batch
@@ -175,7 +176,7 @@ _LISTED: Final = Suite(
     "judgements",
     "The messages that were listed instead of judged, and what bronze has of them.",
     ("judgements", "messages", "stand"),
-    """
+    f"""
     WITH had AS (SELECT device_id AS id, kind AS of_kind, received_at AS had_at, count(*) AS copies
                  FROM messages GROUP BY 1, 2, 3)
     SELECT judgements.kind, device_id, message_kind, event_time, received_at, seq, reason,
@@ -183,7 +184,7 @@ _LISTED: Final = Suite(
         reason IS NOT NULL AS says_why,
         CASE WHEN judgements.kind = 'late' THEN coalesce(late_by_ms >= 0, false) END AS says_how_late
     FROM judgements CROSS JOIN stand LEFT JOIN had ON id = device_id AND of_kind = message_kind AND had_at = received_at
-    WHERE judgements.kind IN ('late', 'clock', 'duplicate', 'after_decommission', 'unknown_device', 'refused')
+    WHERE judgements.kind IN ({among(LISTED)})
         AND received_at <= stand.newest
     """,
     ("kind", "device_id", "message_kind", "event_time", "seq"),
