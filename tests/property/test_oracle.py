@@ -12,7 +12,8 @@ from fleetpulse.core.messages import Clock, Row
 from fleetpulse.core.policy import Policy
 from fleetpulse.core.replay import Deployment, replay
 from tests.histories import any_own_row, any_policy, any_signal, choosing, row
-from tests.oracle import Message, judge
+from tests.oracle import judge
+from tests.oracle_world import Message
 
 LATENESS = st.sampled_from([1, 5, 20, 60])
 DELAYS = [[0], [0, 0, 0, 5], [0, 5, 10, 25, 70, -10, -30, -35], [0, -5, -10, -20, -30]]

@@ -1,0 +1,102 @@
+"""What the second witness judges by: the messages as bronze has them, covered time, and the policies in force.
+
+Rule: as in `oracle`, nothing of ours is imported, and each fact is worked out anew.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+END = 10**18  # after all instants
+
+
+@dataclass(frozen=True)
+class Message:
+    """One row as bronze has it; times are epoch milliseconds. Of our own rows ``event_time`` is from when they are in effect."""
+
+    received_at: int
+    kind: str
+    device_id: str
+    event_time: int | None
+    own_clock: bool  # event_time is by the device's clock
+    boot: str | None = None
+    seq: int | None = None
+    code: str | None = None
+    gateway: str | None = None
+    body: str | None = None
+    digest: int = 0
+
+    @property
+    def at(self) -> int:
+        assert self.event_time is not None
+        return self.event_time
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return json.loads(self.body or "{}")
+
+
+class Listening:
+    """Covered time: what has passed since the first row, without the gaps."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.said: dict[str, list[tuple[int, int | None]]] = {}  # by bridge, in the order of its rows; None: still open
+        self.gaps: list[tuple[int, int | None]] = []  # what they said together: disjoint, in order
+
+    def covered(self, t: int) -> int:
+        missed = sum(max(0, min(t, t if until is None else until) - since) for since, until in self.gaps)
+        return max(0, t - self.start - missed)
+
+    def _reached(self, c: int) -> list[int]:
+        """Return every t at which c(t) can have come to ``c``: after no gap, one gap, two gaps ..."""
+        at = [self.start + c]
+        for since, until in self.gaps:
+            if until is not None:
+                at.append(at[-1] + until - since)
+        return at
+
+    def earliest(self, c: int) -> int | None:
+        return min((t for t in self._reached(c) if self.covered(t) >= c), default=None)
+
+    def greatest(self, c: int) -> int | None:
+        return max((t for t in self._reached(c) if self.covered(t) <= c), default=None) if c >= 0 else None
+
+    def read(self, gap: Message, frontier: int | None) -> None:
+        content, spans = gap.content, self.said.setdefault(gap.device_id, [])
+        still_open = bool(spans) and spans[-1][1] is None
+        if content["op"] == "open" and not still_open:
+            since = max(min(content["from"], gap.received_at), self.start, self.start if frontier is None else frontier)
+            spans.append((since, None))
+        if content["op"] == "close" and still_open:
+            spans[-1] = (spans[-1][0], max(content["until"], gap.received_at))
+        self.gaps = []
+        for since, until in sorted((one for said in self.said.values() for one in said), key=lambda one: one[0]):
+            end = END if until is None else until
+            if self.gaps and since <= (END if self.gaps[-1][1] is None else self.gaps[-1][1]):
+                since, before = self.gaps.pop()
+                end = max(end, END if before is None else before)
+            self.gaps.append((since, None if end == END else end))
+
+
+@dataclass
+class World:
+    """What every device is judged by."""
+
+    listening: Listening
+    policies: list[tuple[int, int, dict[str, Any]]]  # effective from, received, policy
+
+    def policy(self, t: int) -> dict[str, Any]:
+        return max((one for one in self.policies if one[0] <= t), key=lambda one: one[:2])[2]
+
+    def rules(self, t: int, device_class: str) -> dict[str, Any]:
+        policy = self.policy(t)
+        return policy["classes"].get(device_class, policy["rules"])
+
+    def over(self, clock: Listening, since: int, limit: str, device_class: str, least: int) -> int | None:
+        """Return the first t >= ``least`` at which what ``clock`` counted since ``since`` has reached the limit in force at t."""
+        begun = clock.covered(since)
+        starts = [start for start, _, _ in self.policies]
+        turns = {least, *starts, *(clock.earliest(begun + self.rules(start, device_class)[limit]) for start in starts)}
+        eligible = (t for t in turns if t is not None and t >= least)
+        return min((t for t in eligible if clock.covered(t) >= begun + self.rules(t, device_class)[limit]), default=None)
