@@ -17,9 +17,10 @@ from batch.worked_out import WorkedOut, snapshot_state
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.laws import SUITES
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.suites import Suite
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUALITY_FAILURES, QUALITY_RESULTS
 from fleetpulse.io import delta
-from fleetpulse.io.expectations import Expectations
+from fleetpulse.io.expectations import Evaluated, Expectations
 from fleetpulse.io.home import Home
 from fleetpulse.io.suite_rows import Opened, opened
 from fleetpulse.ops.quality import failed_rows, looks
@@ -236,6 +237,11 @@ def plant(tables: Opened, name: str, sql: str) -> None:
     tables.connection.execute(sql)
 
 
+def answers_of(expectations: Expectations, tables: Opened, suite: Suite, **more: int) -> dict[str, Evaluated]:
+    """Return by its name what came of each expectation of a suite, over the tables as they are now."""
+    return {one.expectation.name: one for one in expectations.evaluate(suite, tables.frame(suite.rows), **more)}
+
+
 @pytest.mark.parametrize("named", DEFECTS)
 def test_a_planted_defect_is_caught_by_the_suite_that_should(named: str, clean: Home, expectations: Expectations) -> None:
     defect = DEFECTS[named]
@@ -245,7 +251,7 @@ def test_a_planted_defect_is_caught_by_the_suite_that_should(named: str, clean: 
             made.make(suite)
         plant(tables, defect.table, defect.sql)
         made.make(suite)
-        answers = {one.expectation.name: one for one in expectations.evaluate(suite, tables.frame(suite.rows))}
+        answers = answers_of(expectations, tables, suite)
     found = answers[defect.expectation]
     assert (found.fault, found.failed > 0) == ("", True)
     assert found.shown
@@ -281,7 +287,7 @@ def test_a_site_that_sends_little_or_much_or_nothing_is_reported(clean: Home, ex
     with looked_at(clean) as (tables, _):
         tables.connection.execute(VOLUME)
         plant(tables, "stand", "UPDATE stand SET landed = TIMESTAMPTZ '2024-01-01 10:00:00Z'")
-        answers = {one.expectation.name: one for one in expectations.evaluate(suite, tables.frame(suite.rows))}
+        answers = answers_of(expectations, tables, suite)
     said = {name: sorted(row["site"] for row in one.shown) for name, one in answers.items()}
     assert said == {"not half of usual": ["drops", "stops"], "not thrice as usual": ["floods"], "is fresh": ["stops"]}
     assert {one.severity for one in suite.expectations} == {"warning"}
@@ -368,6 +374,6 @@ def test_no_more_rows_that_fail_are_fetched_than_are_shown(clean: Home, expectat
     suite = NAMED["messages table"]
     with looked_at(clean) as (tables, _):
         plant(tables, "messages", "UPDATE messages SET kind = 'ping'")
-        answers = {one.expectation.name: one for one in expectations.evaluate(suite, tables.frame(suite.rows), shown=3)}
+        answers = answers_of(expectations, tables, suite, shown=3)
     found = answers["kind is known"]
     assert (len(found.shown), found.failed) == (3, found.rows)

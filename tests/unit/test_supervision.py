@@ -94,12 +94,18 @@ def test_a_job_whose_every_process_is_a_young_one_is_not_starting_for_ever(home:
         assert look(4) == "starting", "it ran in between"
 
 
-def test_a_supervised_job_that_dies_too_often_is_left_until_somebody_says_anew_that_it_is_to_run(home: Home) -> None:
+def died(home: Home, *, supervised: bool) -> Job:
+    """Return a job that was started, and has ended by itself; nobody has looked since."""
     job = Job(home, "lifecycle", ["--no-such-option"])
-    job.supervised = True
+    job.supervised = supervised
     job.start()
     assert job._process is not None
     job._process.wait(60)
+    return job
+
+
+def test_a_supervised_job_that_dies_too_often_is_left_until_somebody_says_anew_that_it_is_to_run(home: Home) -> None:
+    job = died(home, supervised=True)
     job.watch()
     said = read_status(home.run("lifecycle"))
     assert said["state"] == GIVEN_UP and "exit 2" in said["why"]
@@ -113,20 +119,13 @@ def test_a_supervised_job_that_dies_too_often_is_left_until_somebody_says_anew_t
 
 
 def test_a_job_that_nobody_supervises_ends_the_run_where_it_dies_too_often(home: Home) -> None:
-    job = Job(home, "lifecycle", ["--no-such-option"])
-    job.start()
-    assert job._process is not None
-    job._process.wait(60)
+    job = died(home, supervised=False)
     with pytest.raises(FleetError, match="ended by itself"):
         job.watch()
 
 
 def test_a_job_that_was_given_up_ends_the_run_when_nobody_supervises_it_any_more(home: Home) -> None:
-    job = Job(home, "lifecycle", ["--no-such-option"])
-    job.supervised = True
-    job.start()
-    assert job._process is not None
-    job._process.wait(60)
+    job = died(home, supervised=True)
     job.watch()
     job.supervised = False
     with pytest.raises(FleetError, match="ended by itself"):
