@@ -8,8 +8,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.process import read_status
 from fleetpulse.io.receiver import Receiver
 from fleetpulse.io.segments import list_segments, position, read_segment
+from tests import waiting
 
 pytestmark = pytest.mark.e2e
+await_that = partial(waiting.await_that, limit_s=20, pause_s=0.02)
 BRIDGE = """
 import json, sys
 from pathlib import Path
@@ -98,13 +101,6 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
     running.stop()
 
 
-def await_that(reached: Callable[[], object], limit_s: float = 20) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not reached():
-        assert time.monotonic() < deadline_s, "waited too long"
-        time.sleep(0.02)
-
-
 def landed(home: Path) -> list[dict[str, Any]]:
     return [row for _, path in list_segments(home / "segments") for row in read_segment(path).to_pylist()]
 
@@ -169,7 +165,7 @@ def test_what_is_queued_for_a_bridge_that_is_away_survives_a_killed_broker(broke
     publish(address, 5_000)
     restart(broker)
     with bridge(tmp_path) as running:
-        await_that(lambda: len(set(numbers(tmp_path))) >= 5_000, 40)
+        await_that(lambda: len(set(numbers(tmp_path))) >= 5_000, limit_s=40)
         # a slow machine is sent again what it did not acknowledge in three seconds: copies come behind
         assert list(dict.fromkeys(numbers(tmp_path))) == list(range(5_000))
         await_that(lambda: running.status().get("gap_open") is False and running.status().get("last_canary_ms"))
@@ -186,7 +182,7 @@ def test_a_bridge_that_is_killed_under_load_loses_nothing(broker: Broker, tmp_pa
                 time.sleep(moments.uniform(0, 0.8))  # the kill falls before, into or after a segment
     assert load.count > 1_000, "there was hardly any load"
     with bridge(tmp_path) as running:
-        await_that(lambda: set(numbers(tmp_path)) == set(range(load.count)), 40)
+        await_that(lambda: set(numbers(tmp_path)) == set(range(load.count)), limit_s=40)
         await_that(lambda: running.status().get("connected"))  # from then on it hears SIGTERM
         assert running.stop() == 0
     stamps = [row["received_at_ms"] for row in landed(tmp_path)]
@@ -204,7 +200,7 @@ def test_a_broker_that_is_killed_under_load_loses_nothing_it_acknowledged(broker
                 before = load.count
                 await_that(lambda before=before: load.count > before + 200)
                 restart(broker)
-        await_that(lambda: set(numbers(tmp_path)) == set(range(load.count)), 40)
+        await_that(lambda: set(numbers(tmp_path)) == set(range(load.count)), limit_s=40)
         assert running.stop() == 0
 
 

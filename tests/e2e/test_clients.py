@@ -6,7 +6,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -21,23 +22,16 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.process import read_status
 from fleetpulse.io.receiver import Receiver
 from fleetpulse.ops import bronze, reports
+from tests import waiting
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]  # each wait has its own, shorter limit
 ROOT = Path(__file__).parents[2]
 CLIENTS = Path(__file__).parent / "clients"
 SETTINGS = 'allowed_lateness = "2s"\ncanary_interval = "500ms"\nsparkplug_host = "fleetpulse"\n'
 POLICY = '[rules]\ntimeout = "10m"\ndeath_grace = "2s"\n'
-PATIENCE_S = 300  # where the machine is busy, a batch takes long
+await_that = partial(waiting.await_that, limit_s=300)  # where the machine is busy, a batch takes long
 needs_npm = pytest.mark.skipif(not (shutil.which("npm") and shutil.which("node")), reason="Node and npm are not here")
 needs_mosquitto = pytest.mark.skipif(not shutil.which("mosquitto_pub"), reason="mosquitto_pub is not here (mosquitto-clients)")
-
-
-def await_that(reached: Callable[[], Any], limit_s: float = PATIENCE_S) -> Any:
-    deadline_s = time.monotonic() + limit_s
-    while not (found := reached()):
-        assert time.monotonic() < deadline_s, "waited too long"
-        time.sleep(0.2)
-    return found
 
 
 def fleet(*words: str) -> list[str]:
@@ -164,7 +158,7 @@ def state(address: BrokerAddress, host: str) -> dict[str, Any]:
     """Return the retained state of a host application."""
     receiver, found = Receiver(address, "asks", [f"spBv1.0/STATE/{host}"], persistent=False), list[bytes]()
     try:
-        await_that(lambda: found.extend(one.payload for one in receiver.poll(0.1)) or found, 10)
+        await_that(lambda: found.extend(one.payload for one in receiver.poll(0.1)) or found, limit_s=10)
     finally:
         receiver.close()
     return json.loads(found[-1])

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +24,7 @@ from fleetpulse.io.process import read_status
 from fleetpulse.io.segments import list_segments, read_segment
 from streaming.landing import Landing
 from tests.kafka_node import Node, Producer
+from tests.waiting import await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 PART = 5_000  # more than a batch of the bridge
@@ -87,13 +88,6 @@ class Running:
         assert self.process.wait(20) == 0, (self.home.logs / "kafka.log").read_text()[-2_000:]
         assert not psutil.wait_procs(children, 10)[1], "its JVM outlives it"
         return time.monotonic() - since_s
-
-
-def await_that(reached: Callable[[], object], limit_s: float = 240) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not reached():
-        assert time.monotonic() < deadline_s, "waited too long"
-        time.sleep(0.05)
 
 
 def heartbeats(first: int, count: int = PART) -> list[tuple[str, str]]:

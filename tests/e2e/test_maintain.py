@@ -1,6 +1,5 @@
 """A fleet that is maintained again and again while it runs loses nothing and judges as if nobody had."""
 
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -9,30 +8,37 @@ import pytest
 from batch.maintain import Keep, maintain
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io import delta
+from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import read_status
 from tests.e2e.test_replay import await_none_left, begin, fleet, rows_of, told_equals_the_definition
+from tests.waiting import PATIENCE_S, await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+STEPS = {("messages", "join"), ("messages", "checkpoint"), ("messages", "delete")}
 KEEP = Keep(None, None, None, None, None, None, None, None, replaced_ms=30_000)  # longer than a batch
 
 
 def test_maintenance_beside_a_running_fleet_disturbs_no_job_and_no_verdict(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    running = begin("up", "--home", str(home.path), "--devices", "20", "--no-airflow", "--port", "0", "--for", "140")
+    running = begin("up", "--home", str(home.path), "--devices", "20", "--no-airflow", "--port", "0")
     pids: dict[str, set[int]] = {"landing": set(), "lifecycle": set()}
     done: Counter[tuple[str, str]] = Counter()
-    while running.poll() is None:
+
+    def maintained() -> bool:
+        """Maintain; return whether each kind of step was done while the job judged, and joining again."""
         for name, found in pids.items():
             found |= {pid for pid in [read_status(home.run(name)).get("pid")] if pid}
         if home.exists() and (home.table(MESSAGES.name) / "_delta_log").exists() and all(pids.values()):
             done.update((step.table, step.did) for step in maintain(home, KEEP, dry_run=False))
-        time.sleep(0.5)
-    said = running.communicate()[0]
+        return set(done) >= STEPS and done["messages", "join"] >= 2 and judged_up_to(home.checkpoint) is not None
+
+    await_that(maintained, what="each kind of step", by=running, pause_s=0.5)
+    running.terminate()
+    said = running.communicate(timeout=PATIENCE_S)[0]
     assert running.returncode == 0, said
     await_none_left(home.path)
     assert {name: len(found) for name, found in pids.items()} == {"landing": 1, "lifecycle": 1}, "a job was started again"
-    assert {("messages", "join"), ("messages", "checkpoint"), ("messages", "delete")} <= set(done), done
     told_equals_the_definition(home)
     segments = delta.query(home, "SELECT DISTINCT segment FROM messages ORDER BY 1", tables=["messages"])
     numbers = [one["segment"] for one in segments]

@@ -26,11 +26,11 @@ from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.ops import bronze, reports
 from tests.histories import START, row
+from tests.waiting import PATIENCE_S, await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]  # each step has its own, shorter limit
 ROOT = Path(__file__).parents[2]
 RECORDED_FLEET = Path(os.environ.get("FLEET_RECORDING", ROOT.parent / "shared" / "data" / "lorawan-grenoble.ndjson.gz"))
-PATIENCE_S = 240
 
 
 def _command(*words: str) -> list[str]:
@@ -66,10 +66,7 @@ def left_running(home: Path) -> list[str]:
 
 
 def await_none_left(home: Path) -> None:
-    limit = time.monotonic() + 20
-    while left_running(home):
-        assert time.monotonic() < limit, left_running(home)
-        time.sleep(0.2)
+    await_that(lambda: not left_running(home), limit_s=20, what="the end of all that was started")
 
 
 @pytest.fixture(scope="module")
@@ -194,20 +191,6 @@ def _pid(home: Home, name: str) -> int | None:
     return None
 
 
-def test_a_home_with_newer_rows_refuses_history(recorded: Path, tmp_path: Path) -> None:
-    older = tmp_path / "older.ndjson"
-    with gzip.open(recorded, "rt") as file:
-        lines = file.readlines()[:3]
-    older.write_text("".join(lines))
-    newer = tmp_path / "newer.ndjson"
-    newer.write_text("".join(line.replace(f'"received_at_ms": {START}', f'"received_at_ms": {START + 5}') for line in lines))
-    home = str(tmp_path / "home")
-    assert fleet("replay", str(newer), "--home", home).returncode == 0
-    refused = fleet("replay", str(older), "--home", home)
-    assert refused.returncode == 1
-    assert "history cannot be put behind" in refused.stderr
-
-
 def _heartbeats(path: Path, day: int, devices: dict[str, int]) -> str:
     """Write a recording of heartbeats, one a minute for so many minutes a device."""
     at = [(START + day * 86_400_000 + minute * 60_000, one) for one, last in devices.items() for minute in range(last)]
@@ -219,13 +202,20 @@ def _heartbeats(path: Path, day: int, devices: dict[str, int]) -> str:
     return str(path)
 
 
-def test_a_later_recording_is_judged_by_its_policy_and_nobody_is_offline_for_the_time_between(tmp_path: Path) -> None:
-    home = str(tmp_path / "home")
-    first = _heartbeats(tmp_path / "first.ndjson", 0, {"steady": 10, "quiet": 10})
-    second = _heartbeats(tmp_path / "second.ndjson", 1, {"steady": 20})
-    assert fleet("replay", first, "--home", home, "--lateness", "1m").returncode == 0
-    assert fleet("replay", second, "--home", home, "--lateness", "1m", "--timeout", "5m").returncode == 0
-    rows = rows_of("transitions", "--json", "--home", home)
+@pytest.fixture(scope="module")
+def played_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home in which a recording was played, and another one, of a day later, by a policy of its own."""
+    folder = tmp_path_factory.mktemp("played")
+    home = folder / "home"
+    first = _heartbeats(folder / "first.ndjson", 0, {"steady": 10, "quiet": 10})
+    second = _heartbeats(folder / "second.ndjson", 1, {"steady": 20})
+    assert fleet("replay", first, "--home", str(home), "--lateness", "1m").returncode == 0
+    assert fleet("replay", second, "--home", str(home), "--lateness", "1m", "--timeout", "5m").returncode == 0
+    return home
+
+
+def test_a_later_recording_is_judged_by_its_policy_and_nobody_is_offline_for_the_time_between(played_twice: Path) -> None:
+    rows = rows_of("transitions", "--json", "--home", str(played_twice))
     assert [one["to_mode"] for one in rows if one["device_id"] == "steady"] == ["online"]
     online, offline = (one for one in rows if one["device_id"] == "quiet")
     assert offline["to_mode"] == "offline"
@@ -233,10 +223,26 @@ def test_a_later_recording_is_judged_by_its_policy_and_nobody_is_offline_for_the
     assert online["policy_version"] != offline["policy_version"]
 
 
+def test_a_home_with_newer_rows_refuses_history(played_twice: Path, tmp_path: Path) -> None:
+    older = _heartbeats(tmp_path / "older.ndjson", 1, {"another": 1})
+    refused = fleet("replay", older, "--home", str(played_twice))
+    assert refused.returncode == 1
+    assert "history cannot be put behind" in refused.stderr
+
+
 def test_up_judges_a_simulated_fleet_stops_in_order_and_goes_on(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    done = fleet("up", "--home", str(home), "--devices", "20", "--no-airflow", "--port", "0", "--for", "120")
-    assert done.returncode == 0, done.stderr + done.stdout
+    began_ms = time.time_ns() // 1_000_000
+    running = begin("up", "--home", str(home), "--devices", "20", "--no-airflow", "--port", "0")
+
+    def judges_the_present() -> bool:
+        reached = judged_up_to(Home(home).checkpoint) if Home(home).exists() else None
+        return reached is not None and reached[1] > began_ms + 15_000
+
+    await_that(judges_the_present, by=running)
+    running.terminate()
+    said, _ = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 0, said
     await_none_left(home)
     modes = Counter(one["mode"] for one in rows_of("devices", "--json", "--home", str(home)))
     assert modes["online"] > 5

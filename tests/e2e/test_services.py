@@ -3,8 +3,8 @@
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,18 +20,13 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.services import Service, services
 from fleetpulse.ops import reports
-from tests.e2e.test_replay import PATIENCE_S, ROOT, await_none_left, begin, fleet
+from tests.e2e.test_replay import ROOT, await_none_left, begin, fleet
+from tests.waiting import PATIENCE_S, await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 Started = dict[Service, subprocess.Popen[str]]
+_await = partial(await_that, limit_s=2 * PATIENCE_S)  # four parts begin at once
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-
-
-def _until(reached: Callable[[], bool], what: str) -> None:
-    limit = time.monotonic() + 2 * PATIENCE_S  # four parts begin at once
-    while not reached():
-        assert time.monotonic() < limit, f"waited too long for {what}"
-        time.sleep(0.2)
 
 
 def _here(folder: Path, words: list[str]) -> list[str]:
@@ -62,14 +57,14 @@ def started(tmp_path: Path) -> Iterator[Started]:
 
 def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     home = Home(tmp_path / "home")
-    _until(lambda: home.exists() and services(home) == tuple(Service), "all services")
-    _until(lambda: _said(home, Service.BRIDGE) == "the bridge: live", "the bridge")
+    _await(lambda: home.exists() and services(home) == tuple(Service), what="all services")
+    _await(lambda: _said(home, Service.BRIDGE) == "the bridge: live", what="the bridge")
     address = load_address(home.run("broker"))
     assert address.host == "localhost"
     with Publisher(address, "pump-1", patience_s=20) as publisher:
         publisher.publish("fleet/oslo/pump-1/heartbeat", b"{}")
-    _until(lambda: judged_up_to(home.checkpoint) is not None, "the first batch")
-    _until(lambda: reports.is_known(home, "pump-1"), "the message")
+    _await(lambda: judged_up_to(home.checkpoint) is not None, what="the first batch")
+    _await(lambda: reports.is_known(home, "pump-1"), what="the message")
     checks = {name: fleet(*_here(tmp_path, COMPOSE[name]["healthcheck"]["test"][2:])) for name in Service}
     assert {name: done.stderr for name, done in checks.items() if done.returncode} == {}
 
@@ -82,7 +77,7 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     assert home.state_holder() is None
     assert _said(home, Service.LIFECYCLE) == "the lifecycle job is stopped, as ann wants it"
     assert '" starts' in fleet("stream", "start", "--home", str(home.path)).stdout
-    _until(lambda: home.state_holder() is not None, "the lifecycle job")
+    _await(lambda: home.state_holder() is not None, what="the lifecycle job")
 
     [job] = psutil.Process(started[Service.BRIDGE].pid).children()
     job.kill()

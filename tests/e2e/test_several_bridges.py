@@ -7,7 +7,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.process import read_status
 from fleetpulse.io.segments import position
 from streaming.landing import Landing
+from tests import waiting
 
+await_that = partial(waiting.await_that, limit_s=40)
 SITES = ("oslo", "rome", "paris")  # the last is nobody's: the first bridge takes it
 LEASE_MS = 3_000
 
@@ -104,13 +107,6 @@ def three(tmp_path: Path) -> Iterator[Installation]:
 def shared_by_the_first(running: Installation) -> set[str]:
     stands = position(running.home.segments)
     return set(stands.shared) if stands else set()
-
-
-def await_that(reached: Callable[[], object], limit_s: float = 40) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not reached():
-        assert time.monotonic() < deadline_s, "waited too long"
-        time.sleep(0.05)
 
 
 def publish(address: BrokerAddress, first: int, count: int) -> None:

@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,8 @@ import pytest
 from fleetpulse.io.checkpoint import committed, judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import snapshots
-from tests.e2e.test_replay import PATIENCE_S, await_none_left, begin, fleet, told_equals_the_definition
+from tests.e2e.test_replay import await_none_left, begin, fleet, told_equals_the_definition
+from tests.waiting import PATIENCE_S, await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -23,10 +23,8 @@ def _state(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def _await_batches(home: Home, more: int) -> None:
     """Wait until the current generation has judged so many batches more."""
-    wanted, limit = len(committed(home.checkpoint)) + more, time.monotonic() + PATIENCE_S
-    while len(committed(home.checkpoint)) < wanted:
-        assert time.monotonic() < limit, "the job judges nothing"
-        time.sleep(0.3)
+    wanted = len(committed(home.checkpoint)) + more
+    await_that(lambda: len(committed(home.checkpoint)) >= wanted, what="a batch more")
 
 
 def _kill_at(words: str, *command: str) -> None:
@@ -46,11 +44,7 @@ def test_the_state_of_a_running_fleet_is_moved_about_and_its_verdicts_stay_right
     home = tmp_path / "home"
     running = begin("up", "--home", str(home), "--devices", "20", "--no-airflow", "--port", "0")
     try:
-        limit = time.monotonic() + PATIENCE_S
-        while not (home / "home.json").exists() or judged_up_to(Home(home).checkpoint) is None:
-            assert running.poll() is None, running.stdout.read() if running.stdout else ""
-            assert time.monotonic() < limit, "nothing is judged"
-            time.sleep(0.3)
+        await_that(lambda: Home(home).exists() and judged_up_to(Home(home).checkpoint), what="the first batch", by=running)
         _await_batches(Home(home), 2)
         done = _state(home, "snapshot")
         assert done.returncode == 0, done.stderr
@@ -82,8 +76,10 @@ def test_the_state_of_a_running_fleet_is_moved_about_and_its_verdicts_stay_right
     shutil.move(home, moved)
     done = _state(moved, "repartition", "3")
     assert done.returncode == 0, done.stderr
-    done = fleet("up", "--home", str(moved), "--no-sim", "--no-airflow", "--port", "0", "--for", "30")
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert len(committed(Home(moved).checkpoint)) > 1
+    running = begin("up", "--home", str(moved), "--no-sim", "--no-airflow", "--port", "0")
+    _await_batches(Home(moved), 1)
+    running.terminate()
+    said, _ = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 0, said
     told_equals_the_definition(Home(moved))
     await_none_left(moved)
