@@ -121,14 +121,16 @@ class Watch:
 
 
 class Meter:
-    """CPU of all that was ever seen of this process's tree: Spark lets its idle workers die unreaped, and their time with them.
+    """CPU and memory of all that was ever seen of this process's tree.
 
-    The tree is looked at once a second, by a thread that is part of it, as long as the meter is entered; of a process that
-    ends, what it used after the last look is not counted: a worker has been idle for a minute then.
+    Spark lets its idle workers die unreaped, and their time with them: so the tree is looked at once a second, by a thread that
+    is part of it, as long as the meter is entered; of a process that ends, what it used after the last look is not counted: a
+    worker has been idle for a minute then.
     """
 
     def __init__(self) -> None:
         self._used: dict[tuple[int, float], float] = {}
+        self._peak_bytes = 0
         self._ended = Event()
         self._thread = Thread(target=self._watch, daemon=True)
 
@@ -145,14 +147,23 @@ class Meter:
         self._look()
         return Reading(time.monotonic(), sum(list(self._used.values())))
 
+    def peak_bytes(self) -> int:
+        """Return the greatest resident memory since this was last asked; pages that forked workers share count in each."""
+        self._look()
+        found, self._peak_bytes = self._peak_bytes, 0
+        return found
+
     def _watch(self) -> None:
         while not self._ended.wait(_LOOK_S):
             self._look()
 
     def _look(self) -> None:
+        resident = 0
         for process in _members(psutil.Process()):
             try:
                 times = process.cpu_times()
                 self._used[process.pid, process.create_time()] = times.user + times.system
+                resident += process.memory_info().rss
             except psutil.Error:  # it ended meanwhile
                 continue
+        self._peak_bytes = max(self._peak_bytes, resident)

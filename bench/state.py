@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-import psutil
 from pyspark.sql import SparkSession
 
 from batch import snapshot
@@ -22,7 +21,7 @@ from batch.session import batch_session
 from batch.verbs import Work, bootstrap, migrate, repartition, rollback
 from bench.contenders import key_groups
 from bench.generate import LATENESS_MS, Fleet, prepare
-from bench.measure import Meter, resident_bytes, size_bytes
+from bench.measure import Meter, size_bytes
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
@@ -47,7 +46,7 @@ class Cost:
 
     wall_s: float
     cpu_s: float
-    resident_mb: float
+    peak_mb: float
 
 
 def bench_state(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[str, Any]]:
@@ -116,7 +115,7 @@ def _measured(
             "wall_s": round(warm.wall_s, 2),
             "times": round(warm.cpu_s / unit, 2),
             "bar": BAR if name != "rollback" else None,
-            "resident_mb": round(warm.resident_mb),
+            "peak_mb": round(warm.peak_mb),
             "checkpoint_mb": round(size_bytes(home.checkpoint) / 1e6, 1),
         }
 
@@ -130,6 +129,7 @@ def _plain(spark: SparkSession, home: Home) -> None:
 
 def _cost(meter: Meter, act: Callable[[], object]) -> Cost:
     before = meter.read()
+    meter.peak_bytes()  # from here on
     act()
     after = meter.read()
-    return Cost(after.wall_s - before.wall_s, after.cpu_s - before.cpu_s, resident_bytes(psutil.Process()) / 1e6)
+    return Cost(after.wall_s - before.wall_s, after.cpu_s - before.cpu_s, meter.peak_bytes() / 1e6)
