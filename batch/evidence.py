@@ -36,6 +36,7 @@ from fleetpulse.ops.bronze import rows_through, span
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _BEFORE_ALL: Final = 0
+_AT_A_TIME: Final = 10_000
 _LISTED: Final = "late"  # as maintenance calls what was said of messages that were not judged
 _SILENCES: Final = """
     SELECT * FROM (
@@ -164,6 +165,12 @@ def _instants(values_ms: Iterable[int | None]) -> pa.Array:
     return pa.array([None if one is None else one * 1000 for one in values_ms], pa.int64()).cast(_INSTANT)
 
 
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yield rows; as Python's objects, nine times the size of the columns, there are a few at a time only."""
+    for batch in table.to_batches(max_chunksize=_AT_A_TIME):
+        yield from batch.to_pylist()
+
+
 def declared_columns(home: Home) -> pa.Table:
     """Return every declared column of the tables that are there, with the type that is stored."""
     rows: list[dict[str, str | None]] = []
@@ -216,7 +223,7 @@ def deadlines(tables: Opened, stand: Stand) -> pa.Table:
     excused = _ends(tables)
     found = tables.arrow(_SILENCES)
     due_ms: list[int | None] = []
-    for one in found.to_pylist():
+    for one in _rows(found):
         base_ms = _silent(one, stand.world)
         at_ms = one["at_ms"]
         of_it = excused[one["device_id"]]
@@ -245,7 +252,7 @@ def _silent(one: Mapping[str, Any], world: World, from_ms: int = _BEFORE_ALL) ->
 def _ends(tables: Opened) -> Mapping[str, set[int]]:
     """Return by device the instants at which an announced hold ends, or an entry of the registry takes effect."""
     found: defaultdict[str, set[int]] = defaultdict(set)
-    for one in tables.arrow(_OWN).to_pylist():
+    for one in _rows(tables.arrow(_OWN)):
         until = json.loads(one["body"] or "{}").get("until")
         found[one["device_id"]].add(until if type(until) is int else one["at_ms"])
     return found
@@ -348,7 +355,7 @@ def _covered(device: Device, stand: Stand, known: Outcome) -> int | None:
 
 def _devices(tables: Opened) -> Iterator[Device]:
     """Yield a state's devices with what deadlines are told by; those of no known mode are left out."""
-    for one in tables.arrow(_DUE).to_pylist():
+    for one in _rows(tables.arrow(_DUE)):
         if one["mode"] not in {*Mode} or any(one[name] is None for name in ("mode_since_ms", "class_since_ms", "life_ms")):
             continue
         mode = Mode(one.pop("mode"))
