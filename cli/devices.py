@@ -171,6 +171,7 @@ def correct(
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Say what the registry had wrong since an instant in the past: ./fleet amend judges anew what that changes."""
+    from cli.standing import on_its_way
     from fleetpulse.ops import registry, reports
 
     from_ms = parse_instant_ms(from_)
@@ -184,6 +185,12 @@ def correct(
     heard_at = reports.site_of(opened, device_id)
     if heard_at is None:
         raise FleetError(f'no device "{device_id}" was registered or heard in "{home}"; register it with: ./fleet device add')
+    if on_its_way(opened, device_id, Kind.REGISTRY):
+        raise FleetError(
+            f'what the registry says of "{device_id}" is on its way, and an entry made without it would undo it; give what was '
+            f"otherwise since one instant in one command, or this one again when that has landed"
+            + ("" if in_use(opened) else ": the fleet takes it when it runs (./fleet up)")
+        )
     known = registry.entries(opened, device_id)
     wanted = registry.Correction(from_ms, device_class, site, gateway, registered=registered, decommissioned=decommissioned)
     entry = registry.corrected(known, heard_at, wanted)

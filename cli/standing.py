@@ -1,9 +1,13 @@
 """How far a home has come."""
 
+from collections.abc import Iterator
+
+from fleetpulse.core.messages import Kind, Origin
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoint import judged_up_to
+from fleetpulse.io.commands import spooled
 from fleetpulse.io.home import Home
-from fleetpulse.io.segments import position
+from fleetpulse.io.segments import list_segments, position, read_segment
 from streaming.landing import places_of
 from streaming.merging import place
 
@@ -20,3 +24,27 @@ def judged_to_the_end(home: Home) -> bool:
         return False
     reached = judged_up_to(home.checkpoint)
     return reached is not None and reached[1] >= max(stands.received_at_ms for stands in stand.values())
+
+
+def on_its_way(home: Home, device_id: str, kind: Kind) -> bool:
+    """Whether a row of ours about a device lies in the spool of commands, or in a segment that has not landed.
+
+    What has landed when this says no is in its table: read the table after it.
+    """
+    about = [device_id, kind.value]
+    return any(topic.split("/")[2:] == about for topics in (spooled(home, taken=True), _to_land(home)) for topic in topics)
+
+
+def _to_land(home: Home) -> Iterator[str]:
+    """Yield the topics of rows that have not landed; without those of devices, which cannot speak in our name."""
+    places = places_of(home, MESSAGES)  # the last table that is written
+    for name in home.bridges():
+        for number, path in list_segments(home.segments_of(name)):
+            if place(number + 1, 0) <= places[name]:
+                continue
+            try:
+                rows = read_segment(path).slice(max(0, places[name] - place(number, 0)))
+            except FileNotFoundError:
+                continue  # it has landed meanwhile
+            told = zip(rows["topic"].to_pylist(), rows["origin"].to_pylist(), strict=True)
+            yield from (topic for topic, origin in told if origin != Origin.MQTT)

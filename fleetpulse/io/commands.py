@@ -45,10 +45,22 @@ def spool(home: Home, commands: Sequence[Command]) -> None:
 
 def commanded(home: Home) -> set[str]:
     """Return the devices of commands that nobody has taken yet."""
+    return {levels[2] for topic in spooled(home) if len(levels := topic.split("/")) > 2}
+
+
+def spooled(home: Home, *, taken: bool = False) -> set[str]:
+    """Return the topics of commands that lie in the spool.
+
+    Args:
+        home: the home.
+        taken: those too that the bridge has taken for a segment that it has still to write.
+    """
     found: set[str] = set()
-    for path in home.commands.glob("*.json"):
+    paths = [*home.commands.glob("*.json"), *(home.commands.glob("*.json.taken-*") if taken else ())]
+    for path in paths:  # not what somebody who was killed had only begun to hand over
         try:
-            found |= {str(command["topic"]).split("/")[2] for command in json.loads(path.read_text())}
+            content = json.loads(path.read_text())
+            found |= {str(command["topic"]) for command in (content if isinstance(content, list) else [content])}
         except (OSError, ValueError, LookupError, TypeError):
             continue  # taken while we looked, or not ours to judge
     return found

@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 
 from batch.amend import Wanted, amend_home
-from cli.devices import correct
+from cli.devices import correct, release
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.messages import Row
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICES
 from fleetpulse.io import delta
+from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
 from fleetpulse.ops import reports
 from fleetpulse.ops.registry import Correction, Entry, corrected
+from streaming.landing import Landing
 from tests.histories import START, row, signal, tick
 from tests.homes import Judged, empty
 from tests.unit.test_amend import agrees, seen, sent
@@ -54,6 +56,11 @@ def told(tmp_path: Path) -> Judged:
     _register(judged, row(20, "fleet/north/d/registry", op="add", gateway="g", **{"class": "slow"}))
     judged.take(signal(30), tick(800))
     return judged
+
+
+def _waiting(told: Judged) -> list[dict[str, Any]]:
+    """Return the commands that nobody has taken."""
+    return [one for path in told.home.commands.glob("*.json") for one in json.loads(path.read_text())]
 
 
 def _amended(told: Judged, **said: Any) -> list[dict[str, Any]]:
@@ -117,6 +124,43 @@ def test_of_two_entries_at_one_instant_the_correction_acts_last() -> None:
     assert corrected([], "heard", Correction(5, gateway="h")) == Entry(5, "add", "heard", None, "h")
 
 
+def test_a_correction_waits_for_what_the_registry_is_about_to_say(told: Judged) -> None:
+    def again() -> None:
+        correct("d", from_=str(START + 100_000), device_class="quick", home=told.home.path)
+
+    told.take(signal(40, "e"))
+    correct("d", from_=str(START + 100_000), site="south", home=told.home.path)
+    correct("e", from_=str(START + 100_000), site="south", home=told.home.path)  # another device
+    [path] = [path for path in told.home.commands.glob("*.json") if "/d/" in path.read_text()]
+    [command] = json.loads(path.read_text())
+    with pytest.raises(FleetError, match=r'of "d" is on its way.* in one command, or this one again .*\(./fleet up\)'):
+        again()
+    taken = path.rename(path.with_name(f"{path.name}.taken-1"))
+    with pytest.raises(FleetError, match="is on its way"):
+        again()
+    payload = json.dumps(command["payload"]).encode()
+    rows = [SegmentRow(START + 900_000, command["topic"], payload, "command", command=path.name)]
+    write_segment(told.home.segments, 1, rows_table(rows), bridge="bridge", last_canary_ms=None)
+    taken.unlink()
+    with pytest.raises(FleetError, match="is on its way"):
+        again()
+    assert Landing(told.home).step() == 1
+    again()
+    [second] = [one for one in _waiting(told) if "/d/" in one["topic"]]
+    assert second["topic"] == "fleet/south/d/registry", "it is made of the first one"
+    assert second["payload"] == {"op": "add", "class": "quick", "effective_from": START + 100_001}
+
+
+def test_a_correction_waits_neither_for_other_commands_nor_for_what_will_not_land(told: Judged) -> None:
+    release("d", home=told.home.path)
+    begun = json.dumps([{"topic": "fleet/south/d/registry", "payload": {"op": "add"}}])
+    (told.home.commands / ".1-a.json.new").write_text(begun)  # by who was killed: nobody will take it
+    rows = [SegmentRow(START + 900_000, "fleet/south/d/registry", b'{"op": "add"}', "mqtt")]
+    write_segment(told.home.segments, 1, rows_table(rows), bridge="bridge", last_canary_ms=None)
+    correct("d", from_=str(START + 100_000), site="south", home=told.home.path)
+    assert [one["topic"].split("/")[-1] for one in _waiting(told)].count("registry") == 1
+
+
 @pytest.mark.parametrize(
     ("said", "why"),
     [
@@ -135,7 +179,7 @@ def test_what_no_entry_can_say_is_refused_with_what_can(told: Judged, said: dict
 
 def test_the_command_says_until_when_the_correction_counts(told: Judged, capsys: pytest.CaptureFixture[str]) -> None:
     correct("d", from_=str(START + 10_000), site="south", gateway="h", home=told.home.path)
-    [command] = [one for path in told.home.commands.glob("*.json") for one in json.loads(path.read_text())]
+    [command] = _waiting(told)
     assert command["topic"] == "fleet/south/d/registry"
     assert command["payload"] == {"op": "add", "class": "slow", "gateway": "h", "effective_from": START + 10_000}
     said = capsys.readouterr().out
