@@ -91,6 +91,11 @@ def corrected(known: Sequence[Entry], heard_at: str, wanted: Correction) -> Entr
         )
     added = [one for one in known if one.op == ADD]
     before = [one for one in added if one.from_ms <= wanted.from_ms]
+    if added and not before and not wanted.registered:
+        raise FleetError(
+            f"the registry does not know it in service before {format_instant(added[0].from_ms)}; name that or a later instant, "
+            f"or say --registered if it was in service: class and site are then those of its first registration unless named"
+        )
     base = before[-1] if before else added[0] if added else Entry(from_ms, ADD, heard_at)
     return replace(
         base,

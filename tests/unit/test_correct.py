@@ -121,6 +121,7 @@ def test_of_two_entries_at_one_instant_the_correction_acts_last() -> None:
     assert corrected(known, "heard", Correction(10, "new")) == Entry(12, "add", "north", "new")
     assert corrected(known, "heard", Correction(5, registered=True)) == Entry(5, "add", "north", "slow")
     assert corrected(known, "heard", Correction(95, site="east")) == Entry(95, "add", "east", "quick")
+    assert corrected(known, "heard", Correction(5, "new", registered=True)) == Entry(5, "add", "north", "new")
     assert corrected([], "heard", Correction(5, gateway="h")) == Entry(5, "add", "heard", None, "h")
 
 
@@ -161,6 +162,13 @@ def test_a_correction_waits_neither_for_other_commands_nor_for_what_will_not_lan
     assert [one["topic"].split("/")[-1] for one in _waiting(told)].count("registry") == 1
 
 
+@pytest.mark.parametrize("wanted", [Correction(5, "new"), Correction(5, site="south"), Correction(5, gateway="h")])
+def test_before_its_first_entry_a_device_is_not_registered_unasked(wanted: Correction) -> None:
+    known = [Entry(10, "add", "north", "slow"), Entry(90, "add", "west", "quick")]
+    with pytest.raises(FleetError, match=r"does not know it in service before 1970-01-01T00:00:00.010Z; .* say --registered"):
+        corrected(known, "heard", wanted)
+
+
 @pytest.mark.parametrize(
     ("said", "why"),
     [
@@ -178,10 +186,10 @@ def test_what_no_entry_can_say_is_refused_with_what_can(told: Judged, said: dict
 
 
 def test_the_command_says_until_when_the_correction_counts(told: Judged, capsys: pytest.CaptureFixture[str]) -> None:
-    correct("d", from_=str(START + 10_000), site="south", gateway="h", home=told.home.path)
+    correct("d", from_=str(START + 10_000), site="south", gateway="h", registered=True, home=told.home.path)
     [command] = _waiting(told)
     assert command["topic"] == "fleet/south/d/registry"
     assert command["payload"] == {"op": "add", "class": "slow", "gateway": "h", "effective_from": START + 10_000}
     said = capsys.readouterr().out
-    assert 'was at site "south", behind gateway "h" since 2023-11-14T22:13:30' in said
+    assert 'was at site "south", behind gateway "h", in service since 2023-11-14T22:13:30' in said
     assert "until the entry of 2023-11-14T22:13:40" in said
