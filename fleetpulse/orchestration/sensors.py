@@ -36,7 +36,7 @@ class _Wait(BaseOperator):
         super().__init__(**kwargs)
         self.patience, self.place = patience, place
 
-    def until(self, trigger: type[Reaching], wanted: int, context: Mapping[str, Any]) -> int:
+    def until(self, trigger: type[Reaching], wanted: int) -> int:
         """Return what is reached where that is enough; else leave the waiting to the triggerer."""
         home, until_s = str(self.place.home), time.time() + self.patience.total_seconds()
         at = trigger.look(home)
@@ -79,7 +79,7 @@ class WaitForBatch(_Wait):
         if wanted is None:
             at = batch_of(str(self.place.home))
             wanted = (-1 if at is None else at) + self.more
-        return self.until(StreamAtBatch, wanted, context)
+        return self.until(StreamAtBatch, wanted)
 
     def missed(self, wanted: int, at: int | None) -> str:
         """Return the sentence that says what did not come."""
@@ -104,7 +104,7 @@ class WaitForFrontier(_Wait):
 
     def execute(self, context: Mapping[str, Any]) -> int:
         """Look, and wait."""
-        return self.until(FrontierPast, parse_instant_ms(self.instant), context)
+        return self.until(FrontierPast, parse_instant_ms(self.instant))
 
     def missed(self, wanted: int, at: int | None) -> str:
         """Return the sentence that says what did not come."""
