@@ -8,7 +8,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from cli.options import DEFAULT_HOME, HomeOption
+from cli.options import DEFAULT_HOME, HomeOption, RowsOption
 from cli.output import as_json, console
 from fleetpulse.io import access as rules
 from fleetpulse.io.access import Role
@@ -16,7 +16,6 @@ from fleetpulse.io.address import BrokerAddress, load_address
 from fleetpulse.io.broker import await_admission, renew_access
 from fleetpulse.io.home import Home
 
-JsonOption = Annotated[bool, typer.Option("--json", help="As JSON, an object a line.")]
 access = typer.Typer(no_args_is_help=True, help="Who may speak to the embedded broker, and about what.")
 
 
@@ -50,7 +49,7 @@ def revoke(name: Annotated[str, typer.Argument(help="User name.")], home: HomeOp
 
 
 @access.command("list")
-def show(home: HomeOption = DEFAULT_HOME, json_lines: JsonOption = False) -> None:
+def show(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> None:
     """Show who may come in."""
     rows: list[dict[str, Any]] = [
         {"name": one.name, "role": one.role.value, "speaks_for": [*one.devices, *one.nodes]}

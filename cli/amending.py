@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, HomeOption
+from cli.options import DEFAULT_HOME, DryOption, HomeOption, RowsOption
 from cli.output import as_json, as_table, console
 from fleetpulse.core.times import parse_instant_ms
 from fleetpulse.io.home import Home
@@ -24,8 +24,8 @@ def amend(
     since: Annotated[
         str | None, typer.Option("--since", help="What was received since an instant; otherwise since the last amend.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
-    json_lines: Annotated[bool, typer.Option("--json", help="One JSON object a device.")] = False,
+    dry_run: DryOption = False,
+    json_lines: RowsOption = False,
 ) -> None:
     """Judge anew what late messages concern: take back what did not happen, add what did, correct who stands wrong."""
     from batch.amend import Wanted, amend_home

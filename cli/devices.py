@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cli.options import DEFAULT_HOME, HomeOption
+from cli.options import DEFAULT_HOME, HomeOption, JsonOption
 from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.messages import EVERYONE, Kind, Origin
@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
 def show(
     device_id: DeviceArgument,
     home: HomeOption = DEFAULT_HOME,
-    json_lines: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    json_lines: JsonOption = False,
 ) -> None:
     """Show a device: mode, last seen, due offline at, judged up to, and its life."""
     from cli.looking import show_device

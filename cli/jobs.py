@@ -4,11 +4,11 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 import typer
 
+from cli.options import HomeOption
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.mapping import TopicMapping, parse_mappings
 from fleetpulse.core.messages import BRIDGE, EVERYONE, KAFKA, Kind
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from streaming.bridge import Line
 
 jobs = typer.Typer(hidden=True, help="The processes of a run.")
-HomeOption = Annotated[Path, typer.Option("--home")]
 ParentOption = Annotated[int | None, typer.Option("--parent")]
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from cli.options import JsonOption
 from cli.output import as_json, as_table, console, measure
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.times import format_duration, parse_duration_ms
@@ -13,10 +14,9 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.java import cache_dir
 from fleetpulse.ops.planning import DAY_MS, Figures, Fleet, Plan, plan
 
-HomeOption = Annotated[
+MeasuredOption = Annotated[
     Path | None, typer.Option("--home", help="Take what is not given from the tables of a home, and show what it takes now.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="As JSON: one object.")]
 _FOREVER: Final = "forever"
 _MEANINGS: Final = {
     "messages_per_s": "messages a second",
@@ -54,7 +54,7 @@ def show_plan(
     tolerance: Annotated[
         float | None, typer.Option("--tolerance", min=0.001, max=1, help="Share of a batch that its checkpoint may take (0.1).")
     ] = None,
-    home: HomeOption = None,
+    home: MeasuredOption = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="First measure what things cost on this machine.")] = False,
     json_lines: JsonOption = False,
 ) -> None:

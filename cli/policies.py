@@ -9,7 +9,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from cli.options import DEFAULT_HOME, HomeOption
+from cli.options import DEFAULT_HOME, HomeOption, JsonOption
 from cli.output import as_json, console
 from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError
@@ -22,7 +22,6 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.services import in_use
 
 FileArgument = Annotated[Path, typer.Argument(help="A TOML file.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
 policy = typer.Typer(no_args_is_help=True, help="The policy: how much silence and how many errors are tolerated.")
 mapping = typer.Typer(no_args_is_help=True, help="The mapping: devices that cannot speak our format.")
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, HomeOption
+from cli.options import DEFAULT_HOME, HomeOption, JsonOption
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired
 from fleetpulse.io.home import Home
@@ -73,7 +73,7 @@ def wanted(home: HomeOption = DEFAULT_HOME) -> None:
 def supervise(
     home: HomeOption = DEFAULT_HOME,
     by: ByOption = "fleet stream supervise",
-    as_json: Annotated[bool, typer.Option("--json", help="One object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Look at the lifecycle job once, and start it where it is dead and to run; to be called each minute.
 

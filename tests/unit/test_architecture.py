@@ -46,3 +46,14 @@ def test_a_pure_room_imports_only_what_the_table_grants(room: str) -> None:
         and not any(module == name or module.startswith(f"{name}.") for name in granted)
     }
     assert not strangers
+
+
+def test_options_that_several_commands_have_are_worded_once() -> None:
+    def named(path: Path) -> set[str]:
+        targets = [one.targets for one in ast.parse(path.read_text()).body if isinstance(one, ast.Assign)]
+        return {target.id for some in targets for target in some if isinstance(target, ast.Name) and target.id.endswith("Option")}
+
+    shared = ROOT / "cli/options.py"
+    assert named(shared) >= {"HomeOption", "JsonOption"}
+    again = {f"{path.name}: {name}" for path in sorted((ROOT / "cli").rglob("*.py")) for name in named(path) & named(shared)}
+    assert again == {f"options.py: {name}" for name in named(shared)}
