@@ -23,8 +23,8 @@ def _state(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def _await_batches(home: Home, more: int) -> None:
     """Wait until the current generation has judged so many batches more."""
-    wanted = len(committed(home.checkpoint)) + more
-    await_that(lambda: len(committed(home.checkpoint)) >= wanted, what="a batch more")
+    wanted = max(committed(home.checkpoint), default=-1) + more
+    await_that(lambda: max(committed(home.checkpoint), default=-1) >= wanted, what="a batch more")
 
 
 def _kill_at(words: str, *command: str) -> None:
