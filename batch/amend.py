@@ -96,7 +96,7 @@ def amend_home(home: Home, wanted: Wanted) -> list[Amended]:
             for first in range(0, len(order), _AT_ONCE):
                 group = _Group(order[first : first + _AT_ONCE], begun, found.why)
                 done |= {one.device_id: one for one in _amend_some(home, group, through_ms, wanted)}
-        if concerned and not (wanted.device_ids or wanted.dry_run or wanted.since_ms is not None):
+        if not (wanted.device_ids or wanted.dry_run or wanted.since_ms is not None):
             left = [concerned[one.device_id] - 1 for one in done.values() if one.left is not None and not one.final]
             if (reached_ms := min([through_ms - 1, *left])) > before_ms:  # at that instant more may come
                 delta.append_of(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), {DONE: reached_ms, SEEN: through_ms})

@@ -31,10 +31,10 @@ from fleetpulse.core.times import format_instant
 from fleetpulse.io import compaction, delta, leftovers, tidying
 from fleetpulse.io.history import FOLDER
 from fleetpulse.io.home import Home
-from fleetpulse.io.kept import promise
+from fleetpulse.io.kept import oldest_kept_ms, promise
 from fleetpulse.io.locks import held
 from fleetpulse.io.needs import Need, floor, needs
-from fleetpulse.ops.beginnings import DONE
+from fleetpulse.ops.beginnings import CAME_LATE, DONE, LATE
 
 _AHEAD_MS: Final = 3_600_000  # rows land while it works, and clocks differ a little: that is not worth a word
 _BUSY: Final = "left for the next time: others were writing"
@@ -230,6 +230,8 @@ def _rows(home: Home, keep: Keep, there: list[Path], now_ms: int, *, dry_run: bo
         note = f"{aged.column} before {format_instant(cutoff_ms)}" + (f", {aged.promised}" if aged.such else "")
         note = _since(note, newest_ms, now_ms)
         if not dry_run:
+            if aged.but is _not_amended:
+                _promise_late(home, gone)
             promise(home, aged.promised, cutoff_ms)
             if tidying.remove_rows(home.table(aged.table), gone) is None:
                 doomed, note = 0, _BUSY
@@ -250,6 +252,15 @@ def _not_amended(home: Home, _: int) -> str:
     """Return which old judgements of messages stay: those that amend is still to look at, where it is used at all."""
     reached_ms = delta.landed(home, JUDGEMENTS, DONE)
     return f"{amend.LOOKED_AT} AND received_at > {tidying.cutoff_text(reached_ms)}" if reached_ms else ""
+
+
+def _promise_late(home: Home, gone: str) -> None:
+    """Write down from when on all that came late is listed: other judgements of messages may go without moving that."""
+    if oldest_kept_ms(home, CAME_LATE) is None:
+        promise(home, CAME_LATE, oldest_kept_ms(home, "late") or 0)
+    sql = f"SELECT epoch_ms(max(received_at)) AS newest FROM judgements WHERE {gone} AND {LATE}"
+    if (newest_ms := delta.query(home, sql)[0]["newest"]) is not None:
+        promise(home, CAME_LATE, newest_ms + 1)
 
 
 def _newest_summaries(home: Home, cutoff_ms: int) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fleetpulse.core.amending import Beginning
-from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.judgements import AMENDMENTS, Verdict
 from fleetpulse.core.messages import EVERYONE, Kind, Row
 from fleetpulse.core.replay import NOTHING, Outcome
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
@@ -27,6 +27,7 @@ DONE: Final = "amend"  # amend's number in judgements: up to which ``received_at
 SEEN: Final = "amend-through"  # likewise: up to which ``received_at`` it had read bronze when it said so
 LATE: Final = f"""(kind = '{Verdict.LATE}' AND message_kind IS DISTINCT FROM '{Kind.DEATH}'
     OR kind = '{Verdict.REFUSED}' AND message_kind = '{Kind.REGISTRY}')"""  # what an amended history takes as on time
+CAME_LATE: Final = "came_late"  # as `kept` calls those rows: from which ``received_at`` on the table has all of them
 Late = Mapping[str, Sequence[tuple[int, int]]]
 
 
@@ -99,14 +100,17 @@ def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
     known = _whole(home, removed_below, through_ms)
     came = _late(home, order, through_ms)
     kept_ms = oldest_kept_ms(home, MESSAGES.name) or 0
+    forgotten_ms = _forgotten_before(home)
+    forgotten = [] if forgotten_ms is None else [(0, forgotten_ms - 1)]
+    amended = set[str]() if forgotten_ms is None else _amended_before(home, order, kept_ms)
     begun: dict[Begun, list[str]] = {}
     why: dict[str, str] = {}
     for device_id in order:
-        late = came.get(device_id, [])
+        late = [*forgotten, *came[device_id]]
         chosen = next((taken for taken, beginning in known if beginning.beyond(late) is None), None)
         if chosen is None:
             why[device_id] = _too_old(kept_ms, late, known[-1][1] if known else None)
-            if any(received_ms < kept_ms for _, received_ms in late):
+            if device_id in amended or any(received_ms < kept_ms for _, received_ms in came[device_id]):
                 continue
         begun.setdefault(Begun(chosen), []).append(device_id)
     return Reach(begun, why)
@@ -123,14 +127,27 @@ def _whole(home: Home, removed_below: int, through_ms: int) -> list[tuple[Taken,
 
 
 def _late(home: Home, device_ids: Sequence[str], through_ms: int) -> Late:
-    """Return event time and ``received_at`` of all that came late for devices; what is no longer known counts as one."""
+    """Return event time and ``received_at`` of all that came late for devices, as far as it is listed."""
     sql = f"""SELECT device_id, epoch_ms(event_time) AS event_ms, epoch_ms(received_at) AS received_ms FROM judgements
         WHERE {LATE} AND list_contains(?, device_id) AND epoch_ms(received_at) <= ? AND event_time IS NOT NULL"""
-    forgotten_ms = oldest_kept_ms(home, "late")
-    found = {device_id: [] if forgotten_ms is None else [(0, forgotten_ms)] for device_id in device_ids}
+    found: dict[str, list[tuple[int, int]]] = {device_id: [] for device_id in device_ids}
     for row in delta.query(home, sql, [list(device_ids), through_ms]):
         found[row["device_id"]].append((row["event_ms"], row["received_ms"]))
     return found
+
+
+def _forgotten_before(home: Home) -> int | None:
+    """Return from which ``received_at`` on all that came late is listed; None where all ever is."""
+    from_ms = oldest_kept_ms(home, CAME_LATE)
+    return oldest_kept_ms(home, "late") if from_ms is None else from_ms or None  # one number stood for both at first
+
+
+def _amended_before(home: Home, device_ids: Sequence[str], at_ms: int) -> set[str]:
+    """Return the devices of which an amendment says something older: what came late for them may be neither listed nor kept."""
+    kinds = ", ".join(f"'{kind}'" for kind in AMENDMENTS)
+    sql = f"""SELECT DISTINCT device_id FROM judgements
+        WHERE kind IN ({kinds}) AND list_contains(?, device_id) AND epoch_ms(event_time) < ?"""
+    return {row["device_id"] for row in delta.query(home, sql, [list(device_ids), at_ms])}
 
 
 def _too_old(kept_ms: int, late: Sequence[tuple[int, int]], oldest: Beginning | None) -> str:

@@ -4,7 +4,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from fleetpulse.io import delta
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import promise
 from fleetpulse.io.snapshot_table import Taken, snapshots
+from fleetpulse.ops import reports
 from fleetpulse.ops.beginnings import done_with, reach
 from fleetpulse.ops.verdicts import said_by_device
 from tests.histories import START, row, signal, tick
 from tests.homes import Judged, empty, shorten
+from tests.maintained import KEEP, run_maintain
 from tests.property.test_laws import Stream
 from tests.property.test_snapshots import snapshot_of
 from tests.unit.test_amend import seen, sent
@@ -33,6 +35,7 @@ pytestmark = pytest.mark.unit
 DEPLOYMENT = Deployment(allowed_lateness_ms=1_000, max_clock_lead_ms=300_000)
 DAY_S = 86_400
 DAY_MS = 1000 * DAY_S
+FEW_LATE = replace(KEEP, late_ms=DAY_MS)
 RULES: dict[str, Any] = {"rules": {"timeout": "1h", "forget_after": "100d"}, "classes": {"slow": {"timeout": "2h"}}}
 
 
@@ -89,6 +92,15 @@ def begun(path: Path) -> Kept:
 
 def late(*at_s: float, received_s: float) -> Sequence[Row]:
     return [signal(one, received_s=received_s) for one in at_s]
+
+
+def said(home: Home, kind: str, *days: int) -> None:
+    """Write down that messages of a device nobody asks about were not judged."""
+    rows = [
+        {"kind": kind, "device_id": "x", "received_at_ms": START + one * DAY_MS, "judged_at_ms": START + one * DAY_MS}
+        for one in days
+    ]
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), kind, days[0] + 1)
 
 
 def test_what_came_late_is_amended_from_a_snapshot_as_from_the_whole_history(tmp_path: Path) -> None:
@@ -185,10 +197,71 @@ def test_where_late_messages_are_no_longer_listed_no_older_snapshot_is_relied_on
     told = begun(tmp_path / "home")
     told.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
     told.forget()
-    promise(told.home, "late", START + DAY_MS * 2)
+    promise(told.home, "came_late", START + DAY_MS * 2)
     [done] = amend_home(told.home, Wanted())
     assert done.left is not None
     assert "no longer listed whole (keep_late)" in done.left
+
+
+def test_in_a_fleet_for_which_little_comes_late_what_amend_was_done_with_moves_on(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    assert amend_home(told.home, Wanted()) == []
+    assert done_with(told.home, told.rows[-1].received_at_ms) == told.rows[-1].received_at_ms - 1
+
+
+def test_other_judgements_of_messages_go_and_a_snapshot_reaches_what_it_reached(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    said(told.home, "clock", 0, 3)
+    run_maintain(told.home, FEW_LATE)
+    told.take(*late(day(1, 3000), day(1, 6000), received_s=day(3, 10)), tick(day(3, 20)))
+    told.forget()
+    [done] = amend_home(told.home, Wanted())
+    assert (done.retracted, done.added, done.corrected, done.left is None) == (1, 1, True, False)
+    assert told.agrees()
+
+
+def test_a_snapshot_reaches_what_came_late_though_what_amend_was_done_with_before_is_no_longer_listed(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    shutil.rmtree(told.home.table(DEVICE_SNAPSHOTS.name))
+    told.take(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
+    amend_home(told.home, Wanted())
+    told.snapshot()
+    said(told.home, "clock", 5)
+    told.take(tick(day(5)))
+    run_maintain(told.home, FEW_LATE)
+    assert reports.unjudged(told.home, "late") == []
+    told.take(*late(day(4), received_s=day(5, 10)), tick(day(5, 20)))
+    told.forget()
+    [done] = amend_home(told.home, Wanted())
+    assert done.corrected
+    assert told.agrees()
+
+
+def test_a_device_whose_rows_are_all_kept_needs_no_list_of_what_came_late_before_them(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    shutil.rmtree(told.home.table(DEVICE_SNAPSHOTS.name))
+    said(told.home, "late", 0)
+    said(told.home, "clock", 2)
+    run_maintain(told.home, FEW_LATE)
+    told.take(signal(day(3, 5), "n"), tick(day(3, 4000)))
+    told.take(signal(day(3, 2000), "n", received_s=day(3, 4010)), tick(day(3, 4020)))
+    told.forget()
+    [done] = amend_home(told.home, Wanted())
+    assert (done.device_id, done.retracted, done.corrected) == ("n", 1, True)
+    assert told.agrees("n")
+
+
+def test_a_device_that_was_amended_from_rows_that_are_neither_listed_nor_kept_is_left_alone(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    shutil.rmtree(told.home.table(DEVICE_SNAPSHOTS.name))
+    told.take(signal(day(3, 5), "n"), tick(day(3, 4000)))
+    told.take(signal(day(3, 2000), "n", received_s=day(3, 4010)), tick(day(3, 4020)))
+    told.forget()
+    promise(told.home, "came_late", START + DAY_MS)
+    before = {"kind": "add", "device_id": "n", "event_time_ms": START, "life_ms": START, "amendment_no": 1}
+    delta.append(told.home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [before]), "other", 1)
+    [done] = amend_home(told.home, Wanted())
+    assert (done.retracted, done.added, done.corrected, done.final) == (0, 0, False, True)
 
 
 def test_a_snapshot_that_amend_had_read_beyond_says_nothing_of_what_it_was_done_with(tmp_path: Path) -> None:
