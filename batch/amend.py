@@ -23,12 +23,13 @@ from fleetpulse.core.replay import Outcome
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
+from fleetpulse.io.amended import Reached, write_reached
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, judged_up_to
 from fleetpulse.io.commands import commanded, spool
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms
 from fleetpulse.io.locks import held
-from fleetpulse.ops.beginnings import DONE, SEEN, Begun, reach
+from fleetpulse.ops.beginnings import DONE, Begun, reach
 from fleetpulse.ops.verdicts import said_by_device
 
 _AT_ONCE: Final = 500  # devices whose rows are in memory together
@@ -97,9 +98,12 @@ def amend_home(home: Home, wanted: Wanted) -> list[Amended]:
                 group = _Group(order[first : first + _AT_ONCE], begun, found.why)
                 done |= {one.device_id: one for one in _amend_some(home, group, through_ms, wanted)}
         if not (wanted.device_ids or wanted.dry_run or wanted.since_ms is not None):
-            left = [concerned[one.device_id] - 1 for one in done.values() if one.left is not None and not one.final]
-            if (reached_ms := min([through_ms - 1, *left])) > before_ms:  # at that instant more may come
-                delta.append_of(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), {DONE: reached_ms, SEEN: through_ms})
+            unmet = sorted(one.device_id for one in done.values() if one.left is not None and not one.final)
+            last_ms = through_ms - 1  # at that instant more may come
+            done_ms = max(before_ms, min([last_ms, *(concerned[device_id] - 1 for device_id in unmet)]))
+            write_reached(home, Reached(done_ms, through_ms, tuple(unmet)))
+            if done_ms > before_ms:
+                delta.append_of(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), {DONE: done_ms})
         return [done[device_id] for device_id in sorted(done)]
 
 

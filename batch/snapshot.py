@@ -21,8 +21,18 @@ def about(spark: SparkSession, home: Home, generation: Generation, at: Stand) ->
     groups = overview(spark, checkpoint_of(home.lifecycle, generation.number), at.batch)
     frontier_ms = frontier_of(groups, at.newest_ms, home.deployment())
     devices = sum(group.devices for group in groups)
-    amended_ms = done_with(home, at.newest_ms)
-    return Taken(generation.number, at.batch, at.version, at.newest_ms, frontier_ms, devices, generation.key_groups, amended_ms)
+    amended_ms, unmet = done_with(home, at.newest_ms)
+    return Taken(
+        generation.number,
+        at.batch,
+        at.version,
+        at.newest_ms,
+        frontier_ms,
+        devices,
+        generation.key_groups,
+        amended_ms,
+        unmet=unmet,
+    )
 
 
 Gate = Callable[[DataFrame, Taken], AbstractContextManager[DataFrame]]

@@ -37,6 +37,7 @@ class Taken:
         amended_ms: ``received_at`` up to which amend was done by then with what came late; None where it is not known.
         version: of the table; None before it is written.
         at_ms: when it was written, epoch milliseconds.
+        unmet: the devices for which ``amended_ms`` does not count: their judged and amended history had not met.
     """
 
     generation: int
@@ -49,6 +50,7 @@ class Taken:
     amended_ms: int | None = None
     version: int | None = None
     at_ms: int | None = None
+    unmet: tuple[str, ...] = ()
 
 
 def write_snapshot(home: Home, rows: "DataFrame", about: Taken) -> None:
@@ -71,7 +73,8 @@ def snapshots(home: Home) -> list[Taken]:
         except ValueError:
             continue
         if isinstance(told, dict) and "generation" in told and is_whole(path, commit["version"]):
-            found.append(Taken(**told, version=commit["version"], at_ms=commit["timestamp"]))
+            unmet = tuple(told.pop("unmet", ()))
+            found.append(Taken(**told, version=commit["version"], at_ms=commit["timestamp"], unmet=unmet))
     return found
 
 

@@ -17,6 +17,7 @@ from fleetpulse.core.replay import NOTHING, Outcome
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
+from fleetpulse.io.amended import reached
 from fleetpulse.io.history import remainder_end
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms
@@ -24,22 +25,26 @@ from fleetpulse.io.snapshot_table import Taken, snapshots
 from fleetpulse.ops.bronze import rows_behind, rows_through
 
 DONE: Final = "amend"  # amend's number in judgements: up to which ``received_at`` all that came late is done with
-SEEN: Final = "amend-through"  # likewise: up to which ``received_at`` it had read bronze when it said so
+_MOST_NAMED: Final = 1_000  # devices in a snapshot's note
 LATE: Final = f"""(kind = '{Verdict.LATE}' AND message_kind IS DISTINCT FROM '{Kind.DEATH}'
     OR kind = '{Verdict.REFUSED}' AND message_kind = '{Kind.REGISTRY}')"""  # what an amended history takes as on time
 CAME_LATE: Final = "came_late"  # as `kept` calls those rows: from which ``received_at`` on the table has all of them
 Late = Mapping[str, Sequence[tuple[int, int]]]
 
 
-def done_with(home: Home, newest_ms: int | None) -> int | None:
+def done_with(home: Home, newest_ms: int | None) -> tuple[int | None, tuple[str, ...]]:
     """Return up to which ``received_at`` amend was done with what came late, for a state that knows all up to ``newest_ms``.
 
-    None where there was no amend yet, or it had read further than that.
+    Returns:
+        That instant, and the devices for which it does not count. None where there was no amend yet, or it had read further
+        than that. Of too many devices to be named it is the instant that counts for each of them.
     """
-    if newest_ms is None or not (home.table(JUDGEMENTS.name) / "_delta_log").exists():
-        return None
-    done_ms, seen_ms = (delta.landed(home, JUDGEMENTS, name) for name in (DONE, SEEN))
-    return done_ms if 0 < seen_ms <= newest_ms else None
+    now = reached(home)
+    if now is None or newest_ms is None or not (home.table(JUDGEMENTS.name) / "_delta_log").exists():
+        return None, ()
+    if not 0 < now.through_ms <= newest_ms or now.done_ms != delta.landed(home, JUDGEMENTS, DONE):
+        return None, ()
+    return (now.through_ms - 1, now.unmet) if len(now.unmet) <= _MOST_NAMED else (now.done_ms or None, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +112,33 @@ def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
     why: dict[str, str] = {}
     for device_id in order:
         late = [*forgotten, *came[device_id]]
-        chosen = next((taken for taken, beginning in known if beginning.beyond(late) is None), None)
+        chosen = next((one.taken for one in known if one.of(device_id).beyond(late) is None), None)
         if chosen is None:
-            why[device_id] = _too_old(kept_ms, late, known[-1][1] if known else None)
+            why[device_id] = _too_old(kept_ms, late, known[-1].of(device_id) if known else None)
             if device_id in amended or any(received_ms < kept_ms for _, received_ms in came[device_id]):
                 continue
         begun.setdefault(Begun(chosen), []).append(device_id)
     return Reach(begun, why)
 
 
-def _whole(home: Home, removed_below: int, through_ms: int) -> list[tuple[Taken, Beginning]]:
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """A snapshot, by what a history that begins with it depends on."""
+
+    taken: Taken
+    newest_ms: int
+    frontier_ms: int
+    unmet: frozenset[str]
+
+    def of(self, device_id: str) -> Beginning:
+        """Return where the history of a device begins with it."""
+        return Beginning(self.newest_ms, self.frontier_ms, None if device_id in self.unmet else self.taken.amended_ms)
+
+
+def _whole(home: Home, removed_below: int, through_ms: int) -> list[_Snapshot]:
     """Return the snapshots behind which bronze is whole, the newest first."""
     return [
-        (one, Beginning(one.newest_ms, one.frontier_ms, one.amended_ms))
+        _Snapshot(one, one.newest_ms, one.frontier_ms, frozenset(one.unmet))
         for one in snapshots(home)
         if one.newest_ms is not None and one.frontier_ms is not None
         if one.bronze >= removed_below and one.newest_ms <= through_ms

@@ -18,6 +18,7 @@ from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
+from fleetpulse.io.amended import Reached, write_reached
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import promise
 from fleetpulse.io.snapshot_table import Taken, snapshots
@@ -46,7 +47,8 @@ class Kept(Judged):
         """Write the state after all that was taken in so far, as the job would have it."""
         newest_ms, frontier_ms = self.rows[-1].received_at_ms, outcome(self.rows, DEPLOYMENT).frontier_ms
         bronze = delta.version(self.home.table(MESSAGES.name)) + 1
-        return self.write(Taken(1, 0, bronze, newest_ms, frontier_ms, 2, 2, done_with(self.home, newest_ms)))
+        amended_ms, unmet = done_with(self.home, newest_ms)
+        return self.write(Taken(1, 0, bronze, newest_ms, frontier_ms, 2, 2, amended_ms, unmet=unmet))
 
     def write(self, taken: Taken) -> Taken:
         """Write the state after the rows up to which a snapshot was taken."""
@@ -206,7 +208,7 @@ def test_where_late_messages_are_no_longer_listed_no_older_snapshot_is_relied_on
 def test_in_a_fleet_for_which_little_comes_late_what_amend_was_done_with_moves_on(tmp_path: Path) -> None:
     told = begun(tmp_path / "home")
     assert amend_home(told.home, Wanted()) == []
-    assert done_with(told.home, told.rows[-1].received_at_ms) == told.rows[-1].received_at_ms - 1
+    assert done_with(told.home, told.rows[-1].received_at_ms) == (told.rows[-1].received_at_ms - 1, ())
 
 
 def test_other_judgements_of_messages_go_and_a_snapshot_reaches_what_it_reached(tmp_path: Path) -> None:
@@ -266,12 +268,37 @@ def test_a_device_that_was_amended_from_rows_that_are_neither_listed_nor_kept_is
 
 def test_a_snapshot_that_amend_had_read_beyond_says_nothing_of_what_it_was_done_with(tmp_path: Path) -> None:
     told = begun(tmp_path / "home")
-    assert done_with(told.home, told.rows[-1].received_at_ms) is None
+    assert done_with(told.home, told.rows[-1].received_at_ms) == (None, ())
     told.take(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
     amend_home(told.home, Wanted())
     newest_ms = told.rows[-1].received_at_ms
-    assert (done_with(told.home, newest_ms - 1), done_with(told.home, newest_ms)) == (None, newest_ms - 1)
+    assert (done_with(told.home, newest_ms - 1), done_with(told.home, newest_ms)) == ((None, ()), (newest_ms - 1, ()))
     assert delta.landed(told.home, JUDGEMENTS, "amend") == newest_ms - 1
+    delta.append(told.home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), "amend", newest_ms)
+    assert done_with(told.home, newest_ms) == (None, ()), "it is not of this table"
+
+
+def test_a_device_that_stays_apart_takes_no_snapshot_from_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = begun(tmp_path / "home")
+    shutil.rmtree(told.home.table(DEVICE_SNAPSHOTS.name))
+    told.take(*[signal(day(3, 5), one, received_s=day(3, 20)) for one in ("e", "f")], tick(day(3, 30)))
+    told.take(*late(day(1, 50), received_s=day(3, 40)), signal(day(3, 45)), tick(day(3, 50)))
+    assert {one.device_id: one.left is None for one in amend_home(told.home, Wanted())} == {"d": True, "e": False, "f": False}
+    taken, newest_ms = told.snapshot(), told.rows[-1].received_at_ms
+    assert (taken.amended_ms, taken.unmet) == (newest_ms - 1, ("e", "f"))
+    assert snapshots(told.home)[0].unmet == ("e", "f")
+    told.take(*late(day(3, 100), received_s=day(3, 9000)), tick(day(3, 9010)))
+    told.forget()
+    chosen = reach(told.home, ["d", "e"], told.rows[-1].received_at_ms)
+    assert [begins.snapshot is not None for begins, ids in chosen.begun.items() if "d" in ids] == [True]
+    assert list(chosen.why) == ["e"]
+    done = {one.device_id: one for one in amend_home(told.home, Wanted())}
+    assert (done["d"].added, done["d"].final) == (1, False)
+    assert told.agrees()
+    monkeypatch.setattr("fleetpulse.ops.beginnings._MOST_NAMED", 1)
+    done_ms = delta.landed(told.home, JUDGEMENTS, "amend")
+    write_reached(told.home, Reached(done_ms, newest_ms, ("e", "f")))
+    assert done_with(told.home, newest_ms) == (done_ms, ()), "too many to be named"
 
 
 def test_a_beginning_reaches_what_came_and_happened_after_it_and_what_was_done_with_before() -> None:
