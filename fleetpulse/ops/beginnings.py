@@ -114,7 +114,7 @@ def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
         late = [*forgotten, *came[device_id]]
         chosen = next((one.taken for one in known if one.of(device_id).beyond(late) is None), None)
         if chosen is None:
-            why[device_id] = _too_old(kept_ms, late, known[-1].of(device_id) if known else None)
+            why[device_id] = _too_old(kept_ms, late, [one.of(device_id) for one in known])
             if device_id in amended or any(received_ms < kept_ms for _, received_ms in came[device_id]):
                 continue
         begun.setdefault(Begun(chosen), []).append(device_id)
@@ -169,13 +169,20 @@ def _amended_before(home: Home, device_ids: Sequence[str], at_ms: int) -> set[st
     return {row["device_id"] for row in delta.query(home, sql, [list(device_ids), at_ms])}
 
 
-def _too_old(kept_ms: int, late: Sequence[tuple[int, int]], oldest: Beginning | None) -> str:
+def _too_old(kept_ms: int, late: Sequence[tuple[int, int]], beginnings: Sequence[Beginning]) -> str:
     gone = f"messages from before {format_instant(kept_ms)} are gone (keep_messages)"
-    if oldest is None:
+    if not beginnings:
         return f"{gone}, and there is no snapshot from which bronze is whole: take one regularly (./fleet state snapshot)"
-    back_ms = oldest.beyond(late)
-    came = f"reaches back to {format_instant(back_ms)}" if back_ms else "is no longer listed whole (keep_late)"
+
+    def kept_from(some: Sequence[Beginning]) -> list[tuple[int, int]]:
+        return [one for one in late if all(beginning.beyond([one]) is not None for beginning in some)]
+
+    event_ms, received_ms = min(kept_from(beginnings) or kept_from(beginnings[-1:]))
+    at = format_instant(received_ms)
+    came = (
+        f"at {at} reaches back to {format_instant(event_ms)}" if event_ms else f"until {at} is no longer listed whole (keep_late)"
+    )
     return (
-        f"what came late for it {came}; "
-        f"what happened after {format_instant(oldest.frontier_ms)} can be amended: {gone}, and no older snapshot is kept"
+        f"what came late for it {came}, where no snapshot that is kept can begin, and {gone}; "
+        f"that later ones can, run ./fleet amend until nothing is left, then ./fleet state snapshot"
     )

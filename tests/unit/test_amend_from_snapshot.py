@@ -125,6 +125,16 @@ def test_what_came_late_is_amended_from_a_snapshot_as_from_the_whole_history(tmp
     assert told.agrees()
 
 
+def test_a_refusal_names_what_was_not_done_with_when_each_snapshot_was_taken(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    told.take(*late(day(1, 8500), received_s=day(3, 10)), tick(day(3, 20)))
+    told.snapshot()
+    told.take(*late(day(3, 12), received_s=day(3, 30)), *late(day(1, 20), received_s=day(3, 30.5)), tick(day(3, 40)))
+    told.forget()
+    [why] = reach(told.home, ["d"], told.rows[-1].received_at_ms).why.values()
+    assert "at 2023-11-17T22:13:50.500Z reaches back to 2023-11-15T22:13:40.000Z" in why, "neither of the two serves for it"
+
+
 def test_a_corrected_entry_of_the_registry_is_amended_from_a_snapshot_too(tmp_path: Path) -> None:
     told = begun(tmp_path / "home")
     entry = row(day(3, 10), "d/registry", op="add", effective_from_s=day(1, 200), **{"class": "slow"})
@@ -136,7 +146,7 @@ def test_a_corrected_entry_of_the_registry_is_amended_from_a_snapshot_too(tmp_pa
     assert seen(told.home)[-1] == (day(1, 7300), "offline", "silence")
 
 
-def test_what_reaches_back_further_than_any_snapshot_is_refused_with_the_oldest_instant_that_can_be_amended(
+def test_what_reaches_back_further_than_any_snapshot_is_refused_with_what_keeps_them_from_it_and_what_to_do(
     tmp_path: Path,
 ) -> None:
     told = begun(tmp_path / "home")
@@ -146,8 +156,9 @@ def test_what_reaches_back_further_than_any_snapshot_is_refused_with_the_oldest_
     [done] = amend_home(told.home, Wanted())
     assert (done.retracted, done.added, done.corrected) == (0, 0, False)
     assert done.left is not None
-    assert "reaches back to 2023-11-14T22:15:00" in done.left
-    assert "what happened after 2023-11-15T22:14:59" in done.left
+    assert "what came late for it at 2023-11-17T22:13:30.000Z reaches back to 2023-11-14T22:15:00.000Z" in done.left
+    assert "run ./fleet amend until nothing is left, then ./fleet state snapshot" in done.left
+    assert "can be amended" not in done.left
     assert "keep_messages" in done.left
     assert seen(told.home) == before
     assert amend_home(told.home, Wanted()) == [], "it is named once: no later amend could do more"
