@@ -25,6 +25,7 @@ from fleetpulse.io.snapshot_table import Taken, snapshots
 from fleetpulse.ops.bronze import rows_behind, rows_through
 
 DONE: Final = "amend"  # amend's number in judgements: up to which ``received_at`` all that came late is done with
+_AT_ONCE: Final = 500  # devices of which all that ever came late is in memory together
 _MOST_NAMED: Final = 1_000  # devices in a snapshot's note
 LATE: Final = f"""(kind = '{Verdict.LATE}' AND message_kind IS DISTINCT FROM '{Kind.DEATH}'
     OR kind = '{Verdict.REFUSED}' AND message_kind = '{Kind.REGISTRY}')"""  # what an amended history takes as on time
@@ -103,21 +104,22 @@ def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
     if not removed_below:
         return Reach({Begun(): order} if order else {}, {})
     known = _whole(home, removed_below, through_ms)
-    came = _late(home, order, through_ms)
     kept_ms = oldest_kept_ms(home, MESSAGES.name) or 0
     forgotten_ms = _forgotten_before(home)
     forgotten = [] if forgotten_ms is None else [(0, forgotten_ms - 1)]
-    amended = set[str]() if forgotten_ms is None else _amended_before(home, order, kept_ms)
     begun: dict[Begun, list[str]] = {}
     why: dict[str, str] = {}
-    for device_id in order:
-        late = [*forgotten, *came[device_id]]
-        chosen = next((one.taken for one in known if one.of(device_id).beyond(late) is None), None)
-        if chosen is None:
-            why[device_id] = _too_old(kept_ms, late, [one.of(device_id) for one in known])
-            if device_id in amended or any(received_ms < kept_ms for _, received_ms in came[device_id]):
-                continue
-        begun.setdefault(Begun(chosen), []).append(device_id)
+    for first in range(0, len(order), _AT_ONCE):
+        some = order[first : first + _AT_ONCE]
+        amended = set[str]() if forgotten_ms is None else _amended_before(home, some, kept_ms)
+        for device_id, listed in _late(home, some, through_ms).items():
+            late = [*forgotten, *listed]
+            chosen = next((one.taken for one in known if one.of(device_id).beyond(late) is None), None)
+            if chosen is None:
+                why[device_id] = _too_old(kept_ms, late, [one.of(device_id) for one in known])
+                if device_id in amended or any(received_ms < kept_ms for _, received_ms in listed):
+                    continue
+            begun.setdefault(Begun(chosen), []).append(device_id)
     return Reach(begun, why)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -310,6 +311,28 @@ def test_a_device_that_stays_apart_takes_no_snapshot_from_the_others(tmp_path: P
     done_ms = delta.landed(told.home, JUDGEMENTS, "amend")
     write_reached(told.home, Reached(done_ms, newest_ms, ("e", "f")))
     assert done_with(told.home, newest_ms) == (done_ms, ()), "too many to be named"
+
+
+def test_memory_holds_what_came_late_for_some_devices_at_a_time(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    told.forget()
+    columns = {"kind": "late", "message_kind": "heartbeat", "event_time_ms": START, "received_at_ms": START + 4 * DAY_MS}
+    rows = [{**columns, "device_id": f"many-{number % 2000}"} for number in range(40_000)]
+    delta.append(told.home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "other", 1)
+    del rows
+
+    def peak_bytes(devices: int) -> int:
+        device_ids = [f"many-{number}" for number in range(devices)]
+        tracemalloc.start()
+        try:
+            found = reach(told.home, device_ids, START + 5 * DAY_MS)
+            assert len(found.why) == devices
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak_bytes(1)  # what is loaded at first
+    assert peak_bytes(2000) < 1.6 * peak_bytes(500)
 
 
 def test_a_beginning_reaches_what_came_and_happened_after_it_and_what_was_done_with_before() -> None:
