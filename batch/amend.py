@@ -160,7 +160,7 @@ def _amend_some(home: Home, group: _Group, through_ms: int, wanted: Wanted) -> l
     corrected, why = _correct(home, apart, group.begun, before, wanted) if apart else (set[str](), "")
     kept_ms = oldest_kept_ms(home, MESSAGES.name)
     final = {device_id for device_id in strange if _began_before(said[device_id], kept_ms)}
-    odd = {one: _why_strange(kept_ms) + (f": {group.why[one]}" if one in final & group.why.keys() else "") for one in strange}
+    odd = {one: group.why[one] if one in final & group.why.keys() else _why_strange(kept_ms) for one in strange}
     left = {**dict.fromkeys(apart, why), **odd}
     return [
         Amended(

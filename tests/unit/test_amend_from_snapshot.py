@@ -179,7 +179,9 @@ def test_without_a_snapshot_a_device_that_is_older_than_bronze_is_left_alone_and
     old, new = amend_home(told.home, Wanted())
     assert (old.device_id, old.retracted, old.corrected) == ("d", 0, False)
     assert old.left is not None
+    assert old.left.startswith("messages from before "), "the reason alone, and what to do"
     assert "there is no snapshot" in old.left
+    assert old.final
     assert (new.device_id, new.retracted, new.corrected) == ("n", 1, True)
     assert told.agrees("n")
 
