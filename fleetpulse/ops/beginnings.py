@@ -8,9 +8,13 @@ judged and the amended history have one state (`core.amending.Beginning`).
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
 
 from fleetpulse.core.amending import Beginning
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, Verdict
 from fleetpulse.core.messages import EVERYONE, Kind, Row
 from fleetpulse.core.replay import NOTHING, Outcome
@@ -21,7 +25,7 @@ from fleetpulse.io.amended import reached
 from fleetpulse.io.history import remainder_end
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms
-from fleetpulse.io.snapshot_table import Taken, snapshots
+from fleetpulse.io.snapshot_table import Taken, is_whole, snapshots
 from fleetpulse.ops.bronze import rows_behind, rows_through
 
 DONE: Final = "amend"  # amend's number in judgements: up to which ``received_at`` all that came late is done with
@@ -54,28 +58,58 @@ class Begun:
 
     Attributes:
         snapshot: with it; None: with the first row that bronze has.
+        whole_from: the version of bronze from which on no row was missing when that was chosen.
     """
 
     snapshot: Taken | None = None
+    whole_from: int = 0
 
     def rows(self, home: Home, device_ids: Sequence[str], through_ms: int | None) -> list[Row]:
-        """Return the rows from there on, of some devices and for everybody, up to an instant of ``received_at``."""
+        """Return the rows from there on, of some devices and for everybody, up to an instant of ``received_at``.
+
+        Raises:
+            FleetError: some of them were removed meanwhile.
+        """
         if self.snapshot is None:
-            return rows_through(home, device_ids, through_ms)
-        assert self.snapshot.newest_ms is not None, "others are not chosen"
-        return rows_behind(home, device_ids, (self.snapshot.bronze, self.snapshot.newest_ms), through_ms)
+            found, first = rows_through(home, device_ids, through_ms), self.whole_from
+        else:
+            assert self.snapshot.newest_ms is not None, "others are not chosen"
+            first = self.snapshot.bronze
+            found = rows_behind(home, device_ids, (first, self.snapshot.newest_ms), through_ms)
+        if _removed_below(home) > first:
+            raise FleetError("messages that it begins with were removed by maintenance meanwhile; run amend again")
+        return found
 
     def outcome(self, home: Home, device_ids: Sequence[str]) -> Outcome:
-        """Return what had become of these devices there."""
+        """Return what had become of these devices there.
+
+        Raises:
+            FleetError: the snapshot was removed meanwhile.
+        """
         if self.snapshot is None:
             return NOTHING
         from fleetpulse.columnar.snapshots import GROUP, OWN_ROW, PENDING, come_to  # and with it numba
 
-        assert self.snapshot.version is not None, "it was read from the table's history"
-        files = delta.files_of_version(home, DEVICE_SNAPSHOTS, self.snapshot.version)
         sql = f"""SELECT * FROM {DEVICE_SNAPSHOTS.name} WHERE part <> '{PENDING}'
             AND (list_contains(?, device_id) OR part = '{GROUP}' OR (part = '{OWN_ROW}' AND device_id = '{EVERYONE}'))"""
-        return come_to(delta.query_files(DEVICE_SNAPSHOTS, files, sql, [list(device_ids)]))
+        return come_to(_of_snapshot(home, self.snapshot, sql, [list(device_ids)]))
+
+
+def _of_snapshot(home: Home, taken: Taken, sql: str, parameters: Iterable[Any]) -> pa.Table:
+    from duckdb import IOException
+
+    assert taken.version is not None, "it was read from the table's history"
+    try:
+        return delta.query_files(DEVICE_SNAPSHOTS, delta.files_of_version(home, DEVICE_SNAPSHOTS, taken.version), sql, parameters)
+    except (DeltaError, IOException):
+        if is_whole(home.table(DEVICE_SNAPSHOTS.name), taken.version):
+            raise
+        raise FleetError(f"snapshot {taken.version} was removed by maintenance meanwhile; run amend again") from None
+
+
+def _removed_below(home: Home) -> int:
+    """Return the version of bronze below which rows were removed; 0 where none was."""
+    return max((remainder_end(path.name) or 0 for path in delta.paths_of(home, MESSAGES)), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +134,7 @@ def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
         through_ms: ``received_at`` up to which the job has judged; what came late until then counts.
     """
     order = list(device_ids)
-    removed_below = max((remainder_end(path.name) or 0 for path in delta.paths_of(home, MESSAGES)), default=0)
+    removed_below = _removed_below(home)
     if not removed_below:
         return Reach({Begun(): order} if order else {}, {})
     known = _whole(home, removed_below, through_ms)
@@ -119,7 +153,7 @@ def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
                 why[device_id] = _too_old(kept_ms, late, [one.of(device_id) for one in known])
                 if device_id in amended or any(received_ms < kept_ms for _, received_ms in listed):
                     continue
-            begun.setdefault(Begun(chosen), []).append(device_id)
+            begun.setdefault(Begun(chosen, removed_below), []).append(device_id)
     return Reach(begun, why)
 
 

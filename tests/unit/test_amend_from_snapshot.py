@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import CommitProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from batch.amend import Amended, Wanted, amend_home
 from fleetpulse.core.amending import Beginning, content, corrections, histories, shown, transitions
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Row
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, outcome
@@ -24,7 +25,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.kept import promise
 from fleetpulse.io.snapshot_table import Taken, snapshots
 from fleetpulse.ops import reports
-from fleetpulse.ops.beginnings import done_with, reach
+from fleetpulse.ops.beginnings import Begun, done_with, reach
 from fleetpulse.ops.verdicts import said_by_device
 from tests.histories import START, row, signal, tick
 from tests.homes import Judged, empty, shorten
@@ -313,6 +314,37 @@ def test_a_device_that_stays_apart_takes_no_snapshot_from_the_others(tmp_path: P
     done_ms = delta.landed(told.home, JUDGEMENTS, "amend")
     write_reached(told.home, Reached(done_ms, newest_ms, ("e", "f")))
     assert done_with(told.home, newest_ms) == (done_ms, ()), "too many to be named"
+
+
+@pytest.mark.parametrize("gone", ["files", "log"])
+def test_a_snapshot_that_maintenance_removes_when_it_was_chosen_ends_the_amend_in_a_sentence(tmp_path: Path, gone: str) -> None:
+    told = begun(tmp_path / "home")
+    told.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
+    told.forget()
+    [begins] = reach(told.home, ["d"], told.rows[-1].received_at_ms).begun
+    assert begins.snapshot is not None
+    table = told.home.table(DEVICE_SNAPSHOTS.name)
+    if gone == "log":
+        write_deltalake(str(table), DeltaTable(str(table)).to_pyarrow_table(), mode="overwrite")
+        DeltaTable(str(table)).create_checkpoint()
+        (table / "_delta_log" / f"{begins.snapshot.version:020d}.json").unlink()
+    else:
+        for path in table.rglob("*.parquet"):
+            path.unlink()
+    with pytest.raises(FleetError, match=f"^snapshot {begins.snapshot.version} was removed .*; run amend again$"):
+        begins.outcome(told.home, ["d"])
+
+
+def test_rows_that_maintenance_removes_when_it_was_chosen_where_to_begin_end_the_amend_in_a_sentence(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    told.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
+    [whole] = reach(told.home, ["d"], told.rows[-1].received_at_ms).begun
+    told.forget()
+    for begins in (whole, Begun(replace(snapshots(told.home)[0], bronze=1))):
+        with pytest.raises(FleetError, match="were removed by maintenance meanwhile; run amend again"):
+            begins.rows(told.home, ["d"], None)
+    [begins] = reach(told.home, ["d"], told.rows[-1].received_at_ms).begun
+    assert begins.rows(told.home, ["d"], None), "it begins where all are there"
 
 
 def test_memory_holds_what_came_late_for_some_devices_at_a_time(tmp_path: Path) -> None:
