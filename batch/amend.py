@@ -9,8 +9,8 @@ Rule 3: it only appends to judgements, and hands rows that correct to the bridge
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from deltalake import DeltaTable
@@ -66,6 +66,7 @@ class Amended:
         corrected: whether a row that corrects was sent for it.
         left: why something is left to be done; None where its two histories have met.
         final: whether amending again would find the same: bronze no longer has the rows that it would take.
+        effective_from_ms: event time from which on a row that was sent for it is in effect.
     """
 
     device_id: str
@@ -74,6 +75,31 @@ class Amended:
     corrected: bool
     left: str | None
     final: bool = False
+    effective_from_ms: int | None = None
+
+
+def amend_and_settle(home: Home, wanted: Wanted, judged: Callable[[int], bool]) -> list[Amended]:
+    """Amend, see `amend_home`, and once more when what corrects is in effect: only then is a device done with.
+
+    Args:
+        home: the home.
+        wanted: what is to be amended.
+        judged: waits until all up to an instant of event time is judged, epoch milliseconds; returns whether it is.
+    """
+    first = amend_home(home, wanted)
+    sent = [one.effective_from_ms for one in first if one.effective_from_ms is not None]
+    if wanted.dry_run or not sent or not judged(max(sent)):
+        return first
+    done = {one.device_id: one for one in first}
+    for one in amend_home(home, wanted):
+        was = done.get(one.device_id, Amended(one.device_id, 0, 0, corrected=False, left=None))
+        done[one.device_id] = replace(
+            one,
+            retracted=was.retracted + one.retracted,
+            added=was.added + one.added,
+            corrected=was.corrected or one.corrected,
+        )
+    return [done[device_id] for device_id in sorted(done)]
 
 
 def amend_home(home: Home, wanted: Wanted) -> list[Amended]:
@@ -157,7 +183,7 @@ def _amend_some(home: Home, group: _Group, through_ms: int, wanted: Wanted) -> l
         rows = [_row(one) for some in fresh.values() for one in some]
         delta.append_of(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), {})
     apart = [device_id for device_id in ours if told.differ(device_id)]
-    corrected, why = _correct(home, apart, group.begun, before, wanted) if apart else (set[str](), "")
+    corrected, why = _correct(home, apart, group.begun, before, wanted) if apart else (dict[str, int](), "")
     kept_ms = oldest_kept_ms(home, MESSAGES.name)
     final = {device_id for device_id in strange if _began_before(said[device_id], kept_ms)}
     odd = {one: group.why[one] if one in final & group.why.keys() else _why_strange(kept_ms) for one in strange}
@@ -170,6 +196,7 @@ def _amend_some(home: Home, group: _Group, through_ms: int, wanted: Wanted) -> l
             device_id in corrected,
             left.get(device_id),
             device_id in final,
+            corrected.get(device_id),
         )
         for device_id in device_ids
     ]
@@ -205,14 +232,17 @@ def _row(one: Judgement) -> Mapping[str, Any]:
     return {**asdict(one), "last_errors": errors, "judged_at_ms": time.time_ns() // 1_000_000}
 
 
-def _correct(home: Home, device_ids: Sequence[str], begun: Begun, before: Outcome, wanted: Wanted) -> tuple[set[str], str]:
-    """Send rows that correct to devices whose histories have not met; return for which, and what is left to be done then."""
+def _correct(home: Home, device_ids: Sequence[str], begun: Begun, before: Outcome, wanted: Wanted) -> tuple[dict[str, int], str]:
+    """Send rows that correct to devices whose histories have not met.
+
+    Returns:
+        For which, with the event time from which on it is in effect; and what is left to be done then.
+    """
     idle = sorted({*device_ids} - commanded(home))
     found = corrections(begun.rows(home, idle, None), home.deployment(), idle, before)
     if found is None:
-        return set(), "nobody listens now, so that nothing can take effect: amend again when the gap is closed"
+        return {}, "nobody listens now, so that nothing can take effect: amend again when the gap is closed"
     if found and not wanted.dry_run:
         spool(home, [(one.topic, one.payload) for one in found])
-    return {
-        one.device_id for one in found
-    }, "it goes on as its amended history says when the fleet has judged so far: amend again then"
+    effective = {one.device_id: int(one.payload["effective_from"]) for one in found}
+    return effective, "it goes on as its amended history says when the fleet has judged so far: amend again then"

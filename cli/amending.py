@@ -1,14 +1,16 @@
 """``fleet amend``: late messages and corrected entries of the registry, replayed."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.options import DEFAULT_HOME, DryOption, HomeOption, RowsOption
 from cli.output import as_json, as_table, console
-from fleetpulse.core.times import parse_instant_ms
+from fleetpulse.core.times import parse_duration_ms, parse_instant_ms
+from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.io.services import in_use
 
@@ -25,19 +27,49 @@ def amend(
         str | None, typer.Option("--since", help="What was received since an instant; otherwise since the last amend.")
     ] = None,
     dry_run: DryOption = False,
+    again_within: Annotated[
+        str | None,
+        typer.Option(
+            "--again-within", help="Where something was corrected, wait so long for that to be judged, and amend again."
+        ),
+    ] = None,
     json_lines: RowsOption = False,
 ) -> None:
     """Judge anew what late messages concern: take back what did not happen, add what did, correct who stands wrong."""
-    from batch.amend import Wanted, amend_home
+    from batch.amend import Wanted, amend_and_settle, amend_home
 
     opened = Home(home)
     opened.record()
     wanted = Wanted(tuple(dict.fromkeys(device or ())), None if since is None else parse_instant_ms(since), dry_run)
-    done = amend_home(opened, wanted)
+    if again_within is None:
+        done = amend_home(opened, wanted)
+    else:
+        done = amend_and_settle(opened, wanted, _Judged(opened, parse_duration_ms(again_within) / 1000))
     if json_lines:
         as_json([asdict(one) for one in done])
     else:
         _show(done, opened, dry_run=dry_run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Waits until all up to an instant is judged, while the fleet runs, and no longer than so many seconds."""
+
+    home: Home
+    within_s: float
+
+    def __call__(self, instant_ms: int) -> bool:
+        limit = time.monotonic() + self.within_s
+        while not (reached := self._is_past(instant_ms)) and in_use(self.home) and time.monotonic() < limit:
+            time.sleep(1)
+        return reached
+
+    def _is_past(self, instant_ms: int) -> bool:
+        from fleetpulse.ops.reports import frontier_ms
+
+        judged = judged_up_to(self.home.checkpoint)
+        at_ms = frontier_ms(self.home, judged[1]) if judged is not None else None
+        return at_ms is not None and at_ms > instant_ms
 
 
 def _show(done: Sequence["Amended"], home: Home, *, dry_run: bool) -> None:

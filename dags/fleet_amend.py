@@ -4,7 +4,7 @@
 instant.
 
 **What it changes**: judges the devices concerned anew, retracts and adds transitions, and sends a command for each device that
-stands wrong. The stream goes on.
+stands wrong; when that is in effect it does so once more, and the device is done with. The stream goes on.
 
 **Red** means: the command refused; the first line says why.
 
@@ -39,7 +39,7 @@ def build(*, alarmed: bool = True) -> DAG:
     ) as made:
         FleetOperator(
             task_id="amend",
-            words=["amend", "--device={{ params.device or '' }}", "--since={{ params.since or '' }}"],
+            words=["amend", "--again-within=10m", "--device={{ params.device or '' }}", "--since={{ params.since or '' }}"],
             outlets=[JUDGEMENTS],
         )
     return made

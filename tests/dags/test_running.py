@@ -27,7 +27,7 @@ def test_a_failed_check_is_red_though_its_pages_are_built(stand: Stand, trial: T
 def test_a_form_that_is_filled_in_becomes_options_and_one_that_is_empty_none(stand: Stand, trial: Trial) -> None:
     assert trial(built("fleet_amend"))[""] == "success"
     assert trial(built("fleet_amend"), device="pump-1")[""] == "success"
-    assert stand.calls() == ["amend", "amend --device=pump-1"]
+    assert stand.calls() == ["amend --again-within=10m", "amend --again-within=10m --device=pump-1"]
 
 
 def test_a_report_waits_until_the_day_is_judged_and_is_of_the_day_before(stand: Stand, trial: Trial) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from deltalake import write_deltalake
 
-from batch.amend import Amended, Wanted, amend_home
+from batch.amend import Amended, Wanted, amend_and_settle, amend_home
+from cli.amending import amend as amend_by_command
 from cli.devices import correct
 from fleetpulse.core.amending import content, histories, shown, transitions
 from fleetpulse.core.correcting import corrected, fingerprint, plain
@@ -21,6 +22,7 @@ from fleetpulse.core.messages import Kind, Origin, Row
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, outcome, replay
 from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.core.times import parse_instant_ms
 from fleetpulse.io import delta
 from fleetpulse.io.compaction import DAY_MS
 from fleetpulse.io.home import Home
@@ -114,6 +116,35 @@ def test_a_corrected_device_goes_on_as_its_amended_history_and_then_there_is_not
     assert standing.unreachable == [{"since_ms": START + 70_000, "until_ms": START + 129_000}]
     assert amend_home(home, Wanted()) == []
     assert not sent(home, 201)
+
+
+def test_an_amend_that_waits_for_its_correction_is_done_with_the_device(judged: Judged) -> None:
+    home = judged.home
+
+    def course(instant_ms: int) -> bool:
+        assert instant_ms == START + 129_000
+        judged.take(*sent(home, 121), tick(200))
+        return True
+
+    assert amend_and_settle(home, Wanted(), course) == [Amended("d", 2, 0, corrected=True, left=None)]
+    assert seen(home) == [(10, "online", "signal"), (150, "offline", "silence")]
+    assert amend_home(home, Wanted()) == []
+
+
+def test_an_amend_whose_correction_is_not_judged_in_time_says_what_is_left(judged: Judged) -> None:
+    [done] = amend_and_settle(judged.home, Wanted(), lambda _: False)
+    assert (done.retracted, done.corrected, done.left is None) == (1, True, False)
+    assert amend_and_settle(judged.home, Wanted(dry_run=True), lambda _: pytest.fail("nothing was sent"))
+
+
+def test_a_stopped_fleet_is_not_waited_for(judged: Judged, capsys: pytest.CaptureFixture[str]) -> None:
+    amend_by_command(judged.home.path, again_within="10h", json_lines=True)
+    [done] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (done["corrected"], done["left"] is None) == (True, False)
+    assert parse_instant_ms(done["effective_from"]) == START + 129_000
+    judged.take(*sent(judged.home, 121), tick(200))
+    amend_by_command(judged.home.path, again_within="10h", json_lines=True)
+    assert json.loads(capsys.readouterr().out)["left"] is None
 
 
 def test_amending_again_says_nothing_new_and_sends_no_second_correction(judged: Judged) -> None:
