@@ -172,6 +172,7 @@ def correct(
 ) -> None:
     """Say what the registry had wrong since an instant in the past: ./fleet amend judges anew what that changes."""
     from cli.standing import on_its_way
+    from fleetpulse.core.registration import Correction, corrected
     from fleetpulse.ops import registry, reports
 
     from_ms = parse_instant_ms(from_)
@@ -192,8 +193,8 @@ def correct(
             + ("" if in_use(opened) else ": the fleet takes it when it runs (./fleet up)")
         )
     known = registry.entries(opened, device_id)
-    wanted = registry.Correction(from_ms, device_class, site, gateway, registered=registered, decommissioned=decommissioned)
-    entry = registry.corrected(known, heard_at, wanted)
+    wanted = Correction(from_ms, device_class, site, gateway, registered=registered, decommissioned=decommissioned)
+    entry = corrected(known, heard_at, wanted)
     content = {"op": entry.op, "effective_from": entry.from_ms, "class": entry.device_class, "gateway": entry.gateway}
     until = next((f" until the entry of {format_instant(one.from_ms)}" for one in known if one.from_ms > entry.from_ms), "")
     told = {"of class": device_class, "at site": site, "behind gateway": gateway}

@@ -7,6 +7,7 @@ what may still meet this has a retry, which asks or waits anew.
 """
 
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Final
@@ -54,9 +55,9 @@ class _Wait(BaseOperator):
             return int(event["at"])
         raise _failure(context, self.missed(event["wanted"], event["at"]))
 
+    @abstractmethod
     def missed(self, wanted: int, at: int | None) -> str:
         """Return the sentence that says what did not come."""
-        raise NotImplementedError
 
 
 class WaitForBatch(_Wait):

@@ -9,6 +9,7 @@ Rule 3: a watcher says at most one thing in ``least_s``: what came meanwhile is 
 import asyncio
 import json
 import time
+from abc import abstractmethod
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -43,9 +44,9 @@ class Reaching(BaseTrigger):
         return f"{_HERE}.{type(self).__name__}", {**told, "first_s": self.first_s, "every_s": self.every_s}
 
     @staticmethod
+    @abstractmethod
     def look(home: str) -> int | None:
         """Return what is reached; None where nothing is."""
-        raise NotImplementedError
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until it is there, or the time is over; the event is ``{"reached", "wanted", "at"}``."""

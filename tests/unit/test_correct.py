@@ -11,12 +11,12 @@ from cli.devices import correct, release
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.messages import Row
 from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.registration import Correction, Entry, corrected
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICES
 from fleetpulse.io import delta
 from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
 from fleetpulse.ops import reports
-from fleetpulse.ops.registry import Correction, Entry, corrected
 from streaming.landing import Landing
 from tests.histories import START, row, signal, tick
 from tests.homes import Judged, empty
