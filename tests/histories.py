@@ -62,6 +62,23 @@ def stored_rows(table: pa.Table) -> Iterator[Row]:
         yield Row(**values)
 
 
+def registry_entries(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Return what rows of the registry say, by the columns of its table."""
+    return [
+        {
+            "received_at_ms": one.received_at_ms,
+            "effective_from_ms": one.event_time_ms,
+            "device_id": one.device_id,
+            "site": one.site,
+            "op": one.contents()["op"],
+            "device_class": one.contents().get("class"),
+            "gateway": one.contents().get("gateway"),
+        }
+        for one in rows
+        if one.kind is Kind.REGISTRY
+    ]
+
+
 def choosing(draw: st.DrawFn) -> Choose:
     """Let Hypothesis choose."""
     return lambda several: draw(st.sampled_from(several))

@@ -17,6 +17,7 @@ from fleetpulse.core.replay import Deployment, outcome, replay
 from fleetpulse.core.tables import DEVICES, JUDGEMENTS
 from fleetpulse.io import delta
 from fleetpulse.ops.rewind import Moment, fleet_of, life_of
+from tests.histories import registry_entries
 from tests.property.test_laws import DEPLOYMENTS, histories
 
 
@@ -24,23 +25,6 @@ def _plain(one: Judgement, judged_ms: int) -> dict[str, Any]:
     values = {name: getattr(one, name) for name in Judgement.__slots__}
     values |= {name: str(values[name]) for name in ("kind", "from_mode", "to_mode", "trigger") if values[name] is not None}
     return {**values, "last_errors": json.dumps(one.last_errors), "judged_at_ms": judged_ms, "generation": 1}
-
-
-def _registry(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return what landing would put into the registry."""
-    return [
-        {
-            "received_at_ms": one.received_at_ms,
-            "effective_from_ms": one.event_time_ms,
-            "device_id": one.device_id,
-            "site": one.site,
-            "op": one.contents()["op"],
-            "device_class": one.contents().get("class"),
-            "gateway": one.contents().get("gateway"),
-        }
-        for one in rows
-        if one.kind is Kind.REGISTRY
-    ]
 
 
 def judged_live(rows: Sequence[Row], cuts: Sequence[int], deployment: Deployment) -> list[dict[str, Any]]:
@@ -63,7 +47,7 @@ def judged_live(rows: Sequence[Row], cuts: Sequence[int], deployment: Deployment
 def opened(judgements: Sequence[dict[str, Any]], rows: Sequence[Row]) -> Iterator[DuckDBPyConnection]:
     """Open tables with these rows."""
     with delta._connect() as connection:
-        for table, content in ((JUDGEMENTS, judgements), (DEVICES, _registry(rows))):
+        for table, content in ((JUDGEMENTS, judgements), (DEVICES, registry_entries(rows))):
             held = delta.to_table(table, content)
             connection.register(f"{table.name}_held", held)
             connection.execute(f"CREATE TABLE {table.name} AS SELECT * FROM {table.name}_held")

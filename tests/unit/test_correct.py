@@ -18,7 +18,7 @@ from fleetpulse.io import delta
 from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
 from fleetpulse.ops import reports
 from streaming.landing import Landing
-from tests.histories import START, row, signal, tick
+from tests.histories import START, registry_entries, row, signal, tick
 from tests.homes import Judged, empty
 from tests.unit.test_amend import agrees, seen, sent
 
@@ -29,21 +29,8 @@ RULES: dict[str, Any] = {"rules": {"timeout": "60s", "forget_after": "10h"}, "cl
 
 def _register(told: Judged, *rows: Row) -> None:
     """Write entries to the table of the registry, as landing does."""
-    plain = [
-        {
-            "received_at_ms": one.received_at_ms,
-            "effective_from_ms": one.event_time_ms,
-            "device_id": one.device_id,
-            "site": one.site,
-            "op": one.contents()["op"],
-            "device_class": one.contents().get("class"),
-            "gateway": one.contents().get("gateway"),
-            "origin": "command",
-            "bridge": "b",
-            "segment": 1,
-        }
-        for one in rows
-    ]
+    landed = {"origin": "command", "bridge": "b", "segment": 1}
+    plain = [{**one, **landed} for one in registry_entries(rows)]
     delta.append(told.home, DEVICES, delta.to_table(DEVICES, plain), "test", int(rows[0].received_at_ms))
     told.take(*rows)
 
