@@ -62,6 +62,13 @@ def stored_rows(table: pa.Table) -> Iterator[Row]:
         yield Row(**values)
 
 
+def judgement_entry(one: Judgement, judged_ms: int) -> dict[str, Any]:
+    """Return a judgement as the stream writes it, by the columns of its table; judged at ``judged_ms``."""
+    values = {name: getattr(one, name) for name in Judgement.__slots__}
+    values |= {name: str(values[name]) for name in ("kind", "from_mode", "to_mode", "trigger") if values[name] is not None}
+    return {**values, "last_errors": json.dumps(one.last_errors), "judged_at_ms": judged_ms, "generation": 1}
+
+
 def registry_entries(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Return what rows of the registry say, by the columns of its table."""
     return [

@@ -13,8 +13,9 @@ from fleetpulse.core.machine import Mode
 from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.ops.availability import COUNTED, HEARD, Span, availability_of, listened
+from tests.histories import judgement_entry
 from tests.property.test_laws import DEPLOYMENTS, histories
-from tests.property.test_rewind import _plain, opened
+from tests.property.test_rewind import opened
 
 
 def walked(changes: list[Judgement], coverage: Coverage, span: Span, by: Any) -> dict[Any, dict[str, int]]:
@@ -49,7 +50,7 @@ def test_shares_are_those_of_a_naive_walk(rows: list[Row], deployment: Deploymen
     changes = [one for one in told.judgements if one.kind is Verdict.TRANSITION]
     by = ("device_id", "site", "device_class") if each else ("site", "device_class")
     want = walked(changes, coverage, span, lambda one: tuple(getattr(one, name) for name in by)) if begin_ms < span.to_ms else {}
-    judgements = [_plain(one, rows[-1].received_at_ms) for one in told.judgements]
+    judgements = [judgement_entry(one, rows[-1].received_at_ms) for one in told.judgements]
     with opened(judgements, rows) as tables:
         found = {tuple(row[name] for name in by): row for row in availability_of(tables, listened(coverage, span), by)}
     assert {group: row["covered_ms"] for group, row in found.items()} == {

@@ -1,6 +1,5 @@
 """The fleet at an instant is what the definition had come to then, from whichever later day one looks back."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -10,21 +9,15 @@ from duckdb import DuckDBPyConnection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetpulse.core.judgements import Judgement, Verdict, compared
+from fleetpulse.core.judgements import Verdict, compared
 from fleetpulse.core.machine import Mode
 from fleetpulse.core.messages import Kind, Row
 from fleetpulse.core.replay import Deployment, outcome, replay
 from fleetpulse.core.tables import DEVICES, JUDGEMENTS
 from fleetpulse.io import delta
 from fleetpulse.ops.rewind import Moment, fleet_of, life_of
-from tests.histories import registry_entries
+from tests.histories import judgement_entry, registry_entries
 from tests.property.test_laws import DEPLOYMENTS, histories
-
-
-def _plain(one: Judgement, judged_ms: int) -> dict[str, Any]:
-    values = {name: getattr(one, name) for name in Judgement.__slots__}
-    values |= {name: str(values[name]) for name in ("kind", "from_mode", "to_mode", "trigger") if values[name] is not None}
-    return {**values, "last_errors": json.dumps(one.last_errors), "judged_at_ms": judged_ms, "generation": 1}
 
 
 def judged_live(rows: Sequence[Row], cuts: Sequence[int], deployment: Deployment) -> list[dict[str, Any]]:
@@ -38,7 +31,7 @@ def judged_live(rows: Sequence[Row], cuts: Sequence[int], deployment: Deployment
             key = next(iter(compared([one])))
             if fresh[key] > 0:
                 fresh[key] -= 1
-                said.append(_plain(one, rows[cut - 1].received_at_ms))
+                said.append(judgement_entry(one, rows[cut - 1].received_at_ms))
         before = compared(told)
     return said
 
@@ -93,7 +86,7 @@ def test_a_life_is_told_without_holes_and_ends_in_the_mode_of_the_fleet(
     if told.listening is None or told.listening.frontier_ms is None:
         return
     at_ms = rows[place % len(rows)].received_at_ms
-    judgements = [_plain(one, rows[-1].received_at_ms) for one in told.judgements]
+    judgements = [judgement_entry(one, rows[-1].received_at_ms) for one in told.judgements]
     moment = Moment(at_ms, judged_to_ms=told.listening.frontier_ms)
     with opened(judgements, rows) as tables:
         found = {one["device_id"]: one for one in fleet_of(tables, moment)}

@@ -15,9 +15,8 @@ from fleetpulse.core.tables import DEVICES, JUDGEMENTS
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
-from tests.histories import START, row, signal, tick
+from tests.histories import START, judgement_entry, registry_entries, row, signal, tick
 from tests.homes import landed_home
-from tests.property.test_rewind import _plain, _registry
 
 pytestmark = pytest.mark.unit
 DEPLOYMENT = Deployment(10_000)
@@ -45,8 +44,10 @@ def home(tmp_path: Path) -> Home:
         delta.create(made, table)
     told = replay(rows, DEPLOYMENT)
     summaries = [{"kind": "summary", "event_time_ms": START + 3_990_000, "key_group": 0, "judged_at_ms": JUDGED_MS}]
-    delta.append(made, JUDGEMENTS, delta.to_table(JUDGEMENTS, [*(_plain(one, JUDGED_MS) for one in told), *summaries]), "t", 1)
-    delta.append(made, DEVICES, delta.to_table(DEVICES, _registry(rows)), "t", 1)
+    delta.append(
+        made, JUDGEMENTS, delta.to_table(JUDGEMENTS, [*(judgement_entry(one, JUDGED_MS) for one in told), *summaries]), "t", 1
+    )
+    delta.append(made, DEVICES, delta.to_table(DEVICES, registry_entries(rows)), "t", 1)
     return made
 
 
