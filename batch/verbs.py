@@ -79,7 +79,7 @@ def rescale(work: Work, key_groups: int) -> Generation | None:
     """
     if not 1 <= key_groups <= _MOST_GROUPS:
         raise FleetError(
-            f"a generation has 1 to {_MOST_GROUPS:,} key groups; got {key_groups}; aim at 4,000 to 16,000 devices each"
+            f"a generation has 1 to {_MOST_GROUPS:,} key groups; got {key_groups}; aim at 4,000 to 32,000 devices each"
         )
     current = work.home.generation()
     if key_groups == current.key_groups:

@@ -1,6 +1,6 @@
 """# Another number of key groups
 
-**When**: the fleet has outgrown its key groups; aim at 4,000 to 16,000 devices each (`./fleet state inspect`, `./fleet plan`).
+**When**: the fleet has outgrown its key groups; aim at 4,000 to 32,000 devices each (`./fleet state inspect`, `./fleet plan`).
 
 **What it changes**: plans, and waits until a person has read the plan and approves it. Then it stops the stream, makes a new
 generation with that many key groups, checks it (the gate), gives it the work, starts the stream and watches it commit.

@@ -1,4 +1,4 @@
-"""The state of one key group: its block with the timer that stands for it, what waits, and a digest of each.
+"""The state of one key group: its block with the timer that stands for it, what waits, and the name of each one's copy.
 
 Rule: a call for a group begins with `read` and ends with `write`; between them this is that group's.
 """
@@ -22,13 +22,13 @@ class GroupState:
     def __init__(self, handle: StatefulProcessorHandle) -> None:
         self._group = handle.getValueState("group", "block binary, timer long")
         self._waiting = handle.getMapState("waiting", "number long", "rows binary")
-        self._digests = handle.getValueState("digests", "known string")
+        self._names = handle.getValueState("digests", "known string")  # called after what a name once was
         self._copies = Copies.of_worker()
         self._known: dict[str, Any] = {}
 
     def read(self) -> tuple[bytes, int | None] | None:
         """Return the group's block, and when its timer stands, epoch milliseconds; None before the first call for it."""
-        told = self._digests.get()
+        told = self._names.get()
         self._known = json.loads(told[0]) if told else {"block": None, "chunks": {}}  # none where an older version wrote
         if self._known["block"] and (block := self._copies.find(self._known["block"])) is not None:
             return block, self._known["timer"]
@@ -37,8 +37,8 @@ class GroupState:
 
     def chunk(self, number: int) -> bytes:
         """Return a chunk of what waits."""
-        digest = self._known["chunks"].get(str(number))
-        if digest and (rows := self._copies.find(digest)) is not None:
+        name = self._known["chunks"].get(str(number))
+        if name and (rows := self._copies.find(name)) is not None:
             return rows
         found = self._waiting.getValue((number,))
         assert found is not None, f"chunk {number} is kept until it is judged"
@@ -53,16 +53,16 @@ class GroupState:
             chunks: new ones, by number.
             gone: numbers of those that are no longer needed.
         """
-        digests: dict[str, str] = self._known["chunks"]
+        names: dict[str, str] = self._known["chunks"]
         for number, rows in chunks:
             self._waiting.updateValue((number,), (rows,))
-            digests[str(number)] = self._copies.keep(rows)
+            names[str(number)] = self._copies.keep(rows)
         for number in gone:
             self._waiting.removeKey((number,))
-            if digest := digests.pop(str(number), None):
-                self._copies.drop(digest)
+            if name := names.pop(str(number), None):
+                self._copies.drop(name)
         if self._known["block"]:
             self._copies.drop(self._known["block"])
         self._group.update((block, timer_ms))
-        self._known = {"block": self._copies.keep(block), "timer": timer_ms, "chunks": digests}
-        self._digests.update((json.dumps(self._known),))
+        self._known = {"block": self._copies.keep(block), "timer": timer_ms, "chunks": names}
+        self._names.update((json.dumps(self._known),))

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 DAY_MS: Final = 86_400_000
 MONTH_DAYS: Final = 30
-DEVICES_A_GROUP: Final = (4_000, 16_000)  # least, most
+DEVICES_A_GROUP: Final = (4_000, 32_000)  # least, most
 ROW_GROUP: Final = 131_072  # rows of a piece that have a dictionary of their own
 BUSY: Final = 0.6  # of a core at most, in the long run: the rest is for catching up
 CORES_AN_EXECUTOR: Final = 4
@@ -189,7 +189,7 @@ def mentioned(rows: float, devices: float) -> float:
 
 
 def key_groups(devices: int, partitions: int) -> int:
-    """Return the fewest key groups that hold no more than 16,000 devices each, and keep every partition busy.
+    """Return the fewest key groups that hold no more than 32,000 devices each, and keep every partition busy.
 
     Each call for a group costs some milliseconds however little there is to do: fewer groups are cheaper.
     """

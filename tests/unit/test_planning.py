@@ -86,7 +86,7 @@ def test_judgements_are_foretold(devices: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 100, 40_000, 100_000, 1_000_000, 20_000_000])
-def test_key_groups_are_of_four_to_sixteen_thousand_devices_and_keep_every_partition_busy(devices: int) -> None:
+def test_key_groups_are_of_four_to_thirty_two_thousand_devices_and_keep_every_partition_busy(devices: int) -> None:
     found = plan(Fleet(devices), FIGURES)
     least, most = DEVICES_A_GROUP
     assert found.devices_a_group <= most
