@@ -14,7 +14,7 @@ from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.messages import EVERYONE, Kind, Origin
 from fleetpulse.core.policy import DEFAULT_CLASS
 from fleetpulse.core.times import format_instant, parse_duration_ms, parse_instant_ms
-from fleetpulse.io.commands import Command, commanded, spool
+from fleetpulse.io.commands import Command, commanded, hand_over, in_turn, spool
 from fleetpulse.io.home import Home
 from fleetpulse.io.services import in_use
 
@@ -58,8 +58,11 @@ def _give(home: Path, commands: list[Command], done: str) -> None:
     opened = Home(home)
     opened.record()
     spool(opened, commands)
-    running = in_use(opened)
-    typer.echo(done + ("" if running else "; it takes effect when the fleet runs (./fleet up)"))
+    _given(opened, done)
+
+
+def _given(home: Home, done: str) -> None:
+    typer.echo(done + ("" if in_use(home) else "; it takes effect when the fleet runs (./fleet up)"))
 
 
 def _about(home: Path, command: Command, done: str) -> None:
@@ -186,23 +189,24 @@ def correct(
     heard_at = reports.site_of(opened, device_id)
     if heard_at is None:
         raise FleetError(f'no device "{device_id}" was registered or heard in "{home}"; register it with: ./fleet device add')
-    if on_its_way(opened, device_id, Kind.REGISTRY):
-        raise FleetError(
-            f'what the registry says of "{device_id}" is on its way, and an entry made without it would undo it; give what was '
-            f"otherwise since one instant in one command, or this one again when that has landed"
-            + ("" if in_use(opened) else ": the fleet takes it when it runs (./fleet up)")
-        )
-    known = registry.entries(opened, device_id)
     wanted = Correction(from_ms, device_class, site, gateway, registered=registered, decommissioned=decommissioned)
-    entry = corrected(known, heard_at, wanted)
-    content = {"op": entry.op, "effective_from": entry.from_ms, "class": entry.device_class, "gateway": entry.gateway}
+    with in_turn(opened):  # what the registry says now is what the entry is made of
+        if on_its_way(opened, device_id, Kind.REGISTRY):
+            raise FleetError(
+                f'what the registry says of "{device_id}" is on its way, and an entry made without it would undo it; give what '
+                f"was otherwise since one instant in one command, or this one again when that has landed"
+                + ("" if in_use(opened) else ": the fleet takes it when it runs (./fleet up)")
+            )
+        known = registry.entries(opened, device_id)
+        entry = corrected(known, heard_at, wanted)
+        content = {"op": entry.op, "effective_from": entry.from_ms, "class": entry.device_class, "gateway": entry.gateway}
+        hand_over(opened, [_registry(device_id, EVERYONE if decommissioned else entry.site, content)])
     until = next((f" until the entry of {format_instant(one.from_ms)}" for one in known if one.from_ms > entry.from_ms), "")
     told = {"of class": device_class, "at site": site, "behind gateway": gateway}
     words = [f'{what} "{name}"' for what, name in told.items() if name is not None]
     words += [what for what, said in (("in service", registered), ("out of service", decommissioned)) if said]
     since = f"since {format_instant(entry.from_ms)}{until}"
-    done = f'device "{device_id}" was {", ".join(words)} {since}; to judge that anew: ./fleet amend'
-    _give(home, [_registry(device_id, EVERYONE if decommissioned else entry.site, content)], done)
+    _given(opened, f'device "{device_id}" was {", ".join(words)} {since}; to judge that anew: ./fleet amend')
 
 
 @device.command("maintain")

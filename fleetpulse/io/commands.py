@@ -4,15 +4,33 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Origin
 from fleetpulse.io.home import Home
+from fleetpulse.io.locks import folder_held
 
 Command = tuple[str, Mapping[str, Any]]  # topic and payload
+
+
+@contextmanager
+def in_turn(home: Home) -> Iterator[None]:
+    """Let nobody else give commands meanwhile: for those that follow from what has been said so far.
+
+    Raises:
+        FleetError: the folder of commands cannot be written.
+    """
+    with ExitStack() as turn:
+        try:
+            home.commands.mkdir(parents=True, exist_ok=True)
+            turn.enter_context(folder_held(home.commands))
+        except OSError as error:
+            raise _unwritable(home, error) from None
+        yield
 
 
 def spool(home: Home, commands: Sequence[Command]) -> None:
@@ -20,6 +38,16 @@ def spool(home: Home, commands: Sequence[Command]) -> None:
 
     Raises:
         FleetError: one of them is not a command; nothing was written.
+    """
+    with in_turn(home):
+        hand_over(home, commands)
+
+
+def hand_over(home: Home, commands: Sequence[Command]) -> None:
+    """Do what `spool` does, for one whose turn it is.
+
+    Raises:
+        FleetError: as `spool`.
     """
     faults: list[str] = []
     for topic, payload in commands:
@@ -31,16 +59,18 @@ def spool(home: Home, commands: Sequence[Command]) -> None:
     name = f"{int(time.time() * 1000)}-{secrets.token_hex(4)}.json"
     fresh = home.commands / f".{name}.new"
     try:
-        home.commands.mkdir(parents=True, exist_ok=True)
         with fresh.open("w") as file:
             json.dump([{"topic": topic, "payload": payload} for topic, payload in commands], file)
             file.flush()
             os.fsync(file.fileno())
         fresh.rename(home.commands / name)
     except OSError as error:
-        raise FleetError(
-            f'cannot write to "{home.commands}" ({error.strerror}); free some space, or make it yours to write, and try again'
-        ) from None
+        raise _unwritable(home, error) from None
+
+
+def _unwritable(home: Home, error: OSError) -> FleetError:
+    cure = "free some space, or make it yours to write, and try again"
+    return FleetError(f'cannot write to "{home.commands}" ({error.strerror}); {cure}')
 
 
 def commanded(home: Home) -> set[str]:

@@ -63,6 +63,21 @@ def briefly(path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def folder_held(path: Path) -> Iterator[None]:
+    """Hold a folder for an instant as `briefly` holds a file: nothing is written, so that whoever may read it may hold it.
+
+    Raises:
+        OSError: there is none, or the system refuses.
+    """
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+@contextmanager
 def shared(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[None]:
     """Hold a file's lock together with others who share it, and say in it who they are.
 

@@ -87,8 +87,8 @@ class Figures:
     judgements: Parquet = field(default_factory=lambda: Parquet(6_410, 32.3))
     health_bytes: float = 254
     quarantined_bytes: float = 60
-    message_us: float = 1.6
-    touched_us: float = 2.1
+    message_us: float = 1.4
+    touched_us: float = 1.2
     batch_s: float = 0.6
     ingest_us: float = 13.0
     write_bytes_per_s: float = 100 * _MB

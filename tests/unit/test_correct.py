@@ -1,6 +1,8 @@
 """What the registry had wrong: the entry that says it, what amend makes of that, and what no entry can say."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from fleetpulse.core.registration import Correction, Entry, corrected
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICES
 from fleetpulse.io import delta
+from fleetpulse.io.commands import hand_over, in_turn
 from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
 from fleetpulse.ops import reports
 from streaming.landing import Landing
@@ -137,6 +140,21 @@ def test_a_correction_waits_for_what_the_registry_is_about_to_say(told: Judged) 
     [second] = [one for one in _waiting(told) if "/d/" in one["topic"]]
     assert second["topic"] == "fleet/south/d/registry", "it is made of the first one"
     assert second["payload"] == {"op": "add", "class": "quick", "effective_from": START + 100_001}
+
+
+def test_of_two_corrections_at_once_the_second_sees_the_first(told: Judged) -> None:
+    def late() -> None:
+        correct("d", from_=str(START + 100_000), device_class="quick", home=told.home.path)
+
+    with ThreadPoolExecutor(1) as others:
+        with in_turn(told.home):
+            second = others.submit(late)
+            time.sleep(0.5)  # it stands before the door, or will stand there
+            assert not second.done()
+            hand_over(told.home, [("fleet/south/d/registry", {"op": "add", "effective_from": START + 100_000})])
+        with pytest.raises(FleetError, match="is on its way"):
+            second.result(timeout=60)
+    assert [one["topic"] for one in _waiting(told)] == ["fleet/south/d/registry"]
 
 
 def test_a_correction_waits_neither_for_other_commands_nor_for_what_will_not_land(told: Judged) -> None:
