@@ -16,6 +16,8 @@ FORMAT_VERSION: Final = 1
 KNOWN_NAMES: Final = 65_536  # whose hashes and addresses are at hand: they come again and again
 BRIDGE: Final = "bridge-1"  # the bridge that every installation has
 KAFKA: Final = "kafka"  # the bridge that takes messages from Kafka
+ALERTS: Final = "fleetpulse/alert"  # whoever publishes below it has data quality looked at
+FAILURES: Final = "fleetpulse/failed"  # below it is said which DAG failed; not below the former, which runs one that may fail
 EVERYONE: Final = "_"  # stands for site and device in rows that concern the whole fleet
 
 

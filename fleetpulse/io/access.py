@@ -20,7 +20,7 @@ from typing import Final
 import bcrypt
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import FROM_DEVICES, Kind
+from fleetpulse.core.messages import ALERTS, FAILURES, FROM_DEVICES, Kind
 from fleetpulse.core.sparkplug import COMMANDS, FILTERS, PREFIX, STATE
 from fleetpulse.io.address import BrokerAddress, write_secret
 
@@ -29,7 +29,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 _NODE: Final = re.compile(f"{_NAME.pattern}/{_NAME.pattern}")
 _KINDS: Final = sorted(kind.value for kind in FROM_DEVICES)
 _NOTHING: Final = ["_nothing"]  # an empty list would allow everything
-_ALL: Final = ["fleet", "fleet.>"]  # "fleet/#" is both
+_HEARD: Final = ("fleet/#", f"{ALERTS}/#", f"{FAILURES}/#")  # by watchers and operators
+_SENT: Final = ("fleet/#", f"{ALERTS}/#")  # by operators
 _ROUNDS: Final = 5  # the passwords are random: a hash that takes long would slow down whoever comes in, and nobody else
 
 
@@ -159,10 +160,10 @@ def nats_rules(ours: BrokerAddress, known: Iterable[Grant]) -> str:
 
 def _subjects(one: Grant) -> tuple[list[str], list[str]]:
     """Return the subjects of NATS that someone may publish on, and hear."""
-    if one.role is Role.OPERATOR:
-        return ["fleet.>"], _ALL
-    if one.role is Role.WATCHER:
-        return _NOTHING, _ALL
+    if one.role is not Role.DEVICE:
+        heard = [_subject(topic) for topic in _HEARD]
+        heard += [each.removesuffix(".>") for each in heard]  # "fleet/#" is both
+        return ([_subject(topic) for topic in _SENT] if one.role is Role.OPERATOR else _NOTHING), heard
     may_send, may_hear = _topics(one)
     return [_subject(topic) for topic in may_send], [_subject(topic) for topic in may_hear]
 
@@ -193,9 +194,6 @@ def mosquitto_rules(known: Iterable[Grant]) -> str:
         lines += ["", f"user {one.name}"]
         if one.name not in one.devices:  # a pattern holds for every user: this one is no device of its own name
             lines.append(f"topic deny fleet/+/{one.name}/#")
-        if one.role is Role.DEVICE:
-            may_send, may_hear = _topics(one)
-            lines += [f"topic write {topic}" for topic in may_send] + [f"topic read {topic}" for topic in may_hear]
-        else:
-            lines.append(f"topic {'readwrite' if one.role is Role.OPERATOR else 'read'} fleet/#")
+        may_send, may_hear = {Role.DEVICE: _topics(one), Role.WATCHER: ((), _HEARD), Role.OPERATOR: (_SENT, _HEARD)}[one.role]
+        lines += [f"topic write {topic}" for topic in may_send] + [f"topic read {topic}" for topic in may_hear]
     return "\n".join(lines) + "\n"

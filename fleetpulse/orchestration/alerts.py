@@ -20,10 +20,10 @@ from typing import Any, Final
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
+from fleetpulse.core.messages import FAILURES
 from fleetpulse.orchestration.place import PLACE, Place
 
 _LOG: Final = logging.getLogger(__name__)
-TOPIC: Final = "fleetpulse/failed/{}"  # not below fleetpulse/alert: what listens there runs a DAG, which may fail
 AGAIN_S: Final = 3_600.0
 _POST_S: Final = 5.0
 _FIGURES: Final = re.compile(r"(?:\d[\d.,]*(?:ms|[smhd](?![a-z]))?)+")  # 3, 1,200, 0.5, 4m, 1h30m
@@ -96,7 +96,7 @@ def _publish(place: Place, dag_id: str, payload: bytes) -> bool:
     if not status.exists():
         return False
     name = f"fleet-told-{time.time_ns() % 10**9}"  # two who tell at once are two clients
-    send(load_address(status), name, TOPIC.format(dag_id), payload)
+    send(load_address(status), name, f"{FAILURES}/{dag_id}", payload)
     return True
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from airflow.sdk import Asset, AssetWatcher
 
+from fleetpulse.core.messages import ALERTS as ALERTS_BELOW
 from fleetpulse.orchestration.place import PLACE
 from fleetpulse.orchestration.triggers import AlertWatch, DeltaLogWatch
 
@@ -16,7 +17,7 @@ _LOG: Final = logging.getLogger(__name__)
 GROUP: Final = "fleet"
 LATE_EVERY_S: Final = 900.0  # between two runs for what came late: the frontier has moved on by then
 ALERTS_EVERY_S: Final = 300.0
-ALERT_TOPIC: Final = "fleetpulse/alert/#"
+ALERT_TOPIC: Final = f"{ALERTS_BELOW}/#"
 
 
 def _table(name: str, watchers: list[AssetWatcher] | None = None) -> Asset:
@@ -47,7 +48,7 @@ LATE: Final = Asset(
 )
 ALERTS: Final = Asset(
     "alerts",
-    uri="x-mqtt:fleetpulse/alert",
+    uri=f"x-mqtt:{ALERTS_BELOW}",
     group=GROUP,
     watchers=[
         AssetWatcher(name="alerts_topic", trigger=AlertWatch(home=str(PLACE.home), topic=ALERT_TOPIC, least_s=ALERTS_EVERY_S))

@@ -88,7 +88,7 @@ def test_mosquitto_has_a_pattern_for_devices_and_a_block_for_each_other(tmp_path
     assert "pattern write fleet/+/%u/heartbeat\n" in rules
     assert "pump-1" not in rules
     assert "user gate\ntopic deny fleet/+/gate/#\ntopic write fleet/+/a/birth\n" in rules
-    assert "user eye\ntopic deny fleet/+/eye/#\ntopic read fleet/#\n" in rules
+    assert "user eye\ntopic deny fleet/+/eye/#\ntopic read fleet/#\ntopic read fleetpulse/alert/#\n" in rules
 
 
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
