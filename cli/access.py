@@ -33,6 +33,7 @@ def grant(
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Let a device, a watcher or an operator in; the password is shown once. Again for a name: a new password."""
+    Home(home).record()  # a home, and no name that was mistyped
     password = rules.grant(Home(home).broker, name, role, speaks_for or [], nodes or [])
     told = _renewed(home)
     if told:  # so that who uses the password at once is let in
@@ -44,6 +45,7 @@ def grant(
 @access.command("revoke")
 def revoke(name: Annotated[str, typer.Argument(help="User name.")], home: HomeOption = DEFAULT_HOME) -> None:
     """Let someone in no longer, and close their connection."""
+    Home(home).record()
     rules.revoke(Home(home).broker, name)
     typer.echo(f'"{name}" may come in no longer{_renewed(home)}', err=True)
 

@@ -13,13 +13,13 @@ from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.messages import EVERYONE, Kind, Origin
 from fleetpulse.core.policy import DEFAULT_CLASS
-from fleetpulse.core.times import format_instant, parse_duration_ms, parse_instant_ms
+from fleetpulse.core.times import format_duration, format_instant, parse_duration_ms, parse_instant_ms
 from fleetpulse.io.commands import Command, commanded, hand_over, in_turn, spool
 from fleetpulse.io.home import Home
 from fleetpulse.io.services import in_use
 
 DeviceArgument = Annotated[str, typer.Argument(help="Device id.")]
-_COLUMNS = ("device_id", "site", "class", "gateway")
+_COLUMNS = ("device_id", "site", "class", "device_class", "gateway")
 
 
 class _DeviceOrVerb(TyperGroup):
@@ -120,7 +120,9 @@ def add(
 
 @device.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="CSV with a header: device_id, and site, class, gateway where known.")],
+    file: Annotated[
+        Path, typer.Argument(help="CSV with a header: device_id; site, class (or device_class), gateway where known.")
+    ],
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Register devices from a CSV file: all of them, or none."""
@@ -135,7 +137,7 @@ def import_(
             for row in reader:
                 content = {
                     "op": "add",
-                    "class": row.get("class") or DEFAULT_CLASS,
+                    "class": row.get("class") or row.get("device_class") or DEFAULT_CLASS,
                     "gateway": row.get("gateway") or None,
                 }
                 try:
@@ -224,8 +226,23 @@ def maintain(
     until_ms = parse_instant_ms(until) if until else now_ms + parse_duration_ms(for_ or "0s")
     if until_ms <= now_ms:
         raise Misuse(f"the end of maintenance lies in the future; got {format_instant(until_ms)}")
+    _require_not_too_long(home, device_id, now_ms, until_ms)
     content = {"op": "update" if update else "maintain", "until": until_ms}
     _about(home, _control(device_id, content), f'device "{device_id}" is held until {format_instant(until_ms)}')
+
+
+def _require_not_too_long(home: Path, device_id: str, now_ms: int, until_ms: int) -> None:
+    """Refuse what the job would refuse later, where nobody looks; the policy that counts is the one in force then."""
+    from fleetpulse.ops.ruling import rules_at
+
+    opened = Home(home)
+    opened.record()
+    found = rules_at(opened, device_id, now_ms)
+    if found is not None and until_ms > now_ms + found[1].longest_hold_ms:
+        raise FleetError(
+            f'one of class "{found[0]}" is held for {format_duration(found[1].longest_hold_ms)} at most (longest_hold of its '
+            f"policy); got an end at {format_instant(until_ms)}; take a shorter time, or raise longest_hold: ./fleet policy apply"
+        )
 
 
 @device.command("release")

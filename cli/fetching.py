@@ -1,4 +1,4 @@
-"""``fleet fetch``: everything that a start would fetch or compile, had beforehand; a start needs no network afterwards."""
+"""``fleet fetch``: all that a start would fetch or compile, had beforehand; without Airflow no start needs a network then."""
 
 import typer
 
@@ -12,7 +12,7 @@ def register(app: typer.Typer) -> None:
 
 
 def fetch() -> None:
-    """Fetch Java where there is none, and Spark's JARs, and compile the fold: no later start needs a network."""
+    """Fetch Java where there is none, and Spark's JARs, and compile the fold; no start with --no-airflow needs a network then."""
     from fleetpulse.columnar.warm import warm
 
     typer.echo(f"Java: {find_java()}")

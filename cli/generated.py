@@ -68,11 +68,11 @@ def policy() -> str:
     text = _MARK.format("fleetpulse/core/policy.py") + "# The rules of a policy\n\n"
     text += 'A policy is a TOML file: `unknown_devices = "admit"` or `"quarantine"`, the rules of every class in '
     text += "`[rules]`, and what differs in `[classes.NAME]`. `fleet policy check FILE` shows what it comes to.\n\n"
-    text += "| rule | built in |\n| --- | --- |\n"
+    text += "| rule | built in | meaning |\n| --- | --- | --- |\n"
     for name, rule in RULES.items():
         value = getattr(Rules(), name)
         shown = format_duration(value) if name.endswith("_ms") else ", ".join(value) if isinstance(value, tuple) else value
-        text += f"| `{rule.key}` | {shown} |\n"
+        text += f"| `{rule.key}` | {shown} | {rule.meaning} |\n"
     return text
 
 

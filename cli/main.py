@@ -144,14 +144,16 @@ def replay(
 @app.command()
 def up(
     home: HomeOption = DEFAULT_HOME,
-    devices: Annotated[int, typer.Option("--devices", min=1, max=1_000_000, help="Size of the simulated fleet.")] = 100,
+    devices: Annotated[
+        int | None, typer.Option("--devices", min=1, max=1_000_000, help="Size of the simulated fleet (100).")
+    ] = None,
     for_s: Annotated[float | None, typer.Option("--for", min=1, help="Stop by itself after so many seconds.")] = None,
     no_sim: Annotated[bool, typer.Option("--no-sim", help="Without simulated devices.")] = False,
     broker: BrokerOption = None,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port of the embedded broker; 0 takes a free one.")
     ] = 1883,
-    seed: Annotated[int, typer.Option("--seed", help="Of the simulated fleet.")] = 1,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the simulated fleet (1).")] = None,
     timeout: TimeoutOption = None,
     lateness: LatenessOption = None,
     policy: PolicyOption = None,

@@ -20,9 +20,9 @@ MeasuredOption = Annotated[
 _FOREVER: Final = "forever"
 _MEANINGS: Final = {
     "messages_per_s": "messages a second",
-    "key_groups": "key groups: fixed when a home is made",
+    "key_groups": "key groups (a home begins with 8; others: fleet state rescale)",
     "devices_a_group": "devices in each",
-    "partitions": "state partitions: fixed with a checkpoint's first batch",
+    "partitions": "state partitions (one a core at first; others: fleet state repartition)",
     "cores": "cores of the lifecycle job",
     "executors": "executors, where a cluster runs it",
     "ingest_cores": "cores of bridge and landing",

@@ -32,6 +32,7 @@ from fleetpulse.settings import load_settings
 from streaming.simulator import Simulated, remembered
 
 _LEAST_FREE_BYTES = 500_000_000
+_DEVICES, _SEED = 100, 1  # of a simulated fleet of which nothing else was said
 WATCH_S = 0.5  # between two looks whether everything runs
 _DOWN_S = 300.0
 _PATIENCE_S = 200.0  # less than "fleet down" has: the job may just be starting, on a busy machine
@@ -42,8 +43,8 @@ class Wanted:
     """What was asked of ``up``.
 
     Attributes:
-        devices: size of the simulated fleet.
-        seed: of the simulated fleet.
+        devices: size of the simulated fleet; None takes that of the home, or 100.
+        seed: of the simulated fleet; None takes that of the home, or 1.
         for_s: stop by itself after so many seconds.
         simulate: whether there is a simulated fleet.
         broker: another broker; None starts the embedded one.
@@ -53,8 +54,8 @@ class Wanted:
         picture: where the last screen is drawn as SVG; None draws none.
     """
 
-    devices: int
-    seed: int
+    devices: int | None
+    seed: int | None
     for_s: float | None
     simulate: bool
     broker: BrokerAddress | None
@@ -103,8 +104,11 @@ def _prepare(home: Home, wanted: Wanted) -> bool:
     """Write down what is to be simulated; return whether its history is still to be played."""
     stands = position(home.segments)
     known = remembered(home)
+    if wanted.simulate and known is not None:
+        _require_same(home, wanted, known)
     if wanted.simulate and known is None:
-        known = Simulated.begin(wanted.seed, wanted.devices, int(time.time() * 1000), wanted.policy)
+        seed = _SEED if wanted.seed is None else wanted.seed
+        known = Simulated.begin(seed, wanted.devices or _DEVICES, int(time.time() * 1000), wanted.policy)
         known.remember(home)
     elif wanted.policy is not None:
         content = {"policy": wanted.policy.normalised()}
@@ -113,6 +117,17 @@ def _prepare(home: Home, wanted: Wanted) -> bool:
         return False
     unfinished = stands is not None and stands.recording == known.recording and not stands.ended
     return stands is None or unfinished
+
+
+def _require_same(home: Home, wanted: Wanted, known: Simulated) -> None:
+    """Refuse another simulated fleet than the one whose history the home has."""
+    has, asked = (known.scenario.devices, known.scenario.seed), (wanted.devices, wanted.seed)
+    if any(one is not None and one != other for one, other in zip(asked, has, strict=True)):
+        got = " ".join(f"--{name} {one}" for name, one in zip(("devices", "seed"), asked, strict=True) if one is not None)
+        raise FleetError(
+            f'the simulated fleet of the home "{home.path}" has {has[0]} devices and the seed {has[1]}; got '
+            f"{got}; leave that out and it goes on, or take another home: --home"
+        )
 
 
 def _watch(run: Run, wanted: Wanted, address: BrokerAddress, stop: Stop, restarts: int, airflow: Beside | None) -> None:

@@ -96,6 +96,7 @@ class _Rule:
 
     key: str
     read: Callable[[Any], Any]
+    meaning: str
 
 
 def _duration(least: str, most: str = "3650d") -> Callable[[Any], int]:
@@ -132,16 +133,20 @@ def _codes(value: Any) -> tuple[str, ...]:
 
 RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
     {
-        "timeout_ms": _Rule("timeout", _duration("1s")),
-        "death_grace_ms": _Rule("death_grace", _duration("0s", "1d")),
-        "forget_after_ms": _Rule("forget_after", _duration("1s")),
-        "degraded_errors": _Rule("degraded.errors", _count(1, MAX_ERRORS)),
-        "degraded_window_ms": _Rule("degraded.window", _duration("1s", "30d")),
-        "flagged_codes": _Rule("flagged.codes", _codes),
-        "flagged_window_ms": _Rule("flagged.window", _duration("1s", "30d")),
-        "flagged_hold_ms": _Rule("flagged.hold", _duration("1s", "365d")),
-        "longest_hold_ms": _Rule("longest_hold", _duration("1s", "365d")),
-        "last_errors": _Rule("last_errors", _count(0, MAX_ERRORS)),
+        "timeout_ms": _Rule("timeout", _duration("1s"), "silence, while we listened, after which a device is offline"),
+        "death_grace_ms": _Rule("death_grace", _duration("0s", "1d"), "what is left of it when the device's will was delivered"),
+        "forget_after_ms": _Rule("forget_after", _duration("1s"), "silence after which it is removed, with a row that says so"),
+        "degraded_errors": _Rule("degraded.errors", _count(1, MAX_ERRORS), "so many errors ..."),
+        "degraded_window_ms": _Rule(
+            "degraded.window",
+            _duration("1s", "30d"),
+            "... in this span degrade a device, until fewer lie in it",
+        ),
+        "flagged_codes": _Rule("flagged.codes", _codes, "error codes that, one after the other, ..."),
+        "flagged_window_ms": _Rule("flagged.window", _duration("1s", "30d"), "... within this span flag a device, ..."),
+        "flagged_hold_ms": _Rule("flagged.hold", _duration("1s", "365d"), "... until an operator releases it, or for so long"),
+        "longest_hold_ms": _Rule("longest_hold", _duration("1s", "365d"), "the longest maintenance or update to be announced"),
+        "last_errors": _Rule("last_errors", _count(0, MAX_ERRORS), "how many of the last error codes a row shows"),
     }
 )
 

@@ -1,0 +1,26 @@
+"""Which rules a device is under, by what has landed."""
+
+from fleetpulse.core.policy import DEFAULT_CLASS, Rules
+from fleetpulse.core.replay import outcome
+from fleetpulse.io.delta import query
+from fleetpulse.io.home import Home
+from fleetpulse.ops import registry
+from fleetpulse.ops.bronze import ROW, as_row, span, through
+
+
+def rules_at(home: Home, device_id: str, instant_ms: int) -> tuple[str, Rules] | None:
+    """Return a device's class and the rules that are in force for it; None before anything has landed.
+
+    Args:
+        home: the home.
+        device_id: the device; one that is not registered is of the default class.
+        instant_ms: at which they are, epoch milliseconds.
+    """
+    listened = span(home)
+    if listened is None:
+        return None
+    found = query(home, f"SELECT {ROW} FROM messages WHERE kind = 'policy'", tables=["messages"])
+    policies = outcome(through([as_row(one) for one in found], listened, None), home.deployment()).policies
+    classes = [one.device_class for one in registry.entries(home, device_id) if one.op == "add" and one.from_ms <= instant_ms]
+    device_class = (classes[-1] if classes else None) or DEFAULT_CLASS
+    return device_class, policies.at(instant_ms).policy.of(device_class)

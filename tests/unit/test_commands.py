@@ -1,0 +1,94 @@
+"""What operators ask for that could not be done, or would be refused where nobody looks, is refused when they ask."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.access import grant, revoke
+from cli.devices import import_, maintain
+from cli.running import Wanted, _prepare
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import DEVICES
+from fleetpulse.io import delta
+from fleetpulse.io.commands import spooled
+from fleetpulse.io.home import Home
+from fleetpulse.ops.ruling import rules_at
+from streaming.simulator import remembered
+from tests.histories import START, registry_entries, row, signal
+from tests.homes import empty, landed_home
+
+pytestmark = pytest.mark.unit
+POLICY = {"rules": {"longest_hold": "2h"}, "classes": {"pump": {"longest_hold": "10h"}}}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A home in which a pump and a device of no class were heard, under a policy of its own."""
+    add = row(5, "fleet/s/p/registry", op="add", **{"class": "pump"})
+    policy = row(0, "fleet/_/_/policy", policy=parse_policy(POLICY).normalised(), effective_from_s=-1000)
+    made = landed_home(tmp_path / "home", [policy, add, signal(30, "p"), signal(31, "other")], Deployment())
+    delta.create(made, DEVICES)
+    landed = {"origin": "command", "bridge": "b", "segment": 1}
+    delta.append(made, DEVICES, delta.to_table(DEVICES, [{**one, **landed} for one in registry_entries([add])]), "test", 1)
+    return made
+
+
+def test_a_hold_that_is_longer_than_the_policy_allows_is_refused_when_it_is_asked_for(home: Home) -> None:
+    maintain("p", for_="9h", home=home.path)
+    maintain("other", for_="2h", home=home.path)
+    assert len(spooled(home)) == 2
+    with pytest.raises(FleetError, match=r'one of class "pump" is held for 10h at most .* ./fleet policy apply'):
+        maintain("p", for_="11h", home=home.path)
+    with pytest.raises(FleetError, match=r'one of class "default" is held for 2h at most'):
+        maintain("other", for_="3h", home=home.path)
+    assert len(spooled(home)) == 2
+
+
+def test_the_rules_of_a_device_are_those_of_its_class_at_the_instant(home: Home) -> None:
+    for instant_s, device_class, hours in ((4, "default", 2), (5, "pump", 10)):
+        found = rules_at(home, "p", START + instant_s * 1000)
+        assert found is not None
+        assert (found[0], found[1].longest_hold_ms) == (device_class, hours * 3_600_000)
+
+
+def test_before_anything_has_landed_no_rule_is_known(tmp_path: Path) -> None:
+    made = empty(tmp_path / "home", Deployment())
+    assert rules_at(made, "p", int(time.time() * 1000)) is None
+    maintain("p", for_="30d", home=made.path)
+    assert len(spooled(made)) == 1
+
+
+def test_nobody_is_let_into_what_is_no_home(tmp_path: Path) -> None:
+    for verb in (grant, revoke):
+        with pytest.raises(FleetError, match="there is no fleet in"):
+            verb("pump", home=tmp_path / "slip")
+    assert not (tmp_path / "slip").exists()
+
+
+@pytest.mark.parametrize("column", ["class", "device_class"])
+def test_devices_are_imported_with_the_columns_of_a_list_of_the_state(tmp_path: Path, column: str) -> None:
+    made = empty(tmp_path / "home", Deployment())
+    (tmp_path / "devices.csv").write_text(f"device_id,site,{column},gateway\npump-1,oslo,pump,gate-7\n")
+    import_(tmp_path / "devices.csv", made.path)
+    [command] = [one for path in made.commands.glob("*.json") for one in json.loads(path.read_text())]
+    assert command["topic"] == "fleet/oslo/pump-1/registry"
+    assert command["payload"] == {"op": "add", "class": "pump", "gateway": "gate-7"}
+
+
+def test_a_home_goes_on_with_the_simulated_fleet_that_it_has(tmp_path: Path) -> None:
+    def begin(devices: int | None, seed: int | None) -> None:
+        _prepare(made, Wanted(devices, seed, None, simulate=True, broker=None, port=0, policy=None))
+
+    made = empty(tmp_path / "home", Deployment())
+    begin(20, None)
+    for devices, seed in ((None, None), (20, None), (20, 1)):
+        begin(devices, seed)
+    for devices, seed in ((100, None), (None, 0), (20, 2)):
+        with pytest.raises(FleetError, match="has 20 devices and the seed 1; got --"):
+            begin(devices, seed)
+    found = remembered(made)
+    assert found is not None and (found.scenario.devices, found.scenario.seed) == (20, 1)
