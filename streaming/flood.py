@@ -22,6 +22,8 @@ class Floods:
         self._per_ms = per_s / 1000
         self._burst = per_s * BURST_S
         self._left: dict[str, tuple[float, int]] = {}  # by device: what was left, and when
+        self._away_ms: int | None = None  # since when nobody listens
+        self._back = (0, 0)  # when somebody listened again, and after how long
 
     def exceeds(self, topic: str, now_ms: int) -> bool:
         """Count a message; return whether it is beyond its device's limit.
@@ -32,14 +34,35 @@ class Floods:
         """
         if not self._burst:
             return False
-        device = topic.rpartition("/")[0] if topic.startswith(_OURS) else topic
-        left, at_ms = self._left.get(device, (self._burst, now_ms))
-        left = min(self._burst, left + max(0, now_ms - at_ms) * self._per_ms)
+        if self._away_ms is not None:
+            self._back, self._away_ms = (now_ms, max(0, now_ms - self._away_ms)), None
+        device = _device(topic)
+        left, at_ms = self._left.get(device, (self._burst, -1))
+        left = min(max(self._burst, left), left + max(0, now_ms - at_ms) * self._per_ms)
+        back_ms, away_ms = self._back
+        if at_ms < back_ms <= now_ms <= back_ms + away_ms:  # the broker kept for us what it was allowed to send meanwhile
+            left += away_ms * self._per_ms
         beyond = left < 1
         self._left[device] = (left if beyond else left - 1, now_ms)
         if len(self._left) > _MOST:
             self._forget(now_ms)
         return beyond
+
+    def away_since(self, since_ms: int) -> None:
+        """Nobody listens since an instant on the wall; with the next message somebody does."""
+        self._away_ms = since_ms if self._away_ms is None else min(self._away_ms, since_ms)
+
+    def not_taken(self, topic: str, *, refused: bool) -> None:
+        """A message that was counted was let go of, and comes again: it has taken nothing.
+
+        Args:
+            topic: its topic.
+            refused: whether it was beyond the limit, and so took nothing then.
+        """
+        device = _device(topic)
+        if not refused and device in self._left:
+            left, at_ms = self._left[device]
+            self._left[device] = (left + 1, at_ms)
 
     def _forget(self, now_ms: int) -> None:
         """Let go of full buckets, and of the older half where all are in use."""
@@ -49,3 +72,7 @@ class Floods:
             newest = sorted(kept.items(), key=lambda item: item[1][1])[-(_MOST // 2) :]
             kept = dict(newest)
         self._left = kept
+
+
+def _device(topic: str) -> str:
+    return topic.rpartition("/")[0] if topic.startswith(_OURS) else topic

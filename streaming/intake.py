@@ -110,6 +110,7 @@ class Intake:
         self.live, self._heard_ms = True, now_ms
         if self.last_ms is None:
             return
+        self._floods.away_since(self.last_ms)
         if self.history.ended and now_ms - self.last_ms <= CONTINUES_MS:
             self._since_ms = self.last_ms
             return
@@ -118,6 +119,10 @@ class Intake:
     def lost(self, now_ms: int, cause: str = "broker") -> None:
         """The connection is lost: what was not acknowledged comes again, so it is not written now."""
         kept = [(row, None) for row, token in self.waiting.rows if token is None]
+        for row, token in self.waiting.rows if self.live else ():
+            if token is not None:
+                self.counts["flooded"] -= row.refused == FLOOD
+                self._floods.not_taken(row.topic, refused=row.refused == FLOOD)
         if not self.live:
             kept = []
             self.last_ms, self.last_canary_ms, self.gap_open, history = self._durable
@@ -125,6 +130,7 @@ class Intake:
         self.waiting = Waiting(list(kept), [], sum(len(row.topic) + len(row.payload) for row, _ in kept))
         self._canaries.clear()
         if self.live:
+            self._floods.away_since(min(self._heard_ms, now_ms))
             self.open_gap(now_ms, cause)
 
     # ---- what arrives
@@ -154,8 +160,6 @@ class Intake:
             self._pass_over("retained", message.token)
         elif not self.live:
             self._history_line(message)
-        elif message.topic.startswith(TOPIC_PREFIX):
-            self._reject(f"history on {message.topic} while live", message.token)
         elif message.topic == self.canary_topic and self._is_ours(message.payload):
             self._canary_returned(message, now_ms)
         elif self._is_elsewhere(message.topic):
@@ -184,9 +188,12 @@ class Intake:
 
     def promise(self, now_ms: int) -> int | None:
         """Return an instant after which all further rows will be received; None while rows wait for their segment."""
-        if self.waiting.rows or not self.live:
+        if self.waiting.rows or (not self.live and self.last_ms is None):
             return None
-        self.promised_ms = max([now_ms - 1, *(one for one in (self.promised_ms, self.last_ms) if one is not None)])
+        # lines of a history may share an instant; after its last one nothing comes until we are live
+        reached_ms = now_ms - 1 if self.live else (self.last_ms or 0) - (not self.history.done)
+        known = [self.promised_ms] + ([self.last_ms] if self.live else [])
+        self.promised_ms = max([reached_ms, *(one for one in known if one is not None)])
         return self.promised_ms
 
     def _history_line(self, message: Arrived) -> None:
@@ -355,4 +362,4 @@ def _nonce(payload: bytes) -> str:
     except (ValueError, RecursionError):
         return ""
     nonce = cast("dict[str, Any]", content).get("nonce") if isinstance(content, dict) else None
-    return nonce if isinstance(nonce, str) else ""
+    return nonce if isinstance(nonce, str) and nonce.isascii() else ""

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fleetpulse.core.decoding import Rejection
-from fleetpulse.core.envelope import TOPIC_PREFIX
+from fleetpulse.core.envelope import is_end
 from fleetpulse.core.messages import Kind, Origin, Row, hash64
 from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE, Table
 from fleetpulse.io import delta
@@ -120,7 +120,7 @@ def _row_by_row(landed: Landed, part: Part, odd: NDArray[np.int64], decoder: Dec
     kept: list[int] = []
     columns = (column.to_pylist() for column in part.rows.take(odd).columns)
     for at, raw in zip(odd.tolist(), map(SegmentRow._make, zip(*columns, strict=True)), strict=True):
-        if raw.origin == Origin.REPLAY and raw.topic.startswith(TOPIC_PREFIX):
+        if is_end(raw.origin, raw.topic, raw.recording):
             continue  # the line after a recording's last: it tells the bridge, not the tables
         row = _decoded(raw, decoder)
         if isinstance(row, Row):

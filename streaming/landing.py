@@ -53,7 +53,11 @@ class Landing:
             delta.create(home, table)
         self.folders = {name: home.segments_of(name) for name in home.bridges()}
         self.bridges = Bridges(self.folders, _now_ms(), lease_ms)
-        self.places = {table.name: places_of(home, table) for table in (QUARANTINE, COVERAGE, DEVICES, MESSAGES)}
+        through = places_of(home, MESSAGES)  # written last, and in each step: the others have what is theirs up to there
+        self.places = {
+            table.name: {name: max(at, through[name]) for name, at in places_of(home, table).items()}
+            for table in (QUARANTINE, COVERAGE, DEVICES, MESSAGES)
+        }
         self.newest_ms = delta.landed(home, MESSAGES, _NEWEST) or None
         self.rows = 0
         self.last_line: tuple[str, int] | None = None

@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from fleetpulse.core.messages import EVERYONE, Kind
+from fleetpulse.core.messages import EVERYONE, Kind, Origin
 from fleetpulse.io.segments import SEGMENT_SCHEMA
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 PLACES: Final = 2**20  # more than a segment has rows
 _NEVER: Final = np.iinfo(np.int64).max
 _GAPS: Final = (f"fleet/{EVERYONE}/", f"/{Kind.GAP.value}")
+_OURS: Final = pa.array([Origin.BRIDGE.value, Origin.REPLAY.value])  # what others send there is refused when it is decoded
 
 
 def place(segment: int, rows: int) -> int:
@@ -81,7 +82,7 @@ def merged(backlogs: Sequence[Backlog], landed_ms: int | None, max_rows: int) ->
         return list(backlogs[0].parts)
     lifted = [_lifted(backlog, landed_ms) for backlog in backlogs]
     limit_ms = min((backlog.through_ms for backlog in backlogs if backlog.through_ms is not None), default=_NEVER)
-    limit_ms = min([limit_ms, *(_read_through(backlog) for backlog in lifted if backlog.more)])
+    limit_ms = min([limit_ms, *(_read_through(backlog, landed_ms) for backlog in lifted if backlog.more)])
     ready = [part for backlog in lifted for part in _until(backlog.parts, limit_ms)]
     if sum(part.rows.num_rows for part in ready) > max_rows:
         instants = np.sort(np.concatenate([_received(part) for part in ready]))
@@ -111,9 +112,13 @@ def _lifted(backlog: Backlog, landed_ms: int | None) -> Backlog:
     return replace(backlog, parts=parts)
 
 
-def _read_through(backlog: Backlog) -> int:
-    """Return the instant up to which all of a bridge was read: its newest may have been read in part."""
-    return int(_received(backlog.parts[-1])[-1]) - 1
+def _read_through(backlog: Backlog, landed_ms: int | None) -> int:
+    """Return the instant up to which all of a bridge was read: its newest may have been read in part.
+
+    The instant that rows are lifted to is always one: what was not read of them is lifted to the one after it.
+    """
+    newest_ms = int(_received(backlog.parts[-1])[-1]) - 1
+    return newest_ms if landed_ms is None else max(newest_ms, landed_ms + 1)
 
 
 def _until(parts: Sequence[Part], limit_ms: int) -> list[Part]:
@@ -134,7 +139,8 @@ def _told_how_far(parts: Sequence[Part], landed_ms: int | None) -> list[Part]:
     told: list[Part] = []
     for part in parts:
         topics = part.rows["topic"]
-        gaps = pc.indices_nonzero(pc.and_(pc.starts_with(topics, _GAPS[0]), pc.ends_with(topics, _GAPS[1]))).to_pylist()
+        named = pc.and_(pc.starts_with(topics, _GAPS[0]), pc.ends_with(topics, _GAPS[1]))
+        gaps = pc.indices_nonzero(pc.and_(named, pc.is_in(part.rows["origin"], value_set=_OURS))).to_pylist()
         if not gaps:
             told.append(part)
             continue
@@ -148,7 +154,10 @@ def _told_how_far(parts: Sequence[Part], landed_ms: int | None) -> list[Part]:
 
 
 def _saying(payload: bytes, after_ms: int | None) -> bytes:
-    content = json.loads(payload)
-    if content.get("op") == "open":
-        content["after"] = after_ms
-    return json.dumps(content, separators=(",", ":")).encode()
+    try:
+        content = json.loads(payload)
+    except (ValueError, RecursionError):
+        return payload  # of a recording: it is refused when it is decoded
+    if not isinstance(content, dict) or content.get("op") != "open":
+        return payload
+    return json.dumps({**content, "after": after_ms}, separators=(",", ":")).encode()

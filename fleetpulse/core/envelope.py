@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fleetpulse.core.messages import Origin
 from fleetpulse.core.times import END_OF_TIME_MS
 
 TOPIC_PREFIX: Final = "replay/"
@@ -32,6 +33,11 @@ class Envelope:
     topic: str | None
     payload: bytes
     end: bool = False
+
+
+def is_end(origin: str, topic: str, recording: str | None) -> bool:
+    """Whether a row that was written is the line after a recording's last; a line of it may have any other topic."""
+    return origin == Origin.REPLAY and recording is not None and topic == TOPIC_PREFIX + recording
 
 
 def wrap(envelope: Envelope) -> bytes:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from fleetpulse.core.envelope import TOPIC_PREFIX
+from fleetpulse.core.envelope import is_end
 from fleetpulse.core.errors import FleetError
 
 SEGMENT_SCHEMA: Final = pa.schema(
@@ -244,7 +244,7 @@ def position(directory: Path) -> Position | None:
         received_at_ms=last["received_at_ms"],
         recording=last["recording"],
         line=last["line"],
-        ended=last["origin"] == "replay" and last["topic"].startswith(TOPIC_PREFIX),
+        ended=is_end(last["origin"], last["topic"], last["recording"]),
         last_canary_ms=int(canary) if canary else None,
         gap_open=bool(said.get("gap_open")),
         played=said.get("played") or None,

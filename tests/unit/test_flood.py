@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fleetpulse.core.decoding import decode
 from fleetpulse.core.messages import Origin
 from fleetpulse.io.receiver import Arrived
-from fleetpulse.io.segments import SEGMENT_SCHEMA, SegmentRow, read_segment, rows_table, write_segment
+from fleetpulse.io.segments import SEGMENT_SCHEMA, Position, SegmentRow, read_segment, rows_table, write_segment
 from streaming import flood
 from streaming.flood import BURST_S, Floods
 from streaming.intake import FLOOD, Intake
@@ -40,6 +40,34 @@ def test_nobody_gets_more_than_burst_and_limit(per_s: int, steps: list[int]) -> 
         newest_ms = max(newest_ms, now_ms)
     backwards_ms = sum(-step for step in steps if step < 0)  # what the wall ran back is passed through twice
     assert taken <= per_s * (BURST_S + (newest_ms - NOW + backwards_ms) / 1000) + 1
+
+
+def test_what_was_let_go_of_and_comes_again_is_counted_once() -> None:
+    intake = Intake("b", None, floods=Floods(2))
+    intake.go_live(NOW)
+    waiting = [Arrived(TOPIC, b"{}", False, (1, number)) for number in range(2 * BURST_S + 3)]
+    for again_ms in (0, 1, 2):
+        intake.arrived_together(waiting, NOW + again_ms)
+        assert intake.counts["flooded"] == 3
+        intake.lost(NOW + again_ms)
+        assert intake.counts["flooded"] == 0
+
+
+def test_what_the_broker_kept_while_nobody_listened_is_within_the_limit() -> None:
+    away_ms, since_ms = 15 * 60_000, NOW - 15 * 60_000
+    intake = Intake("b", Position(1, since_ms), floods=Floods(2))
+    intake.go_live(NOW)
+    kept = 2 * away_ms // 1000
+
+    def refused(count: int, at_ms: int, topic: str = TOPIC) -> int:
+        before = intake.counts["flooded"]
+        intake.arrived_together([Arrived(topic, b"{}", False, (1, number)) for number in range(count)], at_ms)
+        return intake.counts["flooded"] - before
+
+    assert refused(kept + 2 * BURST_S + 3, NOW) == 3
+    assert refused(3, NOW + 1_000) == 1, "then its limit holds"
+    late = "fleet/s/late/heartbeat"
+    assert refused(2 * BURST_S + 3, NOW + away_ms + 1, late) == 3, "who says nothing until all was fetched has kept nothing"
 
 
 def test_nothing_exceeds_no_limit() -> None:

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.envelope import Envelope, wrap
+from fleetpulse.core.messages import Origin
 from fleetpulse.io.receiver import Arrived
 from fleetpulse.io.segments import Position
 from streaming.flood import BURST_S, Floods
@@ -357,9 +359,12 @@ def test_lines_that_wait_for_one_before_them_are_bounded_in_bytes(broker: Broker
     assert history.held * len(body) < HELD_BYTES + len(body)
 
 
-def test_history_is_not_taken_while_live(broker: Broker) -> None:
+def test_a_line_of_history_that_comes_while_live_is_a_message_that_nobody_can_read(broker: Broker) -> None:
     intake = make()
     intake.go_live(NOW)
-    intake.arrived(broker.line(0), NOW)
-    assert not intake.waiting.rows
-    assert intake.counts["rejected"] == 1
+    line = broker.line(0)
+    intake.arrived(line, NOW)
+    [row] = rows(intake)
+    assert (row["topic"], row["payload"], row["recording"]) == ("replay/r", line.payload, None)
+    refused = decode(row["topic"], row["payload"], NOW, Origin.MQTT)
+    assert isinstance(refused, Rejection) and refused.reason == "topic"
