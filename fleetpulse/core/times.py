@@ -12,6 +12,7 @@ from fleetpulse.core.errors import FleetError
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION: Final = re.compile(r"(\d+)(ms|s|m|h|d)")
 EPOCH_2000_MS: Final = 946_684_800_000  # before it no device existed: an earlier ts is a broken clock
+_DIGITS: Final = 18  # of an instant in milliseconds, and more: Python reads no number of thousands of them
 END_OF_TIME_MS: Final = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z, the last instant the tables can hold
 
 
@@ -52,7 +53,7 @@ def parse_instant_ms(text: str) -> int:
     Raises:
         FleetError: neither of the two, or without a zone.
     """
-    if text.isdecimal():
+    if text.isdecimal() and len(text) <= _DIGITS:
         return int(text)
     try:
         moment = datetime.fromisoformat(text)

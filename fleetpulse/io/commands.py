@@ -2,11 +2,12 @@
 
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Final
 
 from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError
@@ -14,6 +15,7 @@ from fleetpulse.core.messages import Origin
 from fleetpulse.io.home import Home
 from fleetpulse.io.locks import folder_held
 
+_NUMBER: Final = re.compile(r"(\d{1,18})-")
 Command = tuple[str, Mapping[str, Any]]  # topic and payload
 
 
@@ -56,7 +58,7 @@ def hand_over(home: Home, commands: Sequence[Command]) -> None:
             faults.append(row.detail)
     if faults:
         raise FleetError("; ".join(faults[:20]))
-    name = f"{int(time.time() * 1000)}-{secrets.token_hex(4)}.json"
+    name = f"{max(int(time.time() * 1000), _newest(home) + 1)}-{secrets.token_hex(4)}.json"
     fresh = home.commands / f".{name}.new"
     try:
         with fresh.open("w") as file:
@@ -71,6 +73,11 @@ def hand_over(home: Home, commands: Sequence[Command]) -> None:
 def _unwritable(home: Home, error: OSError) -> FleetError:
     cure = "free some space, or make it yours to write, and try again"
     return FleetError(f'cannot write to "{home.commands}" ({error.strerror}); {cure}')
+
+
+def _newest(home: Home) -> int:
+    """Return the greatest number of the spool: commands are taken in the order of their names, whatever the clock says."""
+    return max((int(found[1]) for path in home.commands.glob("*.json*") if (found := _NUMBER.match(path.name))), default=0)
 
 
 def commanded(home: Home) -> set[str]:

@@ -14,7 +14,7 @@ from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICES
 from fleetpulse.io import delta
-from fleetpulse.io.commands import spooled
+from fleetpulse.io.commands import spool, spooled
 from fleetpulse.io.home import Home
 from fleetpulse.ops.ruling import rules_at
 from streaming.simulator import remembered
@@ -53,6 +53,20 @@ def test_the_rules_of_a_device_are_those_of_its_class_at_the_instant(home: Home)
         found = rules_at(home, "p", START + instant_s * 1000)
         assert found is not None
         assert (found[0], found[1].longest_hold_ms) == (device_class, hours * 3_600_000)
+
+
+def test_commands_are_taken_in_the_order_in_which_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, clock = empty(tmp_path / "home", Deployment()), [1_700_000_000.0]
+    monkeypatch.setattr("fleetpulse.io.commands.time.time", lambda: clock[0])
+    order = [f"d{number}" for number in range(12)]
+    for number, device in enumerate(order):
+        spool(made, [(f"fleet/s/{device}/registry", {"op": "add"})])
+        clock[0] += (0, 5, -3_600)[number % 3]
+        if number == 5:  # the bridge has them, and has not written them
+            for path in made.commands.glob("*.json"):
+                path.rename(path.with_name(f"{path.name}.taken-1"))
+    given = [one for path in sorted(made.commands.glob("*.json*")) for one in json.loads(path.read_text())]
+    assert [one["topic"].split("/")[2] for one in given] == order
 
 
 def test_before_anything_has_landed_no_rule_is_known(tmp_path: Path) -> None:

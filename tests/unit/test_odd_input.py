@@ -134,10 +134,21 @@ MAPPED = parse_mappings(
 )
 
 
+AT_INSTANTS = parse_mappings(
+    {"mapping": [{"topic": "z/{device}", "site": "s", "kind": "telemetry", "ts": "at", "ts_unit": "iso"}]}
+)
+
+
 @pytest.mark.parametrize("ts", ["9" * 4_299, "1e308", "-" + "9" * 4_299])
 def test_a_mapped_time_with_too_many_digits_is_a_wrong_clock(ts: str) -> None:
     row = decode_mapped(MAPPED, "z/d", b'{"at":' + ts.encode() + b"}", NOW, Origin.MQTT)
     assert isinstance(row, Row) and row.clock is Clock.INVALID
+
+
+@pytest.mark.parametrize("ts", ["1" * 5_000, "1" * 19, "-1", "\u0661\u0662"])
+def test_a_mapped_instant_that_is_none_leaves_the_time_to_its_arrival(ts: str) -> None:
+    told = decode_mapped(AT_INSTANTS, "z/d", json.dumps({"at": ts}).encode(), NOW, Origin.MQTT)
+    assert isinstance(told, Row) and told.clock is not Clock.DEVICE
 
 
 @pytest.mark.parametrize("levels", [20, 700, 950, 1_000, 30_000])
