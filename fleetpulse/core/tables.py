@@ -35,6 +35,7 @@ class Table:
         columns: in stored order.
         partitioned_by: partition columns.
         properties: Delta's own settings of it.
+        written_by_spark: whether Spark writes to it too: then commits from elsewhere are looked after.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Table:
     columns: tuple[Column, ...]
     partitioned_by: tuple[str, ...] = ()
     properties: tuple[tuple[str, str], ...] = ()
+    written_by_spark: bool = False
 
 
 _ARRIVAL: Final = (
@@ -185,6 +187,7 @@ JUDGEMENTS: Final = Table(
     ),
     ("kind",),
     (("delta.dataSkippingNumIndexedCols", str(INDEXED_COLUMNS)),),
+    written_by_spark=True,
 )
 
 STREAM_HEALTH: Final = Table(
@@ -301,6 +304,7 @@ DEVICE_SNAPSHOTS: Final = Table(
     ),
     ("part",),
     (("delta.enableExpiredLogCleanup", "false"),),  # maintenance clears it, by its own setting
+    written_by_spark=True,
 )
 
 QUALITY_RESULTS: Final = Table(

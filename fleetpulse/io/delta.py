@@ -14,6 +14,7 @@ import pyarrow.compute
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 
 from fleetpulse.core.tables import JUDGEMENTS, READINGS, TABLES, Table
+from fleetpulse.io.beside_spark import committed
 from fleetpulse.io.home import Home
 
 if TYPE_CHECKING:
@@ -124,9 +125,17 @@ def append(home: Home, table: Table, rows: pa.Table, writer: str, number: int) -
 
 
 def append_of(home: Home, table: Table, rows: pa.Table, numbers: Mapping[str, int]) -> None:
-    """Append rows of several writers in one commit that also says to which number each has come."""
+    """Append rows of several writers in one commit that also says to which number each has come.
+
+    Raises:
+        FleetError: Spark's commits replaced this one time and again.
+    """
+    path = home.table(table.name)
+    if table.written_by_spark:
+        committed(path, lambda said: write_deltalake(str(path), rows, mode="append", commit_properties=said), numbers)
+        return
     properties = CommitProperties(app_transactions=[Transaction(writer, number) for writer, number in numbers.items()])
-    write_deltalake(str(home.table(table.name)), rows, mode="append", commit_properties=properties)
+    write_deltalake(str(path), rows, mode="append", commit_properties=properties)
 
 
 Only = Mapping[str, tuple[str, Sequence[Any]]]  # table -> a column, and the values of it that are looked for

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from fleetpulse.core.times import format_instant
+from fleetpulse.io.beside_spark import committed
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
@@ -41,7 +42,7 @@ def tried(work: Callable[[], _Result]) -> _Result | None:
 
 def remove_rows(table: Path, predicate: str) -> int | None:
     """Remove the rows of a table that a predicate is true of; return how many, None where others were always in the way."""
-    done = tried(lambda: DeltaTable(str(table)).delete(predicate))
+    done = tried(lambda: committed(table, lambda said: DeltaTable(str(table)).delete(predicate, commit_properties=said)))
     return None if done is None else int(done["num_deleted_rows"])
 
 
@@ -89,7 +90,11 @@ def join(table: Path, small: Small) -> bool:
     """Join a partition's small files; False where others were always in the way. Their order is not kept."""
     filters = list(small.partition) or None
     target = 2 * SMALL_BYTES
-    return tried(lambda: DeltaTable(str(table)).optimize.compact(partition_filters=filters, target_size=target)) is not None
+
+    def compact(said: CommitProperties) -> Any:
+        return DeltaTable(str(table)).optimize.compact(partition_filters=filters, target_size=target, commit_properties=said)
+
+    return tried(lambda: committed(table, compact)) is not None
 
 
 def unneeded(table: Path, kept_ms: int, versions: Collection[int] = ()) -> list[Path]:
