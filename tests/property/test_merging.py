@@ -16,7 +16,9 @@ GAP = "fleet/_/{}/gap"
 def part(bridge: str, segment: int, stamps: list[int], first: int = 0, gap: bool = False) -> Part:
     payload = json.dumps({"op": "open", "from": 1, "after": 0}).encode() if gap else b"{}"
     topic = GAP.format(bridge) if gap else f"fleet/{bridge}/d/heartbeat"
-    rows = [SegmentRow(at, topic, payload, "mqtt", line=segment * 100 + first + n) for n, at in enumerate(stamps)]
+    rows = [
+        SegmentRow(at, topic, payload, "bridge" if gap else "mqtt", line=segment * 100 + first + n) for n, at in enumerate(stamps)
+    ]
     return Part(bridge, segment, first, rows_table(rows))
 
 
