@@ -145,4 +145,4 @@ def _said(name: str, value: float | None) -> str | None:
         return measure(name, value)
     if name.endswith("_s") and name != "messages_per_s":
         return f"{value:.3g} s"
-    return f"{value:,.0f}"
+    return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{value:.2g}"

@@ -56,10 +56,10 @@ def commit_batch(checkpoint: Path, number: int, watermark_ms: int, *, committed:
     """Write what a checkpoint says of a batch."""
     for folder in ("offsets", "commits"):
         (checkpoint / folder).mkdir(parents=True, exist_ok=True)
-    metadata = json.dumps({"batchWatermarkMs": watermark_ms})
+    metadata = json.dumps({"batchWatermarkMs": watermark_ms, "conf": {"spark.sql.shuffle.partitions": "2"}})
     (checkpoint / "offsets" / str(number)).write_text(f'v1\n{metadata}\n{{"version": 1}}\n')
     if committed:
-        (checkpoint / "commits" / str(number)).write_text("v1\n{}")
+        (checkpoint / "commits" / str(number)).write_text(f"v1\n{json.dumps({'nextBatchWatermarkMs': watermark_ms})}")
 
 
 def shorten(home: Home, version: int, keep_ms: int) -> int:

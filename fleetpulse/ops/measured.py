@@ -6,6 +6,7 @@ from typing import Any
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
+from fleetpulse.io.checkpoint import committed, stand
 from fleetpulse.io.delta import query
 from fleetpulse.io.home import Home
 from fleetpulse.ops.planning import Fleet
@@ -59,6 +60,7 @@ def standing_of(home: Home) -> dict[str, Any]:
             table.name: _size(home.table(table.name)) for table in (MESSAGES, JUDGEMENTS, QUARANTINE, STREAM_HEALTH)
         },
         "checkpoint_bytes": _size(home.checkpoint / "state"),
+        "key_groups": home.key_groups(),
     }
     health = query(
         home,
@@ -69,6 +71,9 @@ def standing_of(home: Home) -> dict[str, Any]:
     if health["n"]:
         found |= {name: health[name] for name in ("batch_s", "checkpoint_s", "state_bytes")}
         found["devices"] = sum(json.loads(health["devices"] or "{}").values()) or None
+        found["devices_a_group"] = (found["devices"] or 0) / found["key_groups"]
+    if committed(home.checkpoint):
+        found["partitions"] = stand(home.checkpoint).partitions
     return found
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from batch.calibrate import built, load, newest_file, piece_bytes, save, signals, transitions
+from cli.planning import show_plan
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Origin
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
 from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
@@ -26,6 +27,8 @@ from fleetpulse.ops.planning import (
     plan,
 )
 from streaming.landing import Landing
+from tests.histories import START, signal
+from tests.homes import commit_batch, landed_home
 
 pytestmark = pytest.mark.unit
 FIGURES = Figures()
@@ -127,3 +130,20 @@ def test_figures_are_kept_and_read_back(tmp_path: Path) -> None:
     (tmp_path / "cache" / "planning.json").write_text('{"unknown": 1}')
     with pytest.raises(FleetError, match="measure anew with: fleet plan --calibrate"):
         load(tmp_path / "cache")
+
+
+def test_a_home_shows_what_it_takes_beside_what_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [signal(10 * beat + number, f"d{number}") for beat in range(30) for number in range(5)]
+    home = landed_home(tmp_path / "home", rows, Deployment())
+    for table in (JUDGEMENTS, QUARANTINE, STREAM_HEALTH):
+        delta.create(home, table)
+    commit_batch(home.checkpoint, 0, START)
+    show_plan(home=home.path, json_lines=True)
+    [told] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert told["fleet"]["devices"] == 5
+    assert told["fleet"]["interval_ms"] == pytest.approx(10_000, rel=0.05)
+    assert (told["now"]["key_groups"], told["now"]["partitions"]) == (home.key_groups(), 2)
+    assert told["now"]["storage_bytes"]["messages"] > 0
+    show_plan(home=home.path)
+    assert "messages a second" in (shown := capsys.readouterr().out)
+    assert " 0.51 " in shown
