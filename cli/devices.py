@@ -238,7 +238,7 @@ def _require_not_too_long(home: Path, device_id: str, now_ms: int, until_ms: int
     opened = Home(home)
     opened.record()
     found = rules_at(opened, device_id, now_ms)
-    if found is not None and until_ms > now_ms + found[1].longest_hold_ms:
+    if found is not None and not found[1].may_hold(now_ms, until_ms):
         raise FleetError(
             f'one of class "{found[0]}" is held for {format_duration(found[1].longest_hold_ms)} at most (longest_hold of its '
             f"policy); got an end at {format_instant(until_ms)}; take a shorter time, or raise longest_hold: ./fleet policy apply"

@@ -124,7 +124,8 @@ class Settings(BaseSettings):
         canary_interval: how often the bridge asks the broker whether we are listening; well below the lateness.
         reconnect_grace: how long after a return devices may still be on their way back.
         flood_limit: messages a second that a device may send in the long run, and 60 times as many at once, besides what
-            it sent while nobody listened; what is beyond goes to quarantine as ``flood``. 0 for as many as it likes.
+            it sent while nobody listened, for an hour at most; what is beyond goes to quarantine as ``flood``. 0 for as many
+            as it likes.
         sparkplug_host: the id under which we are a host application of Sparkplug B: its messages are taken, and our state is
             published as ``spBv1.0/STATE/<id>``. Empty for none.
         broker_sync: when the embedded broker syncs its store: a duration, which is what a loss of power may take of what it

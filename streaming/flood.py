@@ -8,6 +8,7 @@ from typing import Final
 
 BURST_S: Final = 60  # what a device may send at once: that many seconds of its limit, such as what it kept while it was away
 _OURS: Final = "fleet/"
+_LONGEST_AWAY_MS: Final = 3_600_000  # that a device is allowed for at once: a flood is one after a week of standstill too
 _MOST: Final = 100_000  # devices remembered before the quiet ones are forgotten
 
 
@@ -35,7 +36,7 @@ class Floods:
         if not self._burst:
             return False
         if self._away_ms is not None:
-            self._back, self._away_ms = (now_ms, max(0, now_ms - self._away_ms)), None
+            self._back, self._away_ms = (now_ms, min(max(0, now_ms - self._away_ms), _LONGEST_AWAY_MS)), None
         device = _device(topic)
         left, at_ms = self._left.get(device, (self._burst, -1))
         left = min(max(self._burst, left), left + max(0, now_ms - at_ms) * self._per_ms)
@@ -52,15 +53,10 @@ class Floods:
         """Nobody listens since an instant on the wall; with the next message somebody does."""
         self._away_ms = since_ms if self._away_ms is None else min(self._away_ms, since_ms)
 
-    def not_taken(self, topic: str, *, refused: bool) -> None:
-        """A message that was counted was let go of, and comes again: it has taken nothing.
-
-        Args:
-            topic: its topic.
-            refused: whether it was beyond the limit, and so took nothing then.
-        """
+    def give_back(self, topic: str) -> None:
+        """A message that was within the limit was let go of, and comes again: it has taken nothing."""
         device = _device(topic)
-        if not refused and device in self._left:
+        if device in self._left:
             left, at_ms = self._left[device]
             self._left[device] = (left + 1, at_ms)
 

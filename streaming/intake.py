@@ -120,9 +120,10 @@ class Intake:
         """The connection is lost: what was not acknowledged comes again, so it is not written now."""
         kept = [(row, None) for row, token in self.waiting.rows if token is None]
         for row, token in self.waiting.rows if self.live else ():
-            if token is not None:
-                self.counts["flooded"] -= row.refused == FLOOD
-                self._floods.not_taken(row.topic, refused=row.refused == FLOOD)
+            if token is not None and row.refused == FLOOD:
+                self.counts["flooded"] -= 1
+            elif token is not None:
+                self._floods.give_back(row.topic)
         if not self.live:
             kept = []
             self.last_ms, self.last_canary_ms, self.gap_open, history = self._durable
@@ -188,12 +189,15 @@ class Intake:
 
     def promise(self, now_ms: int) -> int | None:
         """Return an instant after which all further rows will be received; None while rows wait for their segment."""
-        if self.waiting.rows or (not self.live and self.last_ms is None):
+        if self.waiting.rows:
             return None
-        # lines of a history may share an instant; after its last one nothing comes until we are live
-        reached_ms = now_ms - 1 if self.live else (self.last_ms or 0) - (not self.history.done)
-        known = [self.promised_ms] + ([self.last_ms] if self.live else [])
-        self.promised_ms = max([reached_ms, *(one for one in known if one is not None)])
+        if self.live:
+            reached_ms = now_ms - 1 if self.last_ms is None else max(now_ms - 1, self.last_ms)
+        elif self.last_ms is None:
+            return None
+        else:  # lines of a history may share an instant; after its last one nothing comes until we are live
+            reached_ms = self.last_ms if self.history.done else self.last_ms - 1
+        self.promised_ms = reached_ms if self.promised_ms is None else max(reached_ms, self.promised_ms)
         return self.promised_ms
 
     def _history_line(self, message: Arrived) -> None:

@@ -183,9 +183,9 @@ class Fold:
             device.progress = ()
             self._change(device, Trigger.RELEASED, at_ms, row)
         elif operation in ("maintain", "update"):
-            until, longest = content.get("until"), self._rules(device, at_ms).longest_hold_ms
-            if type(until) is not int or not at_ms < until <= at_ms + longest:
-                self._refuse(row, f"until lies after the command, by {longest} ms at most; got {until}")
+            until, rules = content.get("until"), self._rules(device, at_ms)
+            if type(until) is not int or not rules.may_hold(at_ms, until):
+                self._refuse(row, f"until lies after the command, by {rules.longest_hold_ms} ms at most; got {until}")
                 return
             trigger = Trigger.MAINTAIN if operation == "maintain" else Trigger.UPDATE
             self._change(device, trigger, at_ms, row)

@@ -56,6 +56,10 @@ class Rules:
     longest_hold_ms: int = 7 * 86_400_000
     last_errors: int = 5
 
+    def may_hold(self, at_ms: int, until_ms: int) -> bool:
+        """Whether a device may be held for maintenance or an update until an instant, when that is said at another."""
+        return at_ms < until_ms <= at_ms + self.longest_hold_ms
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.policy import DEFAULT_CLASS
 from fleetpulse.core.times import format_instant
 
 ADD, DECOMMISSION = "add", "decommission"
@@ -51,6 +52,17 @@ class Correction:
     gateway: str | None = None
     registered: bool = False
     decommissioned: bool = False
+
+
+def class_at(known: Sequence[Entry], instant_ms: int) -> str:
+    """Return the class that a device has at an instant.
+
+    Args:
+        known: what the registry says of it, in order.
+        instant_ms: epoch milliseconds.
+    """
+    added = [one for one in known if one.op == ADD and one.from_ms <= instant_ms]
+    return (added[-1].device_class if added else None) or DEFAULT_CLASS
 
 
 def corrected(known: Sequence[Entry], heard_at: str, wanted: Correction) -> Entry:

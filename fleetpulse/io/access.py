@@ -160,12 +160,9 @@ def nats_rules(ours: BrokerAddress, known: Iterable[Grant]) -> str:
 
 def _subjects(one: Grant) -> tuple[list[str], list[str]]:
     """Return the subjects of NATS that someone may publish on, and hear."""
-    if one.role is not Role.DEVICE:
-        heard = [_subject(topic) for topic in _HEARD]
-        heard += [each.removesuffix(".>") for each in heard]  # "fleet/#" is both
-        return ([_subject(topic) for topic in _SENT] if one.role is Role.OPERATOR else _NOTHING), heard
     may_send, may_hear = _topics(one)
-    return [_subject(topic) for topic in may_send], [_subject(topic) for topic in may_hear]
+    heard = [topic for each in may_hear for topic in (each.removesuffix("/#"), each)]  # "fleet/#" is both
+    return [_subject(topic) for topic in may_send] or _NOTHING, [_subject(topic) for topic in dict.fromkeys(heard)]
 
 
 def _subject(topic: str) -> str:
@@ -174,7 +171,9 @@ def _subject(topic: str) -> str:
 
 
 def _topics(one: Grant) -> tuple[list[str], list[str]]:
-    """Return the topics that a device may publish on, and hear."""
+    """Return the topics that someone may publish on, and hear."""
+    if one.role is not Role.DEVICE:
+        return [*_SENT] if one.role is Role.OPERATOR else [], [*_HEARD]
     may_send = [f"fleet/+/{own}/{kind}" for own in one.devices for kind in _KINDS]
     may_hear = [f"fleet/+/{own}/{Kind.CONTROL.value}" for own in one.devices]
     for group, node in (each.split("/") for each in one.nodes):
@@ -194,6 +193,6 @@ def mosquitto_rules(known: Iterable[Grant]) -> str:
         lines += ["", f"user {one.name}"]
         if one.name not in one.devices:  # a pattern holds for every user: this one is no device of its own name
             lines.append(f"topic deny fleet/+/{one.name}/#")
-        may_send, may_hear = {Role.DEVICE: _topics(one), Role.WATCHER: ((), _HEARD), Role.OPERATOR: (_SENT, _HEARD)}[one.role]
+        may_send, may_hear = _topics(one)
         lines += [f"topic write {topic}" for topic in may_send] + [f"topic read {topic}" for topic in may_hear]
     return "\n".join(lines) + "\n"

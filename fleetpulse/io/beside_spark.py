@@ -22,9 +22,10 @@ _LIMIT_S: Final = 60.0  # for a rename: who takes longer was killed
 _PAUSE_S: Final = 0.005
 _MARK: Final = "fleetpulse_commit"
 _Result = TypeVar("_Result")
+Commit = Callable[[CommitProperties], _Result]
 
 
-def committed(table: Path, commit: Callable[[CommitProperties], _Result], numbers: Mapping[str, int] | None = None) -> _Result:
+def commit_for_good(table: Path, commit: Commit[_Result], numbers: Mapping[str, int] | None = None) -> _Result:
     """Make a commit, again where Spark's replaced it; return what making it returned.
 
     Args:
@@ -46,15 +47,11 @@ def committed(table: Path, commit: Callable[[CommitProperties], _Result], number
 
 def _stays(log: Path, before: int, mark: str) -> bool:
     """Whether a commit is there for good; one that had nothing to change made no version, and nothing of it can be lost."""
-    version, path = before, log
-    while True:
+    version = before + 1
+    while (path := log / f"{version:020d}.json").exists() and mark not in path.read_text():
         version += 1
-        path = log / f"{version:020d}.json"
-        try:
-            if mark in path.read_text():
-                break
-        except FileNotFoundError:
-            return version == before + 1
+    if not path.exists():
+        return version == before + 1
     until_s = time.monotonic() + _LIMIT_S
     while any(log.glob(f".{path.name}.*.tmp")) and time.monotonic() < until_s:
         time.sleep(_PAUSE_S)

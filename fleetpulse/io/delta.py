@@ -14,7 +14,7 @@ import pyarrow.compute
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 
 from fleetpulse.core.tables import JUDGEMENTS, READINGS, TABLES, Table
-from fleetpulse.io.beside_spark import committed
+from fleetpulse.io.beside_spark import commit_for_good
 from fleetpulse.io.home import Home
 
 if TYPE_CHECKING:
@@ -62,17 +62,16 @@ def create(home: Home, table: Table) -> None:
 
 
 def _set_properties(path: Path, declared: dict[str, str]) -> None:
-    there = DeltaTable(str(path))
-    known = there.metadata().configuration
+    known = DeltaTable(str(path)).metadata().configuration
     if new := {name: value for name, value in declared.items() if name not in known}:
-        there.alter.set_table_properties(new)
+        commit_for_good(path, lambda said: DeltaTable(str(path)).alter.set_table_properties(new, commit_properties=said))
 
 
 def _add_columns(path: Path, declared: pa.Schema) -> None:
-    there = DeltaTable(str(path))
-    known = {field.name for field in there.schema().fields}
+    known = {field.name for field in DeltaTable(str(path)).schema().fields}
     if new := [field for field in declared if field.name not in known]:
-        there.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields)
+        added = Schema.from_arrow(pa.schema(new)).fields
+        commit_for_good(path, lambda said: DeltaTable(str(path)).alter.add_columns(added, commit_properties=said))
 
 
 _STORED: Final = {"integer": "int"}  # as Delta calls a type that is declared otherwise
@@ -132,7 +131,7 @@ def append_of(home: Home, table: Table, rows: pa.Table, numbers: Mapping[str, in
     """
     path = home.table(table.name)
     if table.written_by_spark:
-        committed(path, lambda said: write_deltalake(str(path), rows, mode="append", commit_properties=said), numbers)
+        commit_for_good(path, lambda said: write_deltalake(str(path), rows, mode="append", commit_properties=said), numbers)
         return
     properties = CommitProperties(app_transactions=[Transaction(writer, number) for writer, number in numbers.items()])
     write_deltalake(str(path), rows, mode="append", commit_properties=properties)

@@ -16,7 +16,7 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from fleetpulse.core.times import format_instant
-from fleetpulse.io.beside_spark import committed
+from fleetpulse.io.beside_spark import commit_for_good
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
@@ -42,7 +42,7 @@ def tried(work: Callable[[], _Result]) -> _Result | None:
 
 def remove_rows(table: Path, predicate: str) -> int | None:
     """Remove the rows of a table that a predicate is true of; return how many, None where others were always in the way."""
-    done = tried(lambda: committed(table, lambda said: DeltaTable(str(table)).delete(predicate, commit_properties=said)))
+    done = tried(lambda: commit_for_good(table, lambda said: DeltaTable(str(table)).delete(predicate, commit_properties=said)))
     return None if done is None else int(done["num_deleted_rows"])
 
 
@@ -94,7 +94,7 @@ def join(table: Path, small: Small) -> bool:
     def compact(said: CommitProperties) -> Any:
         return DeltaTable(str(table)).optimize.compact(partition_filters=filters, target_size=target, commit_properties=said)
 
-    return tried(lambda: committed(table, compact)) is not None
+    return tried(lambda: commit_for_good(table, compact)) is not None
 
 
 def unneeded(table: Path, kept_ms: int, versions: Collection[int] = ()) -> list[Path]:

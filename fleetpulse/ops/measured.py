@@ -71,7 +71,7 @@ def standing_of(home: Home) -> dict[str, Any]:
     if health["n"]:
         found |= {name: health[name] for name in ("batch_s", "checkpoint_s", "state_bytes")}
         found["devices"] = sum(json.loads(health["devices"] or "{}").values()) or None
-        found["devices_a_group"] = (found["devices"] or 0) / found["key_groups"]
+        found["devices_a_group"] = found["devices"] / found["key_groups"] if found["devices"] else None
     if committed(home.checkpoint):
         found["partitions"] = stand(home.checkpoint).partitions
     return found

@@ -1,6 +1,7 @@
 """Which rules a device is under, by what has landed."""
 
-from fleetpulse.core.policy import DEFAULT_CLASS, Rules
+from fleetpulse.core.policy import Rules
+from fleetpulse.core.registration import class_at
 from fleetpulse.core.replay import outcome
 from fleetpulse.io.delta import query
 from fleetpulse.io.home import Home
@@ -21,6 +22,5 @@ def rules_at(home: Home, device_id: str, instant_ms: int) -> tuple[str, Rules] |
         return None
     found = query(home, f"SELECT {ROW} FROM messages WHERE kind = 'policy'", tables=["messages"])
     policies = outcome(through([as_row(one) for one in found], listened, None), home.deployment()).policies
-    classes = [one.device_class for one in registry.entries(home, device_id) if one.op == "add" and one.from_ms <= instant_ms]
-    device_class = (classes[-1] if classes else None) or DEFAULT_CLASS
+    device_class = class_at(registry.entries(home, device_id), instant_ms)
     return device_class, policies.at(instant_ms).policy.of(device_class)

@@ -74,6 +74,20 @@ def test_an_edge_node_speaks_under_its_group_and_node_alone(tmp_path: Path) -> N
         grant(tmp_path, "eve", Role.WATCHER, nodes=["plant/line"])
 
 
+def test_who_watches_hears_what_failed_and_an_operator_also_gives_alerts(tmp_path: Path) -> None:
+    for role in (Role.WATCHER, Role.OPERATOR):
+        grant(tmp_path, role.value, role)
+    heard = {f"{one}{more}" for one in ("fleet", "fleetpulse.alert", "fleetpulse.failed") for more in ("", ".>")}
+    told = {one.name: _subjects(one) for one in grants(tmp_path)}
+    assert {name: set(may_hear) for name, (_, may_hear) in told.items()} == {"watcher": heard, "operator": heard}
+    assert {name: may_send for name, (may_send, _) in told.items()} == {
+        "watcher": ["_nothing"],
+        "operator": ["fleet.>", "fleetpulse.alert.>"],
+    }
+    rules = mosquitto_rules(grants(tmp_path))
+    assert [rules.count(f"topic write {one}/#\n") for one in ("fleet", "fleetpulse/alert", "fleetpulse/failed")] == [1, 1, 0]
+
+
 def test_nats_reads_no_list_of_ours_as_everything(tmp_path: Path) -> None:
     for role in Role:
         grant(tmp_path, role.value, role)

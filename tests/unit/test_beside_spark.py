@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,13 @@ def test_who_is_always_replaced_is_told(home: Home, monkeypatch: pytest.MonkeyPa
     with spark(home, 1, replace_it), pytest.raises(FleetError, match="was replaced by another's"):
         append(home, 1)
     assert numbers(home) == []
+
+
+def test_a_property_that_was_declared_since_is_set_beside_a_running_job(home: Home) -> None:
+    path = home.table(JUDGEMENTS.name)
+    with spark(home, 1, replace_it):
+        delta.create(home, replace(JUDGEMENTS, properties=(*JUDGEMENTS.properties, ("delta.checkpointInterval", "33"))))
+    assert DeltaTable(str(path)).metadata().configuration["delta.checkpointInterval"] == "33"
 
 
 def test_rows_that_are_removed_stay_removed(home: Home) -> None:

@@ -70,6 +70,12 @@ def test_what_the_broker_kept_while_nobody_listened_is_within_the_limit() -> Non
     assert refused(2 * BURST_S + 3, NOW + away_ms + 1, late) == 3, "who says nothing until all was fetched has kept nothing"
 
 
+def test_after_a_week_of_standstill_a_flood_is_a_flood() -> None:
+    floods, hour_s = Floods(1), 3_600
+    floods.away_since(NOW - 7 * 24 * hour_s * 1000)
+    assert [floods.exceeds(TOPIC, NOW) for _ in range(hour_s + BURST_S + 5)].count(True) == 5
+
+
 def test_nothing_exceeds_no_limit() -> None:
     floods = Floods(0)
     assert not any(floods.exceeds(TOPIC, NOW) for _ in range(10_000))
