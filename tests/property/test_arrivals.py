@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fleetpulse.core.decoding import MAX_PAYLOAD_BYTES, Rejection, decode
+from fleetpulse.core.envelope import is_end
 from fleetpulse.core.messages import BRIDGE, Kind, Origin, Row, hash64
 from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE
 from fleetpulse.io import delta
@@ -114,7 +115,7 @@ def one_by_one(rows: Sequence[SegmentRow], number: int) -> dict[str, pa.Table]:
         arrival: dict[str, Any] = {"place": place(number, at)}
         arrival |= {"origin": raw.origin, "recording": raw.recording, "line": raw.line, "bridge": BRIDGE, "segment": number}
         arrival["received_at_ms"] = raw.received_at_ms
-        if raw.origin == "replay" and raw.topic.startswith("replay/"):
+        if is_end(raw.origin, raw.topic, raw.recording):
             continue
         row = decode(raw.topic, raw.payload, raw.received_at_ms, Origin(raw.origin))
         if raw.refused is not None or isinstance(row, Rejection):
