@@ -32,8 +32,8 @@ from fleetpulse.io.generations import (
     load_generations,
 )
 from fleetpulse.io.home import Home
-from fleetpulse.io.snapshot_table import Taken, read_snapshot
-from fleetpulse.io.stored_state import VARIABLES, overview, rows_as_given, state_rows, timers
+from fleetpulse.io.snapshot_table import Taken
+from fleetpulse.io.stored_state import VARIABLES, overview, read_snapshot, rows_as_given, state_rows, timers
 from fleetpulse.ops.reports import listening
 
 Listed = Callable[[int | None], pa.Table]
@@ -251,7 +251,7 @@ def bootstrap(work: Work, snapshot: Taken, only: str | None = None, *, damaged: 
         raise FleetError(
             "--only takes what devices have come to from the present state, which --damaged says cannot be read: leave --only"
         )
-    fitting = rows.filter(F.col("part") == DEVICE) if only is None else _fitting(rows, only)
+    fitting = rows.each.filter(F.col("part") == DEVICE) if only is None else _fitting(rows.each, only)
     devices = fitting.count()
     if not devices and snapshot.devices:
         raise FleetError(f'no device of snapshot version {snapshot.version} fits "{only}"; got 0 of {snapshot.devices:,}')
@@ -266,8 +266,8 @@ def bootstrap(work: Work, snapshot: Taken, only: str | None = None, *, damaged: 
     source = {"snapshot": snapshot.version, "generation": snapshot.generation, "batch": snapshot.batch, "only": only}
     bronze = snapshot.bronze
     if only is not None:  # the snapshot chooses; what they have come to since is the present state
-        rows, bronze = _these(state_of(work.spark, home, current, at).each, fitting), at.version
-    plan = Plan("bootstrap", source, rows_as_given(rows), bronze, current.key_groups, before.partitions, current.form,
+        rows, bronze = rows_as_given(_these(state_of(work.spark, home, current, at).each, fitting)), at.version
+    plan = Plan("bootstrap", source, rows, bronze, current.key_groups, before.partitions, current.form,
                 chosen=damaged or only is not None)  # fmt: skip
     made = make(work.spark, home, plan, at, work.say)
     give(work, made, at)

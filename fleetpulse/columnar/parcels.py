@@ -71,7 +71,17 @@ def parcels(batches: Iterable[pa.RecordBatch], key_groups: int | None, enough: i
 
 def rows_of(parcels: Iterable[bytes]) -> pa.Table:
     """Return the rows of some parcels: columns of `SNAPSHOT_SCHEMA`."""
-    return pa.Table.from_batches([_whole(from_bytes(one)) for one in parcels], SNAPSHOT_SCHEMA)
+    return pa.Table.from_batches([whole(from_bytes(one)) for one in parcels], SNAPSHOT_SCHEMA)
+
+
+def whole(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return some columns of `SNAPSHOT_SCHEMA` as all of them: what is not there is null."""
+    there = set(rows.schema.names)
+    columns = [
+        rows[field.name].cast(field.type) if field.name in there else pa.nulls(rows.num_rows, field.type)
+        for field in SNAPSHOT_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SNAPSHOT_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +160,6 @@ def _parcel(place: int, rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return a parcel, without the columns that say nothing."""
     told = [name for name in rows.schema.names if rows[name].null_count < rows.num_rows]
     return _batch([place], [to_bytes(rows.select(told))], [None], [None])
-
-
-def _whole(rows: pa.RecordBatch) -> pa.RecordBatch:
-    there = set(rows.schema.names)
-    columns = [
-        rows[field.name].cast(field.type) if field.name in there else pa.nulls(rows.num_rows, field.type)
-        for field in SNAPSHOT_SCHEMA
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SNAPSHOT_SCHEMA)
 
 
 def _batch(*columns: Any) -> pa.RecordBatch:

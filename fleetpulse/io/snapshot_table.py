@@ -6,7 +6,7 @@ Rule: a snapshot replaces the one before in one commit; older ones are the table
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from deltalake import DeltaTable
@@ -19,7 +19,7 @@ from fleetpulse.io import delta
 from fleetpulse.io.home import Home
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,16 @@ def snapshots(home: Home) -> list[Taken]:
 def is_whole(table: Path, version: int) -> bool:
     """Whether a version of a table can be opened, and all its files are there."""
     try:
-        names = DeltaTable(str(table), version=version).get_add_actions()["path"].to_pylist()
+        return all(path.exists() for path in files_of(table, version))
     except DeltaError:  # it is no longer in the log
         return False
-    return all((table / unquote(str(name))).exists() for name in names)
+
+
+def files_of(table: Path, version: int) -> dict[Path, dict[str, str]]:
+    """Return the files of a version of a table, and what columns each is the partition of."""
+    added = DeltaTable(str(table), version=version).get_add_actions()
+    names, partitions = added["path"].to_pylist(), added["partition"].to_pylist()
+    return {table / unquote(str(name)): partition for name, partition in zip(names, partitions, strict=True)}
 
 
 def find_snapshot(home: Home, version: int | None = None, at_ms: int | None = None) -> Taken:
@@ -108,25 +114,3 @@ def find_snapshot(home: Home, version: int | None = None, at_ms: int | None = No
             f"{format_instant(kept[-1].at_ms or 0)}; name one of these"
         )
     return known[0]
-
-
-def read_snapshot(spark: "SparkSession", home: Home, version: int) -> "DataFrame":
-    """Return a snapshot's rows.
-
-    Raises:
-        FleetError: its files are gone.
-    """
-    path = home.table(DEVICE_SNAPSHOTS.name)
-    from pyspark.errors import PySparkException
-
-    try:
-        rows = spark.read.format("delta").option("versionAsOf", version).load(str(path))
-        rows.limit(1).collect()
-    except PySparkException as error:
-        raise FleetError(f"snapshot version {version} cannot be read ({_first_line(error)}); name another: "
-                         f"./fleet state snapshots --home {home.path}") from None  # fmt: skip
-    return rows.select(*(column.name for column in DEVICE_SNAPSHOTS.columns))
-
-
-def _first_line(error: Any) -> str:
-    return str(error).splitlines()[0][:300]

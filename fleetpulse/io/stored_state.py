@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake.exceptions import DeltaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from fleetpulse.columnar.parcels import PARCEL_SCHEMA, parcels
+from fleetpulse.columnar.parcels import PARCEL_SCHEMA, parcels, whole
 from fleetpulse.columnar.snapshots import SNAPSHOT_SCHEMA, head_of, taken
 from fleetpulse.columnar.standing import world_from_plain
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS
 from fleetpulse.io.checkpoint import Stand
+from fleetpulse.io.home import Home
+from fleetpulse.io.snapshot_table import files_of
 
 VARIABLES: Final = ("group", "waiting", "digests")
 _SQL: Final = {
@@ -183,6 +190,38 @@ def rows_as_given(rows: DataFrame) -> Rows:
         return rows.select(SNAPSHOT_SCHEMA.names).mapInArrow(lambda batches: parcels(batches, places), PARCELS)
 
     return Rows(rows, carried)
+
+
+def read_snapshot(spark: SparkSession, home: Home, version: int) -> Rows:
+    """Return a snapshot's rows.
+
+    Raises:
+        FleetError: its files are gone.
+    """
+    path = home.table(DEVICE_SNAPSHOTS.name)
+    try:
+        rows = spark.read.format("delta").option("versionAsOf", version).load(str(path)).select(SNAPSHOT_SCHEMA.names)
+        rows.limit(1).collect()
+        files = [(str(file), partition["part"]) for file, partition in files_of(path, version).items()]
+    except (PySparkException, DeltaError) as error:
+        raise FleetError(f"snapshot version {version} cannot be read ({str(error).splitlines()[0][:300]}); name another: "
+                         f"./fleet state snapshots --home {home.path}") from None  # fmt: skip
+
+    def carried(places: int | None) -> DataFrame:
+        numbers = spark.range(0, len(files), 1, max(len(files), 1))
+        return numbers.mapInArrow(lambda batches: parcels(_read(files, batches), places), PARCELS)
+
+    return Rows(rows, carried)
+
+
+def _read(files: Sequence[tuple[str, str]], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read a snapshot's files, each with its part, by their numbers."""
+    for number in (one for batch in numbers for one in batch["id"].to_pylist()):
+        path, part = files[number]
+        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+            columns = [name for name in file.schema_arrow.names if name != "part"]  # some writers put it there as well
+            for batch in file.iter_batches(columns=columns, use_threads=False):
+                yield whole(batch.append_column("part", pa.repeat(pa.scalar(part), batch.num_rows)))
 
 
 def _taker(newest_ms: int, deployment: Deployment) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

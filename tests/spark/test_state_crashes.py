@@ -23,7 +23,8 @@ from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import committed, relocate, stand
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
-from fleetpulse.io.snapshot_table import find_snapshot, read_snapshot, snapshots, write_snapshot
+from fleetpulse.io.snapshot_table import find_snapshot, snapshots, write_snapshot
+from fleetpulse.io.stored_state import read_snapshot
 from fleetpulse.ops.agreement import defined, told
 from tests.histories import START
 from tests.spark.test_state_verbs import judge
@@ -137,7 +138,7 @@ def test_a_list_of_devices_begins_lives_of_their_own_and_silence_counts_from_the
         bootstrap_devices(work, lambda frontier_ms: listed.slice(0, 0), "a test")
     bootstrap_devices(work, lambda frontier_ms: listed, "a test")
     taken = snapshot.take(spark, home, None, work.say)
-    rows = {row.device_id: row for row in read_snapshot(spark, home, taken.version or 0).filter("part = 'device'").collect()}
+    rows = {row.device_id: row for row in read_snapshot(spark, home, taken.version or 0).each.filter("part = 'device'").collect()}
     assert rows.keys() == since_ms.keys()
     assert (rows["ghost"]["mode"], rows["fresh"]["mode"]) == ("offline", "provisioned")
     assert {round(row.life.timestamp() * 1000) for row in rows.values()} == {taken.frontier_ms}
@@ -186,7 +187,7 @@ def test_a_generation_that_differs_in_one_device_is_refused_and_the_device_is_na
 ) -> None:
     home = _copy(judged, tmp_path / "home")
     taken = find_snapshot(home)
-    rows = read_snapshot(spark, home, taken.version or 0)
+    rows = read_snapshot(spark, home, taken.version or 0).each
     device = min(row.device_id for row in rows.filter("part = 'device' AND mode = 'online'").collect())
     others = [
         name if name != "runtime_ms" else f"runtime_ms + int(device_id = '{device}') AS runtime_ms" for name in rows.columns
