@@ -15,7 +15,7 @@ from fleetpulse.core.messages import BRIDGE, EVERYONE, KAFKA, Kind
 from fleetpulse.core.sparkplug import SUBSCRIPTIONS
 from fleetpulse.io.address import load_address
 from fleetpulse.io.home import Home, bridge_job
-from fleetpulse.io.process import Stop, collect_seldom, do_without
+from fleetpulse.io.process import Stop, collect_seldom, do_without, one_allocator
 
 if TYPE_CHECKING:
     from streaming.bridge import Line
@@ -109,6 +109,7 @@ def bridge(
         holds_back=at.deployment().verdict_jitter_ms > 0,
         flood_limit=settings.flood_limit,
     )
+    one_allocator()
     collect_seldom()
     run_bridge(wanted, _begin(parent))
 
@@ -124,6 +125,7 @@ def landing(home: HomeOption, parent: ParentOption = None) -> None:
 
     at = Home(home)
     lease_ms = load_settings(at.path).bridge_lease
+    one_allocator()
     collect_seldom()
     run_landing(at, partial(decode_any, load_mappings(at)), _begin(parent), lease_ms=lease_ms)
 

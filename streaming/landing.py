@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import structlog
+from deltalake import DeltaTable
 
 from fleetpulse.core.decoding import decode
 from fleetpulse.core.messages import BRIDGE
@@ -58,7 +59,8 @@ class Landing:
             table.name: {name: max(at, through[name]) for name, at in places_of(home, table).items()}
             for table in (QUARANTINE, COVERAGE, DEVICES, MESSAGES)
         }
-        self.newest_ms = delta.landed(home, MESSAGES, _NEWEST) or None
+        self.messages = DeltaTable(str(home.table(MESSAGES.name)))  # each step commits to it
+        self.newest_ms = self.messages.transaction_version(_NEWEST) or None
         self.rows = 0
         self.last_line: tuple[str, int] | None = None
 
@@ -74,7 +76,8 @@ class Landing:
         for table, rows in decode_parts(parts, self.decoder).by_table(self.places):
             if rows.num_rows or table is MESSAGES:
                 numbers = {f"rows:{name}": end for name, end in ends.items()}
-                delta.append_of(self.home, table, rows, {**numbers, _NEWEST: newest_ms})
+                opened = self.messages if table is MESSAGES else None
+                delta.append_of(self.home, table, rows, {**numbers, _NEWEST: newest_ms}, opened)
             self.places[table.name] |= ends
             self.rows += rows.num_rows if table is MESSAGES else 0
         self.newest_ms = newest_ms

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from fleetpulse.columnar.devices import Devices
+from fleetpulse.columnar.digests import hashes_of
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.judging import Judging
 from fleetpulse.columnar.layout import (
@@ -36,7 +37,6 @@ from fleetpulse.columnar.world import MODES, Int64s
 from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.machine import Mode
-from fleetpulse.core.messages import hash64
 from fleetpulse.core.policy import DEFAULT_CLASS, Policies
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
@@ -70,7 +70,7 @@ def seeds(registered: pa.Table, listening: Listening, policies: Policies, key_gr
             frontier.
     """
     devices = _checked(registered, listening.frontier_ms)
-    groups = np.fromiter(map(hash64, devices["device_id"].to_pylist()), np.int64, len(devices)) % key_groups
+    groups = hashes_of(devices["device_id"]) % key_groups
     order = np.argsort(groups, kind="stable")
     devices, groups = devices.take(pa.array(order)), groups[order]
     edges = np.searchsorted(groups, np.arange(key_groups + 1)).tolist()

@@ -25,6 +25,7 @@ from fleetpulse.columnar.blocks import (
     rows_to_batch,
 )
 from fleetpulse.columnar.devices import Devices
+from fleetpulse.columnar.digests import digests, hashes_of
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.layout import BOOT, CLASS, DEVICE_FIELDS, GATEWAY, MEMORY, MODE, SEQ, SITE
 from fleetpulse.columnar.seeds import SEED_SCHEMA
@@ -32,7 +33,7 @@ from fleetpulse.columnar.standing import world_from_plain, world_to_plain
 from fleetpulse.columnar.wire import from_wire
 from fleetpulse.columnar.world import MODES, NONE, Vocabulary
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import EVERYONE, Row, hash64, identity
+from fleetpulse.core.messages import EVERYONE, Row, identity
 from fleetpulse.core.replay import Deployment, Outcome
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, Column
 
@@ -123,7 +124,7 @@ def _whole(key_group: int, part: str, count: int, columns: dict[str, pa.Array]) 
 def _devices(key_group: int, devices: Devices) -> pa.RecordBatch:
     rows = devices.rows
     columns: dict[str, pa.Array] = {"device_id": devices.ids, "boot": devices.boots}
-    columns["device_hash"] = pa.array([hash64(one) for one in devices.ids.to_pylist()], pa.int64())
+    columns["device_hash"] = pa.array(hashes_of(devices.ids))
     columns["mode"] = pa.array([mode.value for mode in MODES], pa.string()).take(pa.array(rows[:, MODE]))
     for (name, place), words in zip(_WORDS.items(), (devices.sites, devices.classes, devices.gateways), strict=True):
         numbers = rows[:, place]
@@ -152,7 +153,7 @@ def _signals(key_group: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         if field.name in ("received_at_ms", "event_time_ms"):
             column = pc.multiply(column, 1000).cast(_ARROW["timestamp"])
         columns[_OF_SIGNALS.get(field.name, field.name)] = column
-    columns["device_hash"] = pa.array([hash64(one) for one in batch["device_id"].to_pylist()], pa.int64())
+    columns["device_hash"] = pa.array(hashes_of(batch["device_id"]))
     columns["message_kind"] = pc.cast(columns["message_kind"], pa.int32())
     columns["device_clock"] = columns["device_clock"].cast(pa.int32())
     columns["seq"] = pc.if_else(pc.less(columns["seq"], 0), None, columns["seq"])
@@ -163,7 +164,7 @@ def _plain(key_group: int, part: str, contents: Sequence[Mapping[str, Any]], ids
     columns = {
         "content": pa.array([json.dumps(one) for one in contents], pa.string()),
         "device_id": pa.array(ids, pa.string()),
-        "device_hash": pa.array([hash64(one) for one in ids], pa.int64()),
+        "device_hash": pa.array(digests(map(str.encode, ids))),
     }
     return _whole(key_group, part, len(contents), columns)
 

@@ -94,7 +94,6 @@ def digest64(payload: bytes) -> int:
     return int.from_bytes(blake2b(payload, digest_size=8).digest(), "little", signed=True)
 
 
-@lru_cache(KNOWN_NAMES)
 def parse_topic(topic: str) -> Address:
     """Read ``fleet/<site>/<device_id>/<kind>``; raises a rejection that `decode` turns into a value."""
     levels = topic.split("/")
@@ -113,6 +112,7 @@ def parse_topic(topic: str) -> Address:
     return Address(site, device_id, kind)
 
 
+@lru_cache(KNOWN_NAMES)
 def plain_address(topic: str) -> Address | None:
     """Return whom a device's message is about; None where `decode` has more to say about the topic."""
     if not topic.startswith("fleet/"):

@@ -5,9 +5,9 @@ Rule 2: a message is plain, and in the columns, where a strict parser reads its 
 every other one is left to `decode`, and changes nothing for its neighbours.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from fleetpulse.core.decoding import MAX_DEPTH, NO_TS, Address, as_text, as_whole, metrics_text, plain_address
+from fleetpulse.columnar.digests import digests
+from fleetpulse.core.decoding import MAX_DEPTH, MAX_TEXT, NO_TS, as_text, as_whole, metrics_text, plain_address
 from fleetpulse.core.messages import Clock, Kind, hash64
 from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
 
@@ -33,11 +34,8 @@ Plain = NDArray[np.bool_]
 
 
 _TEXTS: Final = {"boot": True, "code": True, "firmware": False, "gateway": False}  # whether a number may stand there
-_NAMED: Final[dict[str, Callable[[Address], str]]] = {
-    "device_id": lambda address: address.device_id,
-    "site": lambda address: address.site,
-    "kind": lambda address: address.kind.value,
-}
+_NAMED: Final = ("device_id", "site", "kind")
+_said: Final = attrgetter(*_NAMED)
 
 
 class _Content(msgspec.Struct, gc=False):
@@ -86,18 +84,18 @@ def read_arrivals(topics: pa.Array, payloads: pa.Array, received_at_ms: NDArray[
         received_at_ms: when the bridge had each.
         wanted: False for a message that is not to be read.
     """
-    encoded = topics.dictionary_encode()
-    addresses = [plain_address(topic) for topic in encoded.dictionary.to_pylist()]
-    known = np.array([address is not None for address in addresses], np.bool_)
-    whose = encoded.indices.to_numpy()
     sizes, brackets, escaped = _looks(payloads)
-    places = np.flatnonzero(known[whose] & wanted & (sizes <= MOST_BYTES) & (brackets <= MAX_DEPTH))
-    raw = payloads.to_pylist() if len(places) == len(payloads) else payloads.take(places).to_pylist()
-    whose = whose[places]
-    named = {name: _of_address(addresses, of).take(whose) for name, of in _NAMED.items()}
-    hashes = np.array([0 if address is None else hash64(address.device_id) for address in addresses], np.int64)
+    addresses, raw = list(map(plain_address, topics.to_pylist())), payloads.to_pylist()
+    known = np.array([address is not None for address in addresses], np.bool_)
+    places = np.flatnonzero(known & wanted & (sizes <= MOST_BYTES) & (brackets <= MAX_DEPTH))
+    if len(places) < len(raw):
+        chosen = places.tolist()
+        addresses, raw = [addresses[place] for place in chosen], [raw[place] for place in chosen]
+    ids, sites, kinds = zip(*map(_said, addresses), strict=True) if addresses else ((), (), ())
+    named = {name: pa.array(words, pa.string()) for name, words in zip(_NAMED, (ids, sites, kinds), strict=True)}
     plain, columns = _columns(raw, escaped[places], received_at_ms[places], named)
-    table = pa.table({**named, **columns, "digest": _digests(raw), "device_hash": hashes[whose]})
+    hashes = np.fromiter(map(hash64, ids), np.int64, len(ids))
+    table = pa.table({**named, **columns, "digest": digests(raw), "device_hash": hashes})
     return Arrivals(places, table) if plain.all() else Arrivals(places[plain], table.filter(pa.array(plain)))
 
 
@@ -121,9 +119,8 @@ def _columns(
 
 def _looks(payloads: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64], Plain]:
     """Return of each payload its bytes, how many brackets it opens, and whether it has escapes or more than printable ASCII."""
-    _, offsets, content = payloads.buffers()
-    ends = np.frombuffer(offsets, np.int32)[payloads.offset : payloads.offset + len(payloads) + 1]
-    content = np.frombuffer(content or b"", np.uint8)
+    ends = _ends(payloads)
+    content = np.frombuffer(payloads.buffers()[2] or b"", np.uint8)
     opened = np.flatnonzero((content == ord("{")) | (content == ord("[")))
     escaped = np.zeros(len(payloads), np.bool_)
     if ((content < 32) | (content > 126) | (content == 92)).any():
@@ -131,13 +128,14 @@ def _looks(payloads: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64], Pl
     return np.diff(ends), np.diff(np.searchsorted(opened, ends)), escaped
 
 
-def _of_address(addresses: Sequence[Address | None], of: Callable[[Address], str]) -> pa.Array:
-    return pa.array(["" if address is None else of(address) for address in addresses], pa.string())
-
-
 def _contents(raw: Sequence[bytes], escaped: Plain, is_death: Plain) -> tuple[Plain, list[_Content]]:
     """Return which payloads are plain, and what they hold. A death may be empty."""
     plain, contents = np.ones(len(raw), np.bool_), list[_Content]()
+    if not escaped.any():
+        try:
+            return plain, list(map(_read, raw))
+        except (ValueError, RecursionError):
+            pass
     keep, doubtful = contents.append, escaped.tolist()
     for place, payload in enumerate(raw):
         try:
@@ -190,12 +188,29 @@ def _wholes(values: list[Any], plain: Plain) -> pa.Array:
 
 
 def _texts(values: list[Any], plain: Plain, *, numbers: bool) -> pa.Array:
-    distinct = set(values)
-    texts = {value: as_text(value, numbers=numbers) for value in distinct if value is not None}
+    if set(map(type, values)) <= {str, _NONE}:
+        found = pa.array(values, pa.string())
+        if _are_texts(found):
+            return found
+    texts = {value: as_text(value, numbers=numbers) for value in set(values) if value is not None}
     if None in texts.values():
         for place, value in enumerate(values):
             plain[place] &= value is None or texts[value] is not None
     return pa.array(map(texts.get, values), pa.string())
+
+
+def _are_texts(values: pa.Array) -> bool:
+    """Whether all are what `as_text` returns as it is, and of printable ASCII; of others it may be as well."""
+    sizes = pc.min_max(pc.binary_length(values))
+    if not sizes["max"].is_valid:
+        return True
+    content = np.frombuffer(values.buffers()[2] or b"", np.uint8)[: _ends(values)[-1]]
+    return 1 <= sizes["min"].as_py() <= sizes["max"].as_py() <= MAX_TEXT and 32 <= content.min() <= content.max() <= 126
+
+
+def _ends(values: pa.Array) -> NDArray[np.int32]:
+    """Return where text or bytes begin, and where the last of them ends."""
+    return np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
 
 
 def _metrics(values: list[Any], plain: Plain) -> pa.Array:
@@ -214,9 +229,3 @@ def _metrics(values: list[Any], plain: Plain) -> pa.Array:
         values[there[index]] = text
         plain[there[index]] &= text is not None
     return pa.array(values, pa.string())
-
-
-def _digests(raw: Sequence[bytes]) -> pa.Array:
-    """Return what `digest64` says of each."""
-    joined = b"".join([blake2b(payload, digest_size=8).digest() for payload in raw])
-    return pa.array(np.frombuffer(joined, "<i8"))

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError
 
 from fleetpulse.core.tables import JUDGEMENTS, READINGS, TABLES, Table
 from fleetpulse.io.beside_spark import commit_for_good
@@ -123,8 +124,15 @@ def append(home: Home, table: Table, rows: pa.Table, writer: str, number: int) -
     append_of(home, table, rows, {writer: number})
 
 
-def append_of(home: Home, table: Table, rows: pa.Table, numbers: Mapping[str, int]) -> None:
+def append_of(home: Home, table: Table, rows: pa.Table, numbers: Mapping[str, int], opened: DeltaTable | None = None) -> None:
     """Append rows of several writers in one commit that also says to which number each has come.
+
+    Args:
+        home: the home.
+        table: which.
+        rows: columns of `arrow_schema`.
+        numbers: by writer.
+        opened: the table, by one who appends often and keeps it: else its log is read for each commit.
 
     Raises:
         FleetError: Spark's commits replaced this one time and again.
@@ -134,7 +142,13 @@ def append_of(home: Home, table: Table, rows: pa.Table, numbers: Mapping[str, in
         commit_for_good(path, lambda said: write_deltalake(str(path), rows, mode="append", commit_properties=said), numbers)
         return
     properties = CommitProperties(app_transactions=[Transaction(writer, number) for writer, number in numbers.items()])
-    write_deltalake(str(path), rows, mode="append", commit_properties=properties)
+    try:
+        write_deltalake(opened or str(path), rows, mode="append", commit_properties=properties)
+    except CommitFailedError:
+        if opened is None:
+            raise
+        opened.update_incremental()  # somebody has given it a column, or a property, since it was opened
+        write_deltalake(opened, rows, mode="append", commit_properties=properties)
 
 
 Only = Mapping[str, tuple[str, Sequence[Any]]]  # table -> a column, and the values of it that are looked for

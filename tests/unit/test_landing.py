@@ -5,7 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
+from fleetpulse.core.messages import BRIDGE
 from fleetpulse.core.tables import MESSAGES, QUARANTINE
 from fleetpulse.io import delta
 from fleetpulse.io.address import BrokerAddress
@@ -173,3 +175,21 @@ def test_a_canary_with_half_a_character_is_a_message_as_any(home: Home) -> None:
         Arrived(bridge.intake.canary_topic, json.dumps({"nonce": "a-\ud800"}).encode(), False, (1, 1)), now_ms()
     )
     assert len(bridge.intake.waiting.rows) == 1
+
+
+def test_landing_goes_on_when_its_table_has_got_a_property_or_was_joined_beside_it(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    landing, path = Landing(home), str(home.table(MESSAGES.name))
+    beside = [
+        lambda: DeltaTable(path).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"}),
+        lambda: DeltaTable(path).optimize.compact(target_size=1 << 27),
+        lambda: DeltaTable(path).create_checkpoint(),
+    ]
+    for number, change in enumerate(beside, 1):
+        write(home, BRIDGE, number, heartbeats(number * 1_000, 5))
+        assert landing.step() == 1
+        change()
+    write(home, BRIDGE, 4, heartbeats(4_000, 5))
+    assert landing.step() == 1
+    assert (landed(home), Landing(home).places) == (20, landing.places)
