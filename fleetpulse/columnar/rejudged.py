@@ -18,7 +18,7 @@ import pyarrow.compute
 from fleetpulse.columnar.blocks import NO_SIGNALS, from_bytes, to_bytes
 from fleetpulse.columnar.differing import DIFFERENCE_SCHEMA, cancelled, differences, in_order
 from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.columnar.told import from_judgements
+from fleetpulse.columnar.told import from_judgements, said_by
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.messages import Kind, Row
@@ -28,7 +28,6 @@ from fleetpulse.core.replay import Deployment
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 DAY_MS: Final = 86_400_000
 BEFORE, AFTER = "before", "after"
-_OF_EVERYBODY: Final = pa.array([Kind.GAP.value, Kind.POLICY.value])
 _NOTHING: Final = from_judgements([])
 
 
@@ -135,7 +134,7 @@ class Rejudged:
     def __init__(self, question: Question, key_group: int) -> None:
         self.question = question
         self._deployment = replace(question.deployment, verdict_jitter_ms=0)
-        self._speaks = key_group == 0
+        self._key_group = key_group
         self._sides = {
             BEFORE: _Side(KeyGroup(Listening.begin(question.started_ms))),
             AFTER: _Side(KeyGroup(Listening.begin(question.started_ms), question.policies())),
@@ -191,7 +190,6 @@ class Rejudged:
             for one in counted.to_pylist():
                 self._found.days[side, one["day"], one["mode"]] += one["count_all"]
         said = self._within(said.filter(pc.not_equal(said["kind"], Verdict.TRANSITION.value)), "received_at_ms")
-        if not self._speaks:
-            said = said.filter(pc.invert(pc.is_in(said["message_kind"], value_set=_OF_EVERYBODY)))
+        said = said_by(self._key_group, said)
         for kind in pc.value_counts(said["kind"]).to_pylist() if said.num_rows else ():
             self._found.others[side, kind["values"]] += kind["counts"]

@@ -35,6 +35,7 @@ from fleetpulse.columnar.layout import (
 )
 from fleetpulse.columnar.world import MODES, NONE, TRIGGERS, Int64s
 from fleetpulse.core.judgements import Judgement, Verdict
+from fleetpulse.core.messages import FOR_EVERYONE
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.tables import JUDGEMENTS
 
@@ -48,6 +49,7 @@ TOLD_SCHEMA: Final = pa.schema(
         if column.name not in ADDED_BY_THE_SHELL
     ]
 )
+_OF_EVERYBODY: Final = pa.array(sorted(kind.value for kind in FOR_EVERYONE))
 _KIND_WORDS: Final = pa.array([kind.value for kind in KINDS])
 _MODE_WORDS: Final = pa.array([mode.value for mode in MODES])
 _TRIGGER_WORDS: Final = pa.array([trigger.value for trigger in TRIGGERS])
@@ -81,6 +83,13 @@ def from_judgements(judgements: Iterable[Judgement]) -> pa.RecordBatch:
             values = [json.dumps(codes) if codes else None for codes in values]
         columns[field.name] = pa.array(values, field.type)
     return _batch(len(kept), columns)
+
+
+def said_by(key_group: int, told: pa.RecordBatch) -> pa.RecordBatch:
+    """Return what a key group says of what all of them are told: what concerns everybody is said by group 0 alone."""
+    if not key_group or not told.num_rows:
+        return told
+    return told.filter(pc.invert(pc.is_in(told["message_kind"], value_set=_OF_EVERYBODY)))
 
 
 def of_signals(

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from fleetpulse.columnar.blocks import NO_SIGNALS, batch_to_rows, from_bytes, to_bytes
 from fleetpulse.columnar.group import KeyGroup, Step, begin
-from fleetpulse.columnar.told import from_judgements
+from fleetpulse.columnar.told import from_judgements, said_by
 from fleetpulse.columnar.wire import from_wire
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
@@ -93,7 +93,7 @@ class GroupProcessor(StatefulProcessor):
         step = group.fold(signals, others, newest_ms, self.deployment, self.state.chunk)
         summary = None if self.silent else group.summary(key_group)
         self._keep(group, step, stored[1] if stored and not fired else None, watermark_ms)  # a timer that fired is gone
-        told = [step.told, from_judgements([summary])] if summary else [step.told]
+        told = [said_by(key_group, step.told), *([from_judgements([summary])] if summary else [])]
         if any(batch.num_rows for batch in told):
             yield _OutputRow(key_group, to_bytes(pa.concat_batches(told)))
 

@@ -17,7 +17,7 @@ from fleetpulse.core.judgements import Verdict, compared
 from fleetpulse.core.messages import FOR_EVERYONE, Clock, Row
 from fleetpulse.core.replay import Deployment, Outcome, outcome, replay
 from tests.histories import GRID_S, START, any_own_row, any_policy, any_signal, as_the_bridge_says, row
-from tests.property.test_laws import in_batches, said_once
+from tests.property.test_laws import in_batches
 
 pytestmark = pytest.mark.property
 STEPS = int(os.environ.get("FLEET_STEPS", "80000"))
@@ -75,7 +75,6 @@ def difference(history: Sequence[Cut], course: Course) -> str | None:
         told = in_batches(rows, [place for place, cut in enumerate(history) if cut.begins], course.deployment, course.groups)
     except Exception as error:  # noqa: BLE001 - the history of a crash is shrunk as that of a difference is
         return repr(error)
-    told = said_once(told, want)
     if told == want:
         return None
     return "\n".join(f"{what}: {one}" for what, some in (("too much", told - want), ("too little", want - told)) for one in some)
