@@ -2,7 +2,8 @@
 
 Rule 1: rows that share an instant land together, so that what is read of an instant is read at once.
 Rule 2: what surfaces at or behind what has landed is lifted to the instant after it; of each bridge the order stays.
-Rule 3: a row that opens a gap says how far all bridges together had come: each knows of itself alone.
+Rule 3: a row that opens a gap says how far all bridges together had come: each knows of itself
+alone, and a recording may not say it.
 """
 
 import json
@@ -78,7 +79,7 @@ def merged(backlogs: Sequence[Backlog], landed_ms: int | None, max_rows: int) ->
         max_rows: that land at once, unless a single instant has more.
     """
     if len(backlogs) == 1:
-        return list(backlogs[0].parts)
+        return _told_how_far(backlogs[0].parts, landed_ms, alone=True)
     lifted = [_lifted(backlog, landed_ms) for backlog in backlogs]
     limit_ms = min((backlog.through_ms for backlog in backlogs if backlog.through_ms is not None), default=_NEVER)
     limit_ms = min([limit_ms, *(_read_through(backlog, landed_ms) for backlog in lifted if backlog.more)])
@@ -132,33 +133,38 @@ def _until(parts: Sequence[Part], limit_ms: int) -> list[Part]:
     return kept
 
 
-def _told_how_far(parts: Sequence[Part], landed_ms: int | None) -> list[Part]:
-    """Let gap rows say the instant of the row before them, of whichever bridge."""
-    instants = np.unique(np.concatenate([_received(part) for part in parts])) if parts else np.array([], np.int64)
+def _told_how_far(parts: Sequence[Part], landed_ms: int | None, *, alone: bool = False) -> list[Part]:
+    """Let gap rows say the instant of the row before them, of whichever bridge; one that is alone has said so, if it could."""
+    gaps = [_gaps(part) for part in parts]
+    if not any(gaps):
+        return list(parts)
+    instants = np.unique(np.concatenate([_received(part) for part in parts]))
     told: list[Part] = []
-    for part in parts:
-        topics = part.rows["topic"]
-        named = pc.and_(pc.starts_with(topics, _GAPS[0]), pc.ends_with(topics, _GAPS[1]))
-        origins = part.rows["origin"]  # what comes through another door is refused when it is decoded
-        ours = pc.or_(pc.equal(origins, Origin.BRIDGE.value), pc.equal(origins, Origin.REPLAY.value))
-        gaps = pc.indices_nonzero(pc.and_(named, ours)).to_pylist()
-        if not gaps:
-            told.append(part)
-            continue
-        payloads = part.rows["payload"].to_pylist()
-        for at in gaps:
+    for part, places in zip(parts, gaps, strict=True):
+        payloads = part.rows["payload"].to_pylist() if places else []
+        for at in places:
             before = int(np.searchsorted(instants, _received(part)[at]))
             after_ms = int(instants[before - 1]) if before else landed_ms
-            payloads[at] = _saying(payloads[at], after_ms)
-        told.append(replace(part, rows=_column(part, "payload", pa.array(payloads, pa.binary()))))
+            payloads[at] = _saying(payloads[at], after_ms, unless_said=alone)
+        told.append(replace(part, rows=_column(part, "payload", pa.array(payloads, pa.binary()))) if places else part)
     return told
 
 
-def _saying(payload: bytes, after_ms: int | None) -> bytes:
+def _gaps(part: Part) -> list[int]:
+    """Return the places of gap rows of ours; what comes through another door is refused when it is decoded."""
+    topics, origins = part.rows["topic"], part.rows["origin"]
+    ours = pc.or_(pc.equal(origins, Origin.BRIDGE.value), pc.equal(origins, Origin.REPLAY.value))
+    if not pc.any(ours).as_py():
+        return []
+    named = pc.and_(pc.starts_with(topics, _GAPS[0]), pc.ends_with(topics, _GAPS[1]))
+    return pc.indices_nonzero(pc.and_(named, ours)).to_pylist()
+
+
+def _saying(payload: bytes, after_ms: int | None, *, unless_said: bool) -> bytes:
     try:
         content = json.loads(payload)
     except (ValueError, RecursionError):
         return payload  # of a recording: it is refused when it is decoded
-    if not isinstance(content, dict) or content.get("op") != "open":
+    if not isinstance(content, dict) or content.get("op") != "open" or (unless_said and type(content.get("after")) is int):
         return payload
     return json.dumps({**content, "after": after_ms}, separators=(",", ":")).encode()

@@ -193,3 +193,17 @@ def test_landing_goes_on_when_its_table_has_got_a_property_or_was_joined_beside_
     write(home, BRIDGE, 4, heartbeats(4_000, 5))
     assert landing.step() == 1
     assert (landed(home), Landing(home).places) == (20, landing.places)
+
+
+def test_a_recorded_gap_that_does_not_say_how_far_we_were_is_told_by_the_row_before_it(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    gap = "fleet/_/bridge-1/gap"
+    opened = [b'{"op":"open","from":5000}', b'{"op":"open","from":5000,"after":7}', b'{"op":"close","until":5000}', b"{"]
+    rows = [SegmentRow(9_000, TOPIC, b"{}", "mqtt")]
+    rows += [SegmentRow(10_000 + at, gap, payload, "replay", "r", at) for at, payload in enumerate(opened)]
+    write(home, BRIDGE, 1, rows)
+    assert Landing(home).step() == 1
+    found = delta.query(home, "SELECT body FROM messages WHERE kind = 'gap' ORDER BY received_at", tables=["messages"])
+    bodies = [json.loads(one["body"]) for one in found]
+    assert [one.get("after") for one in bodies] == [9_000, 7, None]
