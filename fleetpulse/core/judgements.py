@@ -83,8 +83,14 @@ class Judgement:
     takes_back: int | None = None
 
 
+MAX_REASON: Final = 1_000  # characters
+
+
 def about(row: Row, kind: Verdict, reason: str = "", late_by_ms: int | None = None) -> Judgement:
-    """Say of a message why it was not judged; ``reason`` where it is not always the same, see `REASONS`."""
+    """Say of a message why it was not judged; ``reason`` where it is not always the same, see `REASONS`.
+
+    A reason may show what a message said: it is cut, and what no text in UTF-8 has is escaped.
+    """
     return Judgement(
         kind,
         row.device_id,
@@ -95,7 +101,7 @@ def about(row: Row, kind: Verdict, reason: str = "", late_by_ms: int | None = No
         message_kind=row.kind.value,
         boot=row.boot,
         seq=row.seq,
-        reason=reason or REASONS[kind],
+        reason=reason[:MAX_REASON].encode(errors="backslashreplace").decode() or REASONS[kind],
         late_by_ms=late_by_ms,
     )
 

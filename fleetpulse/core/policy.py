@@ -96,14 +96,15 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """How one rule is written: its table and key in TOML, and how its value is read."""
+    """How one rule is written: its table and key in TOML, how its value is read, and whether a stored value may be one."""
 
     key: str
     read: Callable[[Any], Any]
+    fits: Callable[[Any], bool]
     meaning: str
 
 
-def _duration(least: str, most: str = "3650d") -> Callable[[Any], int]:
+def _duration(least: str, most: str = "3650d") -> tuple[Callable[[Any], int], Callable[[Any], bool]]:
     least_ms, most_ms = parse_duration_ms(least), parse_duration_ms(most)
 
     def read(value: Any) -> int:
@@ -116,41 +117,53 @@ def _duration(least: str, most: str = "3650d") -> Callable[[Any], int]:
             raise FleetError(f'must lie between {least} and {most}; got "{value}"')
         return duration_ms
 
-    return read
+    return read, lambda value: type(value) is int and least_ms <= value <= most_ms
 
 
-def _count(least: int, most: int) -> Callable[[Any], int]:
+def _count(least: int, most: int) -> tuple[Callable[[Any], int], Callable[[Any], bool]]:
+    def fits(value: Any) -> bool:
+        return type(value) is int and least <= value <= most
+
     def read(value: Any) -> int:
-        if type(value) is not int or not least <= value <= most:
+        if not fits(value):
             raise FleetError(f"must be a whole number from {least} to {most}; got {value!r}")
         return value
 
-    return read
+    return read, fits
+
+
+def _are_codes(value: Any) -> bool:
+    codes = cast("list[Any]", [*value]) if isinstance(value, list | tuple) else []
+    return 1 <= len(codes) <= MAX_SEQUENCE and all(isinstance(code, str) and code and _is_utf8(code) for code in codes)
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether text can be written: JSON may name half a character, which no column holds."""
+    return text.encode(errors="ignore").decode() == text
 
 
 def _codes(value: Any) -> tuple[str, ...]:
-    codes = cast("list[Any]", value) if isinstance(value, list) else []
-    if not 1 <= len(codes) <= MAX_SEQUENCE or not all(isinstance(code, str) and code for code in codes):
+    if not _are_codes(value):
         raise FleetError(f"must be a list of 1 to {MAX_SEQUENCE} error codes; got {value!r}")
-    return tuple(codes)
+    return tuple(value)
 
 
 RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
     {
-        "timeout_ms": _Rule("timeout", _duration("1s"), "silence, while we listened, after which a device is offline"),
-        "death_grace_ms": _Rule("death_grace", _duration("0s", "1d"), "what is left of it when the device's will was delivered"),
-        "forget_after_ms": _Rule("forget_after", _duration("1s"), "silence after which it is removed, with a row that says so"),
-        "degraded_errors": _Rule("degraded.errors", _count(1, MAX_ERRORS), "so many errors ..."),
+        "timeout_ms": _Rule("timeout", *_duration("1s"), "silence, while we listened, after which a device is offline"),
+        "death_grace_ms": _Rule("death_grace", *_duration("0s", "1d"), "what is left of it when the device's will was delivered"),
+        "forget_after_ms": _Rule("forget_after", *_duration("1s"), "silence after which it is removed, with a row that says so"),
+        "degraded_errors": _Rule("degraded.errors", *_count(1, MAX_ERRORS), "so many errors ..."),
         "degraded_window_ms": _Rule(
             "degraded.window",
-            _duration("1s", "30d"),
+            *_duration("1s", "30d"),
             "... in this span degrade a device, until fewer lie in it",
         ),
-        "flagged_codes": _Rule("flagged.codes", _codes, "error codes that, one after the other, ..."),
-        "flagged_window_ms": _Rule("flagged.window", _duration("1s", "30d"), "... within this span flag a device, ..."),
-        "flagged_hold_ms": _Rule("flagged.hold", _duration("1s", "365d"), "... until an operator releases it, or for so long"),
-        "longest_hold_ms": _Rule("longest_hold", _duration("1s", "365d"), "the longest maintenance or update to be announced"),
-        "last_errors": _Rule("last_errors", _count(0, MAX_ERRORS), "how many of the last error codes a row shows"),
+        "flagged_codes": _Rule("flagged.codes", _codes, _are_codes, "error codes that, one after the other, ..."),
+        "flagged_window_ms": _Rule("flagged.window", *_duration("1s", "30d"), "... within this span flag a device, ..."),
+        "flagged_hold_ms": _Rule("flagged.hold", *_duration("1s", "365d"), "... until an operator releases it, or for so long"),
+        "longest_hold_ms": _Rule("longest_hold", *_duration("1s", "365d"), "the longest maintenance or update to be announced"),
+        "last_errors": _Rule("last_errors", *_count(0, MAX_ERRORS), "how many of the last error codes a row shows"),
     }
 )
 
@@ -230,6 +243,27 @@ def from_normalised(content: Mapping[str, Any]) -> Policy:
         return Policy(_rules(content["rules"]), MappingProxyType(classes), content["unknown_devices"])
     except (KeyError, TypeError, AttributeError) as error:
         raise PolicyFault([f"not a stored policy of this version: {error!r}"]) from None
+
+
+def from_row(content: Any) -> Policy:
+    """Read a policy that a row carries: a recording's may be anything, and what is in force is calculated with.
+
+    Raises:
+        PolicyFault: it is not one that `parse_policy` could have made.
+    """
+    if not isinstance(content, Mapping):
+        raise PolicyFault(["not a stored policy of this version: it is no object"])
+    policy = from_normalised(cast("Mapping[str, Any]", content))
+    faults = ["classes have names of text"] if not all(map(_is_utf8, policy.classes)) else []
+    faults += [] if policy.unknown_devices in ("admit", "quarantine") else ["unknown_devices is neither admit nor quarantine"]
+    for where, rules in (("rules", policy.rules), *((f"classes.{name}", rules) for name, rules in policy.classes.items())):
+        misfits = [rule.key for name, rule in RULES.items() if not rule.fits(getattr(rules, name))]
+        faults += [f"{where}.{key} is beyond what it may be" for key in misfits]
+        if not misfits and rules.forget_after_ms <= rules.timeout_ms:
+            faults.append(f"{where}.forget_after must be longer than timeout")
+    if faults:
+        raise PolicyFault(faults)
+    return policy
 
 
 def _rules(values: Mapping[str, Any]) -> Rules:

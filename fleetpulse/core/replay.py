@@ -12,7 +12,7 @@ from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import Device, Fold, World
 from fleetpulse.core.judgements import Judgement, Verdict, about, clock_ahead, clock_behind
 from fleetpulse.core.messages import FOR_EVERYONE, RANK, SIGNALS, Clock, Identity, Kind, Row, gateway_death, identity, order
-from fleetpulse.core.policy import Dated, Policies, PolicyFault, from_normalised
+from fleetpulse.core.policy import Dated, Policies, PolicyFault, from_row
 
 _OURS: Final = (Kind.REGISTRY, Kind.CONTROL, Kind.POLICY, Kind.CORRECT)  # refused where a message would be late
 AMENDED: Final = SIGNALS | {Kind.REGISTRY}  # what an amended history takes as on time
@@ -83,7 +83,7 @@ class Intake:
         if not self._in_time(listening, row):
             return
         try:
-            policy = from_normalised(row.contents().get("policy", {}))
+            policy = from_row(row.contents().get("policy"))
         except PolicyFault as fault:
             self.judgements.append(about(row, Verdict.REFUSED, str(fault)))
             return

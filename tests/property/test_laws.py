@@ -7,16 +7,17 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetpulse.columnar.blocks import is_signal, signals_to_batch
 from fleetpulse.columnar.group import KeyGroup, begin
 from fleetpulse.columnar.told import said_by
-from fleetpulse.core.judgements import Judgement, Verdict, compared
+from fleetpulse.core.judgements import MAX_REASON, Judgement, Verdict, compared
 from fleetpulse.core.machine import TRANSITIONS, Mode
 from fleetpulse.core.messages import EVERYONE, FOR_EVERYONE, RESERVED, Kind, Row, key_group
-from fleetpulse.core.policy import MAX_ERRORS
+from fleetpulse.core.policy import MAX_ERRORS, Policy
 from fleetpulse.core.replay import Deployment, outcome, replay
 from tests.histories import (
     any_own_row,
@@ -188,3 +189,34 @@ def test_state_is_bounded(rows: list[Row], deployment: Deployment) -> None:
         assert max(len(device.error_times_ms), len(device.codes), len(device.progress)) <= MAX_ERRORS
     frontier = told.listening.frontier_ms if told.listening else None
     assert frontier is None or all((one.event_time_ms or 0) > frontier for one in told.waiting)
+
+
+_UNFIT: dict[str, Any] = {
+    "timeout_ms": ["1h", 1.5, -5, 2**63, True, None],
+    "flagged_codes": [[], ["a"] * 12, ["\ud800"], [1], 7],
+    "last_errors": [5_000, -1],
+    "degraded_errors": [100, 0],
+    "forget_after_ms": [1_000],
+    "unheard_of": [1],
+}
+
+
+@pytest.mark.parametrize(("rule", "value"), [(rule, value) for rule, values in _UNFIT.items() for value in values])
+def test_a_recorded_policy_that_is_none_is_refused_and_judging_goes_on(rule: str, value: Any) -> None:
+    policy = Policy().normalised()
+    policy["rules"][rule] = value
+    errors = [row(20 + at, "fleet/s/d/error", ts_s=20 + at, code="E") for at in range(40)]
+    rows = [row(0, "fleet/_/_/policy", policy=policy), *errors, row(9_000, "fleet/_/b/tick")]
+    told = replay(rows, Deployment(1_000))
+    assert [one.kind for one in told if one.kind is not Verdict.TRANSITION] == [Verdict.REFUSED]
+    assert in_batches(rows, [3, 17], Deployment(1_000), 2) == compared(told)
+
+
+def test_a_reason_shows_what_was_said_as_far_as_it_can_be_written() -> None:
+    rows = [row(0, "fleet/s/d/heartbeat", ts_s=0)]
+    rows += [row(9, "fleet/_/d/control", op="maintain", until=said) for said in ("\ud800", "x" * 5_000)]
+    rows += [row(9_000, "fleet/_/b/tick")]
+    told = [one for one in replay(rows, Deployment(1_000)) if one.kind is Verdict.REFUSED]
+    reasons = [one.reason or "" for one in told]
+    assert [one.isprintable() and 0 < len(one) <= MAX_REASON for one in reasons] == [True, True]
+    assert in_batches(rows, [], Deployment(1_000), 1) == compared(replay(rows, Deployment(1_000)))
