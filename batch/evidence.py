@@ -75,6 +75,8 @@ class Stand:
         whole: whether bronze has all that the devices began with.
         lines: whether it and quarantine have all lines of all recordings.
         listed: whether some devices began with a list: what they were before was never said.
+        went_back: whether a generation that knew some of the devices was gone back from: what the others did meanwhile was
+            judged afterwards, in the lives that they had before, and not said.
         lead_ms: how far a device's clock may be ahead.
     """
 
@@ -87,6 +89,7 @@ class Stand:
     whole: bool
     lines: bool
     listed: bool
+    went_back: bool
     lead_ms: int
 
     def row(self) -> dict[str, Any]:
@@ -100,6 +103,7 @@ class Stand:
             "whole": self.whole,
             "lines": self.lines,
             "listed": self.listed,
+            "went_back": self.went_back,
             "lead_ms_": self.lead_ms,
         }
 
@@ -119,6 +123,7 @@ def stand_at(home: Home, newest_ms: int, listening: Listening, policies: Policie
     """Return the stand that coverage, frontier and policies come to."""
     deployment, kept_ms, told_ms = home.deployment(), oldest_kept_ms(home, MESSAGES.name), oldest_kept_ms(home, _LISTED)
     frontier_ms = _BEFORE_ALL if listening.frontier_ms is None else listening.frontier_ms
+    record = load_generations(home.lifecycle)
     return Stand(
         newest_ms,
         World(listening.coverage, policies),
@@ -128,7 +133,8 @@ def stand_at(home: Home, newest_ms: int, listening: Listening, policies: Policie
         _BEFORE_ALL if told_ms is None else told_ms + deployment.max_clock_lead_ms,
         is_whole(home),
         kept_ms is None and oldest_kept_ms(home, QUARANTINE.name) is None,
-        any(one.made_from.get("devices") for one in _had_work(load_generations(home.lifecycle))),
+        any(one.made_from.get("devices") for one in _had_work(record)),
+        any(_chosen_before(record, one.number) - record.choices_in(one.number) for one in _had_work(record)),
         deployment.max_clock_lead_ms,
     )
 
@@ -146,8 +152,12 @@ def _had_work(record: Generations) -> Iterator[Generation]:
 
 def is_chosen(record: Generations, number: int) -> bool:
     """Whether a generation may know other devices than were spoken of: it comes from some of them, or one before it did."""
-    before = {one.number for one in _had_work(record) if one.number < number}
-    return any(record.choices_in(one) for one in {number, *before})
+    return bool(record.choices_in(number) | _chosen_before(record, number))
+
+
+def _chosen_before(record: Generations, number: int) -> frozenset[int]:
+    before = (record.choices_in(one.number) for one in _had_work(record) if one.number < number)
+    return frozenset[int]().union(*before)
 
 
 def one_row(values: Mapping[str, Any]) -> pa.Table:

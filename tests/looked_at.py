@@ -13,6 +13,7 @@ from fleetpulse.columnar.blocks import is_signal, signals_to_batch
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.snapshots import taken
 from fleetpulse.core.coverage import Listening
+from fleetpulse.core.judgements import Judgement
 from fleetpulse.core.messages import Kind, Row, gateway_death
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, replay
@@ -24,8 +25,15 @@ from tests.histories import OWN, START, any_own_row, any_signal, row
 from tests.homes import commit_batch, empty, land
 
 
-def judged_home(path: Path, rows: Sequence[Row], deployment: Deployment) -> Home:
-    """Make a home in which a history has landed, was judged to its newest row, and has a snapshot."""
+def judged_home(path: Path, rows: Sequence[Row], deployment: Deployment, said: Sequence[Judgement] | None = None) -> Home:
+    """Make a home in which a history has landed, was judged to its newest row, and has a snapshot.
+
+    Args:
+        path: where.
+        rows: the history.
+        deployment: lateness, clock lead and jitter.
+        said: what was said of it; None for what the definition says.
+    """
     home = empty(path, deployment)
     rows = sorted(rows, key=lambda one: one.received_at_ms)
     land(home, rows, 1)
@@ -33,7 +41,7 @@ def judged_home(path: Path, rows: Sequence[Row], deployment: Deployment) -> Home
     newest_ms = rows[-1].received_at_ms
     told = [
         {**asdict(one), "judged_at_ms": newest_ms, "last_errors": json.dumps(one.last_errors) if one.last_errors else None}
-        for one in replay(rows, deployment)
+        for one in (replay(rows, deployment) if said is None else said)
     ]
     delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, told), "test", 1)
     commit_batch(home.checkpoint, 1, newest_ms - 1)

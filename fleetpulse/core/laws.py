@@ -39,9 +39,10 @@ _TRANSITIONS: Final = Suite(
             AS allowed_by_the_table,
         CASE WHEN corrected.id IS NOT NULL THEN NULL
              WHEN stand.listed AND number_before IS NULL AND transition_no = 2 THEN coalesce(from_mode = 'offline', false)
+             WHEN stand.went_back THEN transition_no > coalesce(number_before, 0)
              ELSE transition_no IS NOT DISTINCT FROM coalesce(number_before, 0) + 1 END
             AS numbers_without_gap_or_repeat,
-        CASE WHEN corrected.id IS NOT NULL THEN NULL
+        CASE WHEN corrected.id IS NOT NULL OR stand.went_back THEN NULL
              WHEN mode_before IS NULL THEN coalesce(from_mode IN ('provisioned', 'offline'), false)
              ELSE from_mode IS NOT DISTINCT FROM mode_before END AS from_mode_is_the_to_mode_before,
         coalesce(event_time >= coalesce(time_before, life), false) AS in_the_order_of_time,
@@ -56,7 +57,8 @@ _TRANSITIONS: Final = Suite(
         holds("allowed_by_the_table", "every transition is one of the table of `core/machine.py`"),
         holds(
             "numbers_without_gap_or_repeat",
-            "a life's transitions are numbered from 1, or from 2 where a listed device began silent",
+            "a life's transitions are numbered from 1, or from 2 where a listed device began silent; they only grow where "
+            "some were judged silently on a way back",
         ),
         holds("from_mode_is_the_to_mode_before", "each begins where the one before it in that life ended"),
         holds("in_the_order_of_time", "none happened before the one before it"),

@@ -67,13 +67,13 @@ _STATE: Final = Suite(
              WHEN mode = 'degraded' THEN degraded_until IS NOT NULL
              WHEN mode = 'flagged' THEN flagged_until IS NOT NULL
              WHEN mode IN ({among(HELD)}) THEN held_until IS NOT NULL END AS its_mode_has_an_end,
-        CASE WHEN device.device_id IS NULL OR newest_id IS NULL OR corrected.id IS NOT NULL THEN NULL
+        CASE WHEN device.device_id IS NULL OR newest_id IS NULL OR corrected.id IS NOT NULL OR taken.chosen THEN NULL
              ELSE life > newest_life OR (life = newest_life AND transition_no >= newest_no) END AS is_not_stale,
         CASE WHEN device.device_id IS NULL THEN NULL
              ELSE coalesce(last_seen, life) <= taken.frontier AND mode_since <= taken.frontier END AS is_not_ahead,
         CASE WHEN last_seen IS NOT NULL THEN quiet_since IS NOT DISTINCT FROM last_seen END
             AS silence_counts_from_the_last_signal,
-        CASE WHEN last_seen IS NULL OR corrected.id IS NOT NULL OR last_seen < taken.told
+        CASE WHEN last_seen IS NULL OR corrected.id IS NOT NULL OR taken.chosen OR last_seen < taken.told
                  OR unix_millis(last_seen) - unix_millis(taken.kept) < taken.lead_ms THEN NULL
              ELSE seen_at IS NOT DISTINCT FROM last_seen END AS last_seen_is_the_newest_signal_judged,
         CASE WHEN its_no IS NOT NULL AND corrected.id IS NULL THEN device.runtime_ms >= its_runtime_ms END AS runtime_goes_on,

@@ -15,8 +15,8 @@ from batch.worked_out import snapshot_state
 from fleetpulse.columnar.snapshots import GROUP
 from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.policy import Policies
-from fleetpulse.core.replay import Deployment
+from fleetpulse.core.policy import Policies, parse_policy
+from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.io.checkpoint import Stand
 from fleetpulse.io.expectations import Expectations
 from fleetpulse.io.generations import DISCARDED, RETIRED, Generation, Generations, save_generations
@@ -80,6 +80,32 @@ def test_a_listed_device_that_began_silent_says_its_second_transition_first(clea
     assert "numbers without gap or repeat" not in failed_in(clean, "transitions", ("judgements", f"{change}; {alone}"), listed)
     more = change.replace("transition_no = 2,", "transition_no = 3,")
     assert "numbers without gap or repeat" in failed_in(clean, "transitions", ("judgements", f"{more}; {alone}"), listed)
+
+
+def test_what_was_judged_silently_on_a_way_back_from_some_devices_is_no_fault(tmp_path: Path) -> None:
+    beats = {"a": range(0, 600, 10), "b": [*range(0, 150, 10), 250, 260, 270, *range(400, 500, 10)]}
+    rows = [signal(at, device) for device, seconds in beats.items() for at in seconds]
+    policy = parse_policy({"rules": {"timeout": "30s", "forget_after": "1h"}}).normalised()
+    rows = sorted([row(-1, "fleet/_/_/policy", policy=policy, effective_from_s=-500), *rows], key=lambda one: one.received_at_ms)
+    first, second, third = (
+        [one for one in rows if begin <= (one.received_at_ms - START) / 1000 < end]
+        for begin, end in ((-1, 160), (160, 450), (450, 600))
+    )
+    all_of_them = outcome(first, DEPLOYMENT)
+    only_a = {"devices": {"a": all_of_them.devices["a"]}, "waiting": [one for one in all_of_them.waiting if one.device_id == "a"]}
+    meanwhile = outcome(second, DEPLOYMENT, begun=replace(all_of_them, judgements=[], **only_a))
+    silent = outcome(second, DEPLOYMENT, begun=replace(all_of_them, judgements=[]))
+    back = outcome(third, DEPLOYMENT, begun=replace(silent, judgements=[]))
+    home = judged_home(tmp_path / "home", rows, DEPLOYMENT, [*all_of_them.judgements, *meanwhile.judgements, *back.judgements])
+    assert "numbers without gap or repeat" in failed_in(home, "transitions"), "nobody says that there was a choice"
+
+    save_generations(home.lifecycle, made({}, {"generation": 1, "only": "device_id = 'a'"}, {"generation": 1, "batch": 5}))
+    home.checkpoint.parent.joinpath("gen-0001").rename(home.checkpoint)
+    assert failed_in(home, "transitions") == {}
+    backward = "UPDATE judgements SET transition_no = 0 WHERE kind = 'transition' AND transition_no = 6"
+    assert "numbers without gap or repeat" in failed_in(home, "transitions", ("judgements", backward))
+    chosen = ("taken", "UPDATE taken SET chosen = true")
+    assert (failed_in(home, "state", chosen), list(failed_in(home, "state"))) == ({}, ["is not stale"])
 
 
 def test_only_what_is_made_of_the_running_state_is_not_compared_with_it(tmp_path: Path) -> None:
