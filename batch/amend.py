@@ -115,7 +115,9 @@ def amend_home(home: Home, wanted: Wanted) -> list[Amended]:
         _check_columns(home)
         through_ms, before_ms = judged[1], delta.landed(home, JUDGEMENTS, DONE)
         concerned = _concerned(home, wanted, before_ms, through_ms)
-        found = reach(home, sorted(concerned), through_ms)
+        counts = not (wanted.device_ids or wanted.dry_run or wanted.since_ms is not None)
+        order = sorted(concerned, key=lambda device_id: (concerned[device_id], device_id))
+        found = reach(home, order, through_ms)
         done = {
             device_id: Amended(device_id, 0, 0, corrected=False, left=why, final=True) for device_id, why in found.why.items()
         }
@@ -123,14 +125,22 @@ def amend_home(home: Home, wanted: Wanted) -> list[Amended]:
             for first in range(0, len(order), _AT_ONCE):
                 group = _Group(order[first : first + _AT_ONCE], begun, found.why)
                 done |= {one.device_id: one for one in _amend_some(home, group, through_ms, wanted)}
-        if not (wanted.device_ids or wanted.dry_run or wanted.since_ms is not None):
-            unmet = sorted(one.device_id for one in done.values() if one.left is not None and not one.final)
+                still = [at_ms for device_id, at_ms in concerned.items() if device_id not in done or _is_unmet(done[device_id])]
+                if counts and still and min(still) - 1 > before_ms:  # who is broken off now has not to begin anew
+                    before_ms = min(still) - 1
+                    delta.append_of(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), {DONE: before_ms})
+        if counts:
+            unmet = sorted(one.device_id for one in done.values() if _is_unmet(one))
             last_ms = through_ms - 1  # at that instant more may come
             done_ms = max(before_ms, min([last_ms, *(concerned[device_id] - 1 for device_id in unmet)]))
             write_reached(home, Reached(done_ms, through_ms, tuple(unmet)))
             if done_ms > before_ms:
                 delta.append_of(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), {DONE: done_ms})
         return [done[device_id] for device_id in sorted(done)]
+
+
+def _is_unmet(one: Amended) -> bool:
+    return one.left is not None and not one.final
 
 
 def _refused(other: str) -> FleetError:

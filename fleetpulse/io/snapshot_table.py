@@ -86,11 +86,10 @@ def is_whole(table: Path, version: int) -> bool:
         return False
 
 
-def files_of(table: Path, version: int) -> dict[Path, dict[str, str]]:
-    """Return the files of a version of a table, and what columns each is the partition of."""
+def files_of(table: Path, version: int) -> list[Path]:
+    """Return the files of a version of a table."""
     added = DeltaTable(str(table), version=version).get_add_actions()
-    names, partitions = added["path"].to_pylist(), added["partition"].to_pylist()
-    return {table / unquote(str(name)): partition for name, partition in zip(names, partitions, strict=True)}
+    return [table / unquote(str(name)) for name in added["path"].to_pylist()]
 
 
 def find_snapshot(home: Home, version: int | None = None, at_ms: int | None = None) -> Taken:

@@ -4,6 +4,7 @@ Rule: one batch is named, and all is read as it was after it.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ SNAPSHOT_COLUMNS: Final = ", ".join(f"{field.name} {_SQL[field.type]}" for field
 PARCELS: Final = ", ".join(f"{field.name} {_SQL[field.type]}" for field in PARCEL_SCHEMA)
 
 
+_PART: Final = re.compile(r"/part=(\w+)/[^/]+$")
 _HEADS_SCHEMA: Final = pa.schema(
     [
         ("partition", pa.int32()),
@@ -202,7 +204,7 @@ def read_snapshot(spark: SparkSession, home: Home, version: int) -> Rows:
     try:
         rows = spark.read.format("delta").option("versionAsOf", version).load(str(path)).select(SNAPSHOT_SCHEMA.names)
         rows.limit(1).collect()
-        files = [(str(file), partition["part"]) for file, partition in files_of(path, version).items()]
+        files = [str(file) for file in files_of(path, version)]
     except (PySparkException, DeltaError) as error:
         raise FleetError(f"snapshot version {version} cannot be read ({str(error).splitlines()[0][:300]}); name another: "
                          f"./fleet state snapshots --home {home.path}") from None  # fmt: skip
@@ -214,14 +216,16 @@ def read_snapshot(spark: SparkSession, home: Home, version: int) -> Rows:
     return Rows(rows, carried)
 
 
-def _read(files: Sequence[tuple[str, str]], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read a snapshot's files, each with its part, by their numbers."""
+def _read(files: list[str], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read a snapshot's files by their numbers; each lies in the folder of its part, and may not say it again."""
     for number in (one for batch in numbers for one in batch["id"].to_pylist()):
-        path, part = files[number]
+        path = files[number]
         with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
-            columns = [name for name in file.schema_arrow.names if name != "part"]  # some writers put it there as well
-            for batch in file.iter_batches(columns=columns, use_threads=False):
-                yield whole(batch.append_column("part", pa.repeat(pa.scalar(part), batch.num_rows)))
+            part = _PART.search(path)
+            for batch in file.iter_batches(use_threads=False):
+                if "part" not in batch.schema.names and part is not None:
+                    batch = batch.append_column("part", pa.repeat(pa.scalar(part[1]), batch.num_rows))
+                yield whole(batch)
 
 
 def _taker(newest_ms: int, deployment: Deployment) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

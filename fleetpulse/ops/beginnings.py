@@ -135,8 +135,6 @@ def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
     """
     order = list(device_ids)
     removed_below = _removed_below(home)
-    if not removed_below:
-        return Reach({Begun(): order} if order else {}, {})
     known = _whole(home, removed_below, through_ms)
     kept_ms = oldest_kept_ms(home, MESSAGES.name) or 0
     forgotten_ms = _forgotten_before(home)
@@ -149,7 +147,7 @@ def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
         for device_id, listed in _late(home, some, through_ms).items():
             late = [*forgotten, *listed]
             chosen = next((one.taken for one in known if one.of(device_id).beyond(late) is None), None)
-            if chosen is None:
+            if chosen is None and removed_below:
                 why[device_id] = _too_old(kept_ms, late, [one.of(device_id) for one in known])
                 if device_id in amended or any(received_ms < kept_ms for _, received_ms in listed):
                     continue

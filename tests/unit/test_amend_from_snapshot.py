@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
+from batch import amend as job
 from batch.amend import Amended, Wanted, amend_home
 from fleetpulse.core.amending import Beginning, content, corrections, histories, shown, transitions
 from fleetpulse.core.errors import FleetError
@@ -25,7 +26,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.kept import promise
 from fleetpulse.io.snapshot_table import Taken, snapshots
 from fleetpulse.ops import reports
-from fleetpulse.ops.beginnings import Begun, done_with, reach
+from fleetpulse.ops.beginnings import Begun, Reach, done_with, reach
 from fleetpulse.ops.verdicts import said_by_device
 from tests.histories import START, row, signal, tick
 from tests.homes import Judged, empty, shorten
@@ -125,6 +126,36 @@ def test_what_came_late_is_amended_from_a_snapshot_as_from_the_whole_history(tmp
     assert amend_home(told.home, Wanted()) == [Amended("d", 0, 0, corrected=False, left=None)]
     assert amend_home(told.home, Wanted()) == []
     assert told.agrees()
+
+
+def test_while_bronze_is_whole_it_begins_with_a_snapshot_where_one_reaches_what_came_late(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    told.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
+    newest_ms = told.rows[-1].received_at_ms
+    assert reach(told.home, ["d"], newest_ms).begun == {Begun(snapshots(told.home)[0]): ["d"]}
+    told.take(*late(50, received_s=day(3, 30)), tick(day(3, 40)))
+    assert reach(told.home, ["d"], told.rows[-1].received_at_ms) == Reach({Begun(): ["d"]}, {})
+
+
+def test_who_is_broken_off_goes_on_behind_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = begun(tmp_path / "home")
+    for number, device in enumerate(("k", "l", "m")):
+        told.take(signal(day(3, 100 + number), device), signal(day(3, 50), device, received_s=day(3, 200 + number)))
+    told.take(tick(day(3, 300)))
+    monkeypatch.setattr(job, "_AT_ONCE", 1)
+    some, looked = job._amend_some, list[str]()
+
+    def breaks_off(home: Home, group: Any, through_ms: int, wanted: Wanted) -> list[Amended]:
+        looked.extend(group.device_ids)
+        if len(looked) == 3:
+            raise FleetError("broken off")
+        return [Amended(device_id, 0, 0, corrected=False, left=None) for device_id in group.device_ids]
+
+    monkeypatch.setattr(job, "_amend_some", breaks_off)
+    with pytest.raises(FleetError, match="broken off"):
+        amend_home(told.home, Wanted())
+    monkeypatch.setattr(job, "_amend_some", some)
+    assert (looked, [one.device_id for one in amend_home(told.home, Wanted())]) == (["k", "l", "m"], ["m"])
 
 
 def test_a_refusal_names_what_was_not_done_with_when_each_snapshot_was_taken(tmp_path: Path) -> None:
@@ -338,9 +369,8 @@ def test_a_snapshot_that_maintenance_removes_when_it_was_chosen_ends_the_amend_i
 def test_rows_that_maintenance_removes_when_it_was_chosen_where_to_begin_end_the_amend_in_a_sentence(tmp_path: Path) -> None:
     told = begun(tmp_path / "home")
     told.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
-    [whole] = reach(told.home, ["d"], told.rows[-1].received_at_ms).begun
     told.forget()
-    for begins in (whole, Begun(replace(snapshots(told.home)[0], bronze=1))):
+    for begins in (Begun(), Begun(replace(snapshots(told.home)[0], bronze=1))):
         with pytest.raises(FleetError, match="were removed by maintenance meanwhile; run amend again"):
             begins.rows(told.home, ["d"], None)
     [begins] = reach(told.home, ["d"], told.rows[-1].received_at_ms).begun
