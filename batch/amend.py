@@ -19,7 +19,7 @@ from fleetpulse.core.amending import Histories, amend, content, corrections, his
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, Judgement, Verdict
 from fleetpulse.core.messages import Kind
-from fleetpulse.core.replay import Outcome
+from fleetpulse.core.replay import Deployment, Outcome
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
@@ -186,7 +186,7 @@ def _amend_some(home: Home, group: _Group, through_ms: int, wanted: Wanted) -> l
     before = group.begun.outcome(home, device_ids)
     told = histories(group.begun.rows(home, device_ids, through_ms), deployment, before)
     said = said_by_device(home, device_ids)
-    strange = _strange(told, said, deployment.verdict_jitter_ms)
+    strange = _strange(told, said, deployment)
     ours = {one: [each for each in said[one] if each.kind in AMENDMENTS] for one in device_ids if one not in strange}
     fresh = amend(told, ours)
     if fresh and not wanted.dry_run:
@@ -212,12 +212,12 @@ def _amend_some(home: Home, group: _Group, through_ms: int, wanted: Wanted) -> l
     ]
 
 
-def _strange(told: Histories, said: Mapping[str, Sequence[Judgement]], held_back_ms: int) -> set[str]:
+def _strange(told: Histories, said: Mapping[str, Sequence[Judgement]], deployment: Deployment) -> set[str]:
     """Return the devices of which the table has not the transitions that follow from bronze, as far as none is held back."""
     if (frontier_ms := told.judged.frontier_ms) is None:
         return set()
     first_ms = -1 if told.after_ms is None else told.after_ms  # up to there it was judged before
-    last_ms, defined = frontier_ms - held_back_ms, transitions(told.judged)
+    last_ms, defined = deployment.said_through_ms(frontier_ms), transitions(told.judged)
 
     def counted(some: Iterable[Judgement]) -> Counter[tuple[Any, ...]]:
         judged = (one for one in some if one.kind is Verdict.TRANSITION and first_ms < (one.event_time_ms or 0) <= last_ms)

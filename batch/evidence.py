@@ -128,7 +128,7 @@ def stand_at(home: Home, newest_ms: int, listening: Listening, policies: Policie
         newest_ms,
         World(listening.coverage, policies),
         frontier_ms,
-        frontier_ms - deployment.verdict_jitter_ms,
+        deployment.said_through_ms(frontier_ms),
         _BEFORE_ALL if kept_ms is None else kept_ms,
         _BEFORE_ALL if told_ms is None else told_ms + deployment.max_clock_lead_ms,
         is_whole(home),

@@ -34,7 +34,8 @@ def availability(
     opened.record()
     begin_ms = _begin_ms(day)
     told = reports.listening(opened, None)
-    judged_to_ms = reports.frontier_ms(opened, judged_ms(opened))
+    frontier_ms = reports.frontier_ms(opened, judged_ms(opened))
+    judged_to_ms = None if frontier_ms is None else opened.deployment().said_through_ms(frontier_ms)  # the rest may be held back
     if told is None or judged_to_ms is None or judged_to_ms <= begin_ms:
         reached = "nothing" if judged_to_ms is None else f"what happened up to {format_instant(judged_to_ms)}"
         raise FleetError(f'in "{home}" {reached} is judged; got --day {day}; name an earlier one, or ask again later')

@@ -32,6 +32,10 @@ class Deployment:
     max_clock_lead_ms: int = 300_000
     verdict_jitter_ms: int = 0
 
+    def said_through_ms(self, frontier_ms: int) -> int:
+        """Return up to which event time nothing is held back of what was judged up to a frontier."""
+        return frontier_ms - self.verdict_jitter_ms
+
 
 @dataclass(slots=True)
 class Intake:

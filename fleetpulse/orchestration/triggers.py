@@ -69,11 +69,11 @@ class StreamAtBatch(Reaching):
 
 
 class FrontierPast(Reaching):
-    """Fires when all up to an instant of event time, epoch milliseconds, has been judged."""
+    """Fires when all up to an instant of event time, epoch milliseconds, has been judged, and no verdict of it is held back."""
 
     @staticmethod
     def look(home: str) -> int | None:
-        """Return up to which event time all is judged; None before the first."""
+        """Return up to which event time all is judged and written; None before the first."""
         return frontier_of(home)
 
 
@@ -180,14 +180,18 @@ def batch_of(home: str) -> int | None:
 
 
 def frontier_of(home: str) -> int | None:
-    """Return up to which event time all is judged, epoch milliseconds; None before the first."""
+    """Return up to which event time all is judged and written, epoch milliseconds; None before the first.
+
+    A jitter holds verdicts about silence back: that much below the frontier all of them are there.
+    """
     from fleetpulse.io.checkpoint import judged_up_to
     from fleetpulse.io.home import Home
     from fleetpulse.ops.reports import frontier_ms
 
     opened = Home(Path(home))
     reached = judged_up_to(opened.checkpoint)
-    return frontier_ms(opened, reached[1] if reached[1] > 1 else None) if reached else None
+    frontier = frontier_ms(opened, reached[1] if reached[1] > 1 else None) if reached else None
+    return None if frontier is None else opened.deployment().said_through_ms(frontier)
 
 
 def _position(note: Path) -> tuple[int | None, float]:

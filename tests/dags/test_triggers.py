@@ -11,11 +11,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from fleetpulse.core.replay import Deployment
 from fleetpulse.io.address import BrokerAddress, save_address
 from fleetpulse.io.alerts import send
 from fleetpulse.io.broker import Broker
 from fleetpulse.io.home import Home
 from tests.airflows import OF_AIRFLOW
+from tests.histories import START, signal, tick
+from tests.homes import Judged, empty
 
 pytestmark = OF_AIRFLOW
 
@@ -191,6 +194,14 @@ def test_waiting_for_the_frontier_gives_up_in_time_and_says_where_it_stands(tmp_
         return (await anext(trigger.run())).payload
 
     assert asyncio.run(only()) == {"reached": False, "wanted": 1_000, "at": None}
+
+
+def test_the_frontier_is_past_an_instant_when_no_verdict_up_to_there_is_held_back(tmp_path: Path) -> None:
+    from fleetpulse.orchestration.triggers import FrontierPast
+
+    judged = Judged(empty(tmp_path / "home", Deployment(10_000, verdict_jitter_ms=60_000)))
+    judged.take(signal(0), tick(100))
+    assert FrontierPast.look(str(judged.home.path)) == START + (100 - 10 - 60) * 1000
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import COVERAGE
+from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
-from tests.histories import row, signal, tick
+from tests.histories import START, row, signal, tick
 from tests.homes import Judged, empty
 
 pytestmark = pytest.mark.unit
@@ -60,3 +61,12 @@ def test_what_cannot_be_answered_is_refused(home: Path, asked: dict[str, Any], e
     with pytest.raises(error) as caught:
         availability(home=home, **asked)
     assert said in str(caught.value)
+
+
+def test_what_a_jitter_may_hold_back_is_not_said_to_be_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    judged = Judged(empty(tmp_path / "home", Deployment(10_000, verdict_jitter_ms=600_000)))
+    judged.take(*(signal(at, "pump") for at in range(100, 4001, 100)))
+    availability(DAY, judged.home.path, "site", json_lines=True)
+    (told,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert told["judged_to"] == format_instant(START + 3_390_000)
+    assert told["covered_ms"] == (3390 - 100) * 1000
