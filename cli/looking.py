@@ -76,12 +76,13 @@ def status(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> N
 
 def status_facts(home: Home) -> dict[str, Any]:
     """Return what `fleet status` shows."""
-    from fleetpulse.ops import reports
+    from fleetpulse.ops import present, reports
 
-    facts = reports.counts(home)
     judged = judged_ms(home)
+    frontier_ms = reports.frontier_ms(home, judged)
+    facts = present.counts(home, frontier_ms)
     facts["judged_received_at_ms"] = judged
-    facts["frontier_ms"] = reports.frontier_ms(home, judged)
+    facts["frontier_ms"] = frontier_ms
     facts["health"] = reports.health(home)
     facts["processes"] = {
         name: running.get("state", "running")
@@ -160,9 +161,10 @@ def devices(
     last: LastOption = 200,
 ) -> None:
     """List devices with their mode, since when, and when they were last heard."""
-    from fleetpulse.ops import reports
+    from fleetpulse.ops import present, reports
 
-    rows = reports.devices(_opened(home), mode)
+    opened = _opened(home)
+    rows = present.devices(opened, reports.frontier_ms(opened, judged_ms(opened)), mode)
     columns = ("device_id", "mode", "since", "last_seen", "site", "device_class", "transitions", "messages", "reason")
     show(rows if json_lines else rows[:last], columns, "devices", json_lines=json_lines, total=len(rows))
 

@@ -17,7 +17,7 @@ from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.delta import Mirror
 from fleetpulse.io.home import bridge_job
-from fleetpulse.ops import reports
+from fleetpulse.ops import present, reports
 
 _REFRESH_S = 2.0
 _LAST = 12
@@ -32,7 +32,7 @@ class Screen:
         self.address = address
         self.began = time.monotonic()
         self._read_at = float("-inf")
-        self._mirror = Mirror(run.home, reports.COUNTED)
+        self._mirror = Mirror(run.home, present.COUNTED)
         self._counts: dict[str, Any] = {"devices": {}, "messages": 0, "judgements": {}, "quarantine": {}}
         self._last: list[dict[str, Any]] = []
         self._frontier_ms: int | None = None
@@ -43,9 +43,9 @@ class Screen:
             return
         home = self.run.home
         self._mirror.refresh()
-        self._counts = reports.counts_of(home, self._mirror.connection)
-        self._last = reports.transitions_of(self._mirror.connection, last=_LAST)
         self._frontier_ms = reports.frontier_ms(home, judged_ms(home))
+        self._counts = present.counts_of(home, self._mirror.connection, self._frontier_ms)
+        self._last = reports.transitions_of(self._mirror.connection, last=_LAST)
         if self._last and self.first_verdict_s is None:
             self.first_verdict_s = time.monotonic() - self.began
         self._read_at = time.monotonic()

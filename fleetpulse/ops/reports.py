@@ -14,27 +14,22 @@ from fleetpulse.core.amending import unreachable
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import Device, World, next_due
 from fleetpulse.core.health import THRESHOLDS
-from fleetpulse.core.judgements import AMENDMENTS
 from fleetpulse.core.machine import Trigger
 from fleetpulse.core.messages import SIGNALS, Row
 from fleetpulse.core.replay import Outcome, outcome
 from fleetpulse.core.tables import MESSAGES, STREAM_HEALTH
 from fleetpulse.core.times import format_instant
-from fleetpulse.io.delta import fetch, files_of, query, reading
+from fleetpulse.io.delta import fetch, query, reading
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms
 from fleetpulse.ops.bronze import ROW, as_row, rows_through, span, through
+from fleetpulse.ops.present import devices
 from fleetpulse.ops.verdicts import said_by_device
 
 if TYPE_CHECKING:
     from fleetpulse.io.delta import DuckDBPyConnection
 
-COUNTED: Final = ("judgements", "quarantine", "devices")
 _SIGNALS: Final = ", ".join(f"'{kind.value}'" for kind in sorted(SIGNALS))
-_NEWEST_OF_DEVICE: Final = """
-    SELECT *, count(*) OVER (PARTITION BY device_id, life) AS in_life FROM transitions
-    QUALIFY row_number() OVER (PARTITION BY device_id ORDER BY event_time DESC, coalesce(amendment_no, transition_no) DESC) = 1
-"""
 _TRANSITION: Final = """
     device_id, life, transition_no, from_mode, to_mode, "trigger", event_time, site, device_class, gateway, last_seen,
     runtime_ms, last_errors, reason, policy_version, received_at, judged_at, kind, amendment_no
@@ -99,36 +94,6 @@ def quarantine(home: Home, last: int | None = None) -> list[dict[str, Any]]:
     return [{**row, "payload": (row["payload"] or b"").decode(errors="backslashreplace")} for row in rows]
 
 
-def devices(home: Home, mode: str | None = None) -> list[dict[str, Any]]:
-    """Return every device that was registered or heard, with its mode; ``unjudged`` with the reason where none was judged."""
-    sql = f"""
-    WITH newest AS ({_NEWEST_OF_DEVICE}),
-    registered AS (SELECT * FROM devices QUALIFY row_number() OVER (PARTITION BY device_id ORDER BY effective_from DESC,
-                   received_at DESC) = 1),
-    heard AS (SELECT device_id, any_value(site) site, count(*) AS messages, max(event_time) FILTER (WHERE clock != 'invalid'
-              AND event_time <= received_at + INTERVAL 1 DAY) AS last_heard, max(received_at) AS last_received
-              FROM messages WHERE kind IN ({_SIGNALS}) GROUP BY device_id),
-    doubted AS (SELECT device_id, arg_max(reason, received_at) AS reason FROM judgements WHERE kind IN ('late', 'clock',
-                'unknown_device') GROUP BY device_id)
-    SELECT device_id,
-           coalesce(newest.to_mode, CASE WHEN registered.op = 'add' THEN 'provisioned' ELSE 'unjudged' END) AS mode,
-           newest.event_time AS since, heard.last_heard AS last_seen, heard.last_received,
-           coalesce(newest.site, registered.site, heard.site) AS site,
-           coalesce(newest.device_class, registered.device_class) AS device_class, newest.gateway,
-           coalesce(newest.in_life, 0) AS transitions, newest.runtime_ms, coalesce(heard.messages, 0) AS messages,
-           CASE WHEN newest.to_mode IS NULL AND registered.op IS NULL
-                THEN coalesce(doubted.reason, 'waiting for the frontier') END AS reason
-    FROM newest FULL JOIN registered USING (device_id) FULL JOIN heard USING (device_id) LEFT JOIN doubted USING (device_id)
-    """
-    where = "WHERE mode = ?" if mode else ""
-    return query(
-        home,
-        f"SELECT * FROM ({sql}) {where} ORDER BY device_id",
-        [mode] if mode else [],
-        tables=["judgements", "devices", "messages"],
-    )
-
-
 def site_of(home: Home, device_id: str) -> str | None:
     """Return the site that a device was last registered or heard at; None where it was neither."""
     for name, such in (("devices", "op = 'add'"), ("messages", f"kind IN ({_SIGNALS})")):
@@ -167,7 +132,7 @@ def standing(home: Home, device_id: str, judged_ms: int | None) -> Standing | No
         device_id: the device.
         judged_ms: ``received_at`` up to which the job has judged.
     """
-    listed = [row for row in devices(home) if row["device_id"] == device_id]
+    listed = [row for row in devices(home, frontier_ms(home, judged_ms)) if row["device_id"] == device_id]
     if not listed:
         return None
     changes, kept_ms = transitions(home, device_id), oldest_kept_ms(home, MESSAGES.name)
@@ -175,7 +140,7 @@ def standing(home: Home, device_id: str, judged_ms: int | None) -> Standing | No
         facts: dict[str, Any] = {"judged_up_to_ms": _first_frontier_ms(home)}
     else:
         told = outcome(rows_through(home, [device_id], judged_ms), home.deployment())
-        life_ms = round(changes[-1]["life"].timestamp() * 1000) if changes else None
+        life_ms = round(changes[-1]["life"].timestamp() * 1000) if listed[0]["transitions"] else None
         if kept_ms is None or life_ms is None or kept_ms <= life_ms:
             facts = {**_reached(told, device_id), **_known(told, device_id), **_due(told, device_id)}
         else:
@@ -290,7 +255,8 @@ def _reached(told: Outcome, device_id: str) -> dict[str, Any]:
 
 def _known(told: Outcome, device_id: str) -> dict[str, Any]:
     device = told.devices.get(device_id)
-    names = ("life_ms", "reboots", "runtime_ms", "degraded_until_ms", "flagged_until_ms", "held_until_ms")
+    names = ("site", "device_class", "gateway", "life_ms", "reboots", "runtime_ms")
+    names += ("degraded_until_ms", "flagged_until_ms", "held_until_ms")
     return {name: getattr(device, name) for name in names} if device else {}
 
 
@@ -358,38 +324,3 @@ def _newest_batch(row: dict[str, Any]) -> dict[str, Any]:
     for name in ("devices", "judgements", "source_offset"):
         shown[name] = json.loads(row[name]) if row[name] else None
     return shown
-
-
-def counts(home: Home) -> dict[str, Any]:
-    """Return how many devices are in which mode, and how many rows there are of each kind of judgement."""
-    with reading(home, COUNTED) as tables:
-        return counts_of(home, tables)
-
-
-def counts_of(home: Home, tables: "DuckDBPyConnection") -> dict[str, Any]:
-    """Return what `counts` does, from tables (`COUNTED`) that are open; bronze itself is counted by its log."""
-    modes = fetch(
-        tables, f"SELECT to_mode AS mode, count(*) AS n FROM ({_NEWEST_OF_DEVICE}) GROUP BY to_mode ORDER BY n DESC, mode"
-    )
-    kinds = fetch(tables, "SELECT kind, count(*) AS n FROM judgements WHERE kind != 'summary' GROUP BY kind ORDER BY kind")
-    amended = {row["kind"]: row["n"] for row in kinds if row["kind"] in AMENDMENTS}
-    became = fetch(tables, "SELECT to_mode AS mode, count(*) AS n FROM transitions GROUP BY to_mode ORDER BY to_mode")
-    refused = fetch(tables, "SELECT reason, count(*) AS n FROM quarantine GROUP BY reason ORDER BY reason")
-    silent = fetch(
-        tables,
-        """SELECT count(*) AS n FROM (SELECT device_id, arg_max(op, effective_from) AS op FROM devices GROUP BY device_id)
-           WHERE op = 'add' AND device_id NOT IN (SELECT device_id FROM transitions)""",
-    )
-    by_mode = {row["mode"]: row["n"] for row in modes}
-    if silent[0]["n"]:
-        by_mode["provisioned"] = by_mode.get("provisioned", 0) + silent[0]["n"]
-    listened = span(home)
-    return {
-        "devices": by_mode,
-        "transitions": {row["mode"]: row["n"] for row in became},
-        "judgements": {row["kind"]: row["n"] for row in kinds if row["kind"] not in AMENDMENTS},
-        "amended": amended,
-        "messages": sum(file.rows or 0 for file in files_of(home, MESSAGES, "received_at")),
-        "newest_received_at_ms": listened[1] if listened else None,
-        "quarantine": {row["reason"]: row["n"] for row in refused},
-    }

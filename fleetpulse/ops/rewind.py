@@ -69,23 +69,29 @@ def fleet(home: Home, moment: Moment) -> list[dict[str, Any]]:
 
 def fleet_of(tables: "DuckDBPyConnection", moment: Moment) -> list[dict[str, Any]]:
     """Return what `fleet` does, from tables (`READ`) that are open."""
+    sql, values = fleet_in(moment)
+    return fetch(tables, f"{sql} ORDER BY device_id", values)
+
+
+def fleet_in(moment: Moment) -> tuple[str, list[Any]]:
+    """Return what selects the devices that have a mode at a moment, as SQL with its parameters."""
     known, known_values = _known(moment)
     registered, registered_values = _registered(moment)
     sql = f"""
     WITH known AS ({known}),
-    newest AS (SELECT * FROM known QUALIFY row_number() OVER (PARTITION BY device_id ORDER BY {_NEWEST}) = 1),
+    newest AS MATERIALIZED (SELECT * FROM known QUALIFY row_number() OVER (PARTITION BY device_id ORDER BY {_NEWEST}) = 1),
     registrations AS ({registered}),
-    begun AS (SELECT registrations.* FROM registrations LEFT JOIN newest USING (device_id) WHERE newest.to_mode IS NULL
-              OR (newest.to_mode = 'forgotten' AND registrations.effective_from > newest.event_time))
+    begun AS MATERIALIZED (
+        SELECT registrations.* FROM registrations LEFT JOIN newest USING (device_id) WHERE newest.to_mode IS NULL
+        OR (newest.to_mode = 'forgotten' AND registrations.effective_from > newest.event_time))
     SELECT device_id, to_mode AS mode, event_time AS since, "trigger", site, device_class, gateway, last_seen, runtime_ms, life,
            transition_no, judged_at FROM newest WHERE device_id NOT IN (SELECT device_id FROM begun)
     UNION ALL BY NAME
     SELECT device_id, 'provisioned' AS mode, min(effective_from) AS since, arg_max(site, effective_from) AS site,
            coalesce(arg_max(nullif(device_class, ''), effective_from), '{DEFAULT_CLASS}') AS device_class,
            arg_max(gateway, effective_from) AS gateway FROM begun GROUP BY device_id
-    ORDER BY device_id
     """
-    return fetch(tables, sql, [*known_values, *registered_values])
+    return sql, [*known_values, *registered_values]
 
 
 def life(home: Home, device_id: str, moment: Moment) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from fleetpulse.io import delta
 from fleetpulse.io.home import Home
 from fleetpulse.io.lifecycle_query import start
 from fleetpulse.io.stream_health import StreamHealth
-from fleetpulse.ops import reports
+from fleetpulse.ops import present, reports
 from tests.histories import signal
 
 pytestmark = pytest.mark.spark
@@ -71,7 +71,7 @@ def test_each_batch_leaves_one_row_and_a_restart_no_second(spark: SparkSession, 
         for kind, count in json.loads(row["judgements"]).items():
             told[kind] = told.get(kind, 0) + count
     assert told == {row["kind"]: row["n"] for row in written}
-    assert json.loads(rows[-1]["devices"]) == reports.counts(home)["devices"]
+    assert json.loads(rows[-1]["devices"]) == present.counts(home, None)["devices"]
     assert rows[-1]["watermark_delay_ms"] == 1  # the last batch has no rows: the watermark has come up to the newest
     health = reports.health(home)
     assert health is not None

@@ -1,0 +1,107 @@
+"""The fleet at present: what is in force at the frontier is shown, and nothing beyond it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetpulse.core.messages import Row
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment, outcome
+from fleetpulse.core.tables import DEVICES
+from fleetpulse.io import delta
+from fleetpulse.io.home import Home
+from fleetpulse.ops import present, reports
+from tests.histories import START, registry_entries, row, signal, tick
+from tests.homes import Judged, empty
+
+pytestmark = pytest.mark.unit
+RULES: dict[str, Any] = {"rules": {"timeout": "100s", "forget_after": "500s"}, "classes": {"slow": {"timeout": "300s"}}}
+IN_FORCE = row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000)
+
+
+def _add(received_s: float, device: str, site: str = "site", **content: Any) -> Row:
+    return row(received_s, f"fleet/{site}/{device}/registry", op="add", **content)
+
+
+def _home(path: Path, *rows: Row) -> Home:
+    judged = Judged(empty(path / "home", Deployment(10_000)))
+    judged.take(IN_FORCE, *rows)
+    delta.append(judged.home, DEVICES, delta.to_table(DEVICES, registry_entries(rows)), "test", 1)
+    return judged.home
+
+
+def _frontier_ms(home: Home, rows: int) -> int | None:
+    return reports.frontier_ms(home, START + rows * 1000)
+
+
+def _listed(home: Home, newest_s: int) -> dict[str, dict[str, Any]]:
+    return {one["device_id"]: one for one in present.devices(home, _frontier_ms(home, newest_s))}
+
+
+def _modes(home: Home, newest_s: int) -> dict[str, int]:
+    return present.counts(home, _frontier_ms(home, newest_s))["devices"]
+
+
+def _place(one: dict[str, Any]) -> tuple[Any, ...]:
+    return one["site"], one["device_class"], one["gateway"]
+
+
+def test_a_device_is_where_the_registry_has_put_it_since_its_newest_transition(tmp_path: Path) -> None:
+    beats = [signal(at, "pump") for at in range(10, 301, 50)]
+    moved = _add(120, "pump", "north", **{"class": "slow", "gateway": "gate"})
+    ahead = _add(130, "pump", "south", effective_from_s=5000)
+    home = _home(tmp_path, _add(5, "pump"), *beats, moved, ahead, tick(320))
+    assert _place(_listed(home, 320)["pump"]) == ("north", "slow", "gate")
+    found = reports.standing(home, "pump", START + 320_000)
+    assert found is not None
+    assert _place(found.summary) == ("north", "slow", "gate")
+
+
+def test_the_definition_says_where_one_device_is(tmp_path: Path) -> None:
+    beats = [signal(10, "pump"), signal(60, "pump", gateway="other")]
+    home = _home(tmp_path, _add(5, "pump", gateway="gate"), *beats, tick(90))
+    found = reports.standing(home, "pump", START + 90_000)
+    assert found is not None
+    assert found.summary["gateway"] == "other", "its newest signal came through it, and changed no mode"
+
+
+def test_a_device_that_is_registered_after_it_was_forgotten_is_provisioned(tmp_path: Path) -> None:
+    again = [_add(1000, "pump", "north"), _add(1020, "pump", "east"), tick(1040)]
+    home = _home(tmp_path, signal(10, "pump"), signal(20, "gone"), *again)
+    told = _listed(home, 1040)
+    assert (told["gone"]["mode"], told["pump"]["mode"]) == ("forgotten", "provisioned")
+    assert told["pump"]["since"].timestamp() * 1000 == START + 1_000_000
+    assert (told["pump"]["site"], told["pump"]["transitions"], told["pump"]["runtime_ms"]) == ("east", 0, None)
+    assert _modes(home, 1040) == {"forgotten": 1, "provisioned": 1}
+    found = reports.standing(home, "pump", START + 1_040_000)
+    assert found is not None
+    assert (found.summary["mode"], found.summary["life_ms"]) == ("provisioned", START + 1_000_000)
+
+
+def test_a_decommissioned_device_that_is_registered_again_is_provisioned(tmp_path: Path) -> None:
+    out = row(40, "fleet/_/pump/registry", op="decommission")
+    home = _home(tmp_path, _add(5, "pump"), signal(10, "pump"), out, _add(50, "pump", "north"), tick(70))
+    told = _listed(home, 70)["pump"]
+    assert (told["mode"], told["site"]) == ("provisioned", "north")
+
+
+def test_who_is_registered_for_later_is_listed_with_the_instant_and_not_counted(tmp_path: Path) -> None:
+    home = _home(tmp_path, _add(5, "now"), _add(6, "later", effective_from_s=86_400), signal(10, "pump"), tick(60))
+    told = _listed(home, 60)
+    assert {name: one["mode"] for name, one in told.items()} == {"now": "provisioned", "later": "unjudged", "pump": "online"}
+    assert told["later"]["reason"] == "registered from 2023-11-15T22:13:20Z"
+    assert _modes(home, 60) == {"online": 1, "provisioned": 1}
+    assert {one["mode"] for one in present.devices(home, None) if one["device_id"] == "now"} == {"unjudged"}
+
+
+def test_the_modes_are_those_of_the_definition(tmp_path: Path) -> None:
+    refused = _add(30, "never", effective_from_s=-50)  # it lies in what has been judged
+    rows = [_add(5, "silent"), signal(10, "pump"), refused, _add(40, "fresh", effective_from_s=45), tick(70)]
+    home = _home(tmp_path, *rows)
+    defined = outcome([IN_FORCE, *rows], home.deployment()).devices
+    told = _listed(home, 70)
+    assert {name: one["mode"] for name, one in told.items() if one["mode"] != "unjudged"} == {
+        name: device.mode.value for name, device in defined.items()
+    }
+    assert told["never"]["reason"] == "effective_from lies in what has been judged"
