@@ -3,7 +3,8 @@
 Rule 1: time in which we were not listening counts for nobody, neither as up nor as down.
 Rule 2: a device counts from the first row of its life on, as long as it is neither decommissioned nor forgotten; one of which
 nothing has been judged yet does not count.
-Rule 3: a report computes no verdict: the mode is what the newest transition says, as amendments have left it.
+Rule 3: a report computes no verdict: the mode is what the newest transition says, as amendments have left it; before the first
+written one of a life, the mode which that one ended. (Devices that a list brought in have earlier ones, said nowhere.)
 """
 
 from collections.abc import Sequence
@@ -80,7 +81,7 @@ def availability_of(tables: "DuckDBPyConnection", parts: Sequence[Span], by: Seq
     ), spans AS (
         SELECT device_id, site, device_class, to_mode AS mode, at_ms AS begin_ms, coalesce(until_ms, ?) AS end_ms FROM changes
         UNION ALL
-        SELECT device_id, site, device_class, '{Mode.PROVISIONED}', life_ms, at_ms FROM changes
+        SELECT device_id, site, device_class, from_mode, life_ms, at_ms FROM changes
         WHERE life_before IS DISTINCT FROM life AND life_ms < at_ms
     ), met AS (
         SELECT spans.*, least(end_ms, closed_ms) - greatest(begin_ms, opened_ms) AS ms

@@ -10,9 +10,11 @@ from cli.availability import availability
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.tables import COVERAGE
+from fleetpulse.core.tables import COVERAGE, JUDGEMENTS
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
+from fleetpulse.ops.availability import Span
+from fleetpulse.ops.availability import availability as shares
 from tests.histories import START, row, signal, tick
 from tests.homes import Judged, empty
 
@@ -70,3 +72,12 @@ def test_what_a_jitter_may_hold_back_is_not_said_to_be_judged(tmp_path: Path, ca
     (told,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert told["judged_to"] == format_instant(START + 3_390_000)
     assert told["covered_ms"] == (3390 - 100) * 1000
+
+
+def test_before_its_first_written_transition_a_device_is_in_the_mode_that_this_one_ended(tmp_path: Path) -> None:
+    home = empty(tmp_path / "home", Deployment(10_000))
+    at_ms, told = START + 300_000, {"kind": "transition", "device_id": "pump", "site": "site", "device_class": "default"}
+    told |= {"life_ms": START, "event_time_ms": at_ms, "transition_no": 2, "from_mode": "offline", "to_mode": "online"}
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [told]), "test", 1)
+    (only,) = shares(home, [Span(START, START + 400_000)], ["site"])
+    assert (only["provisioned"], only["offline"], only["online"]) == pytest.approx((0, 0.75, 0.25))
