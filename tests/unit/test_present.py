@@ -25,7 +25,7 @@ def _add(received_s: float, device: str, site: str = "site", **content: Any) -> 
 
 
 def _home(path: Path, *rows: Row) -> Home:
-    judged = Judged(empty(path / "home", Deployment(10_000)))
+    judged = Judged(empty(path / "home", Deployment(10_000, max_clock_lead_ms=100_000)))
     judged.take(IN_FORCE, *rows)
     delta.append(judged.home, DEVICES, delta.to_table(DEVICES, registry_entries(rows)), "test", 1)
     return judged.home
@@ -105,3 +105,11 @@ def test_the_modes_are_those_of_the_definition(tmp_path: Path) -> None:
         name: device.mode.value for name, device in defined.items()
     }
     assert told["never"]["reason"] == "effective_from lies in what has been judged"
+
+
+def test_nobody_is_seen_in_the_future_and_a_refused_clock_shows_nobody(tmp_path: Path) -> None:
+    ahead = [signal(140, "pump", received_s=40), signal(400, "pump", received_s=41), signal(500, "liar", received_s=42)]
+    home = _home(tmp_path, signal(10, "pump"), *ahead, tick(60))
+    told = _listed(home, 60)
+    assert told["pump"]["last_seen"].timestamp() * 1000 == START + 40_000
+    assert (told["liar"]["last_seen"], told["liar"]["reason"]) == (None, "clock ahead by 7m38s")
