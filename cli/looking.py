@@ -1,8 +1,9 @@
 """The verbs that look: what came of the messages."""
 
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
+from heapq import nlargest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +33,7 @@ TRANSITION_COLUMNS = (
     "runtime_ms",
 )
 
+_NEVER = datetime.min.replace(tzinfo=UTC)
 _LIST_THEM = ("  (why: fleet late --kind all)", "")
 
 _LIFE_COLUMNS = ("event_time", "transition_no", "from_mode", "to_mode", "trigger", "runtime_ms", "life")
@@ -158,7 +160,7 @@ def devices(
     home: HomeOption = DEFAULT_HOME,
     mode: Annotated[str | None, typer.Option("--mode", help="Only devices in this mode.")] = None,
     json_lines: RowsOption = False,
-    last: LastOption = 200,
+    last: Annotated[int, typer.Option("--last", min=1, help="So many devices, those whose mode changed last.")] = 200,
 ) -> None:
     """List devices with their mode, since when, and when they were last heard."""
     from fleetpulse.ops import present, reports
@@ -166,7 +168,16 @@ def devices(
     opened = _opened(home)
     rows = present.devices(opened, reports.frontier_ms(opened, judged_ms(opened)), mode)
     columns = ("device_id", "mode", "since", "last_seen", "site", "device_class", "transitions", "messages", "reason")
-    show(rows if json_lines else rows[:last], columns, "devices", json_lines=json_lines, total=len(rows))
+    left_out = f"the {last:,} of {len(rows):,} whose mode changed last" if len(rows) > last else ""
+    show(rows if json_lines else _changed_last(rows, last), columns, "devices", json_lines=json_lines, left_out=left_out)
+
+
+def _changed_last(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Return so many devices as changed their mode last, in the order in which they came."""
+    if len(rows) <= count:
+        return rows
+    newest = nlargest(count, enumerate(rows), key=lambda each: (each[1]["since"] or _NEVER, -each[0]))
+    return [row for _, row in sorted(newest, key=lambda each: each[0])]
 
 
 def transitions(

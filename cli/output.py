@@ -128,10 +128,8 @@ def _coloured(text: str, colours: Mapping[str, str]) -> str:
     return f"[{colours[text]}]{text}[/]" if text in colours else text
 
 
-def show(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str, *, json_lines: bool, total: int | None = None
-) -> None:
-    """Print rows for whoever asked."""
+def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str, *, json_lines: bool, left_out: str = "") -> None:
+    """Print rows for whoever asked; to people also which of them these are, where some are left out."""
     if json_lines:
         as_json(rows)
         return
@@ -140,5 +138,5 @@ def show(
         shown.print(f"{title}: none")
         return
     shown.print(as_table(rows, columns, title))
-    if total is not None and total > len(rows):
-        shown.print(f"the newest {len(rows)}; more with --last N, all with --json")
+    if left_out:
+        shown.print(f"{left_out}; more with --last N, all with --json", highlight=False)

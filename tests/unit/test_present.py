@@ -1,10 +1,12 @@
 """The fleet at present: what is in force at the frontier is shown, and nothing beyond it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli import looking
 from fleetpulse.core.messages import Row
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, outcome
@@ -113,3 +115,14 @@ def test_nobody_is_seen_in_the_future_and_a_refused_clock_shows_nobody(tmp_path:
     told = _listed(home, 60)
     assert told["pump"]["last_seen"].timestamp() * 1000 == START + 40_000
     assert (told["liar"]["last_seen"], told["liar"]["reason"]) == (None, "clock ahead by 7m38s")
+
+
+def test_people_see_the_devices_whose_mode_changed_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unjudged = signal(500, "a-liar", received_s=42)
+    home = _home(tmp_path, signal(10, "a"), signal(20, "c"), signal(30, "b"), unjudged, tick(60))
+    looking.devices(home.path, last=2)
+    said = capsys.readouterr().out
+    assert [line.split()[:2] for line in said.splitlines() if " online " in line] == [["b", "online"], ["c", "online"]]
+    assert "the 2 of 4 whose mode changed last; more with --last N" in said
+    looking.devices(home.path, last=2, json_lines=True)
+    assert [json.loads(line)["device_id"] for line in capsys.readouterr().out.splitlines()] == ["a", "a-liar", "b", "c"]
