@@ -20,7 +20,7 @@ class Verdict(StrEnum):
     CLOCK = "clock"  # a message whose event time cannot be believed
     DUPLICATE = "duplicate"  # a copy of a message, said when their time is judged
     AFTER_DECOMMISSION = "after_decommission"  # a signal of a device out of service
-    UNKNOWN_DEVICE = "unknown_device"  # a signal of a device that nobody registered, where the policy forbids it
+    UNKNOWN_DEVICE = "unknown_device"  # a signal of a device that nobody registered, or that was forgotten since
     REFUSED = "refused"  # a command, registry or policy row that cannot take effect
     SUMMARY = "summary"  # how many devices of a key group are in which mode
     RETRACT = "retract"  # a transition that did not happen, as late messages say
@@ -31,7 +31,7 @@ REASONS: Final[Mapping[Verdict, str]] = MappingProxyType(
     {
         Verdict.DUPLICATE: "the copy received first counts",
         Verdict.AFTER_DECOMMISSION: "the device is out of service",
-        Verdict.UNKNOWN_DEVICE: "nobody registered this device",
+        Verdict.UNKNOWN_DEVICE: "nobody registered this device, or it was forgotten since: register it (again)",
         Verdict.RETRACT: "late messages say otherwise",
     }
 )

@@ -239,3 +239,14 @@ def test_unknown_devices_are_listed_where_the_policy_says_so() -> None:
     strict = row(0, "fleet/_/_/policy", policy=content, effective_from_s=-1000)
     told = replay([strict, signal(10), tick(60)], DEPLOYMENT)
     assert [one.kind for one in told] == [Verdict.UNKNOWN_DEVICE]
+
+
+def test_a_registered_device_that_was_forgotten_is_said_to_be_so_until_it_is_registered_again() -> None:
+    rules = {"rules": {"timeout": "60s", "forget_after": "100s"}, "unknown_devices": "quarantine"}
+    own = row(0, "fleet/_/_/policy", policy=parse_policy(rules).normalised(), effective_from_s=-1000)
+    added, again = (row(at, "d/registry", op="add") for at in (5, 600))
+    told = replay([own, added, signal(10), signal(500), again, signal(610), tick(630)], DEPLOYMENT)
+    assert [(one.event_time_ms, one.reason) for one in told if one.kind is Verdict.UNKNOWN_DEVICE] == [
+        (START + 500_000, "nobody registered this device, or it was forgotten since: register it (again)")
+    ]
+    assert [one[2] for one in changes(told)] == ["online", "offline", "forgotten", "online"]
