@@ -5,28 +5,48 @@ from typing import Any
 
 import pyarrow as pa
 
-from fleetpulse.columnar.seeds import REGISTERED_SCHEMA
+from fleetpulse.columnar.seeds import CLASS_SINCE_FIELD, REGISTERED_SCHEMA
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.policy import DEFAULT_CLASS
 from fleetpulse.core.tables import DEVICES
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
 
 _COLUMNS = ", ".join(REGISTERED_SCHEMA.names)
 _NEWEST = """
-    SELECT device_id, site, device_class, gateway, registered_at FROM (
-        SELECT *, min(effective_from) FILTER (op = 'add') OVER (PARTITION BY device_id) AS registered_at,
-            row_number() OVER (PARTITION BY device_id ORDER BY effective_from DESC, received_at DESC) AS place
-        FROM devices WHERE epoch_ms(effective_from) <= ?
-    ) WHERE place = 1 AND op = 'add' ORDER BY device_id
+    WITH known AS (
+        SELECT *, coalesce(nullif(device_class, ''), ?) AS its_class, (effective_from, received_at) AS entry
+        FROM devices WHERE epoch_ms(effective_from) <= ?),
+    standing AS (
+        SELECT *, max(entry) FILTER (op = 'decommission') OVER its AS out,
+            row_number() OVER (PARTITION BY device_id ORDER BY entry DESC) AS place
+        FROM known WINDOW its AS (PARTITION BY device_id)),
+    added AS (SELECT *, lag(its_class) OVER (PARTITION BY device_id ORDER BY entry) AS class_before FROM known WHERE op = 'add'),
+    since AS (
+        SELECT added.device_id, min(added.effective_from) FILTER (out IS NULL OR added.entry > out) AS registered_at,
+            max(added.effective_from) FILTER (added.its_class IS DISTINCT FROM class_before) AS class_since
+        FROM added JOIN standing ON standing.device_id = added.device_id AND place = 1 GROUP BY added.device_id)
+    SELECT device_id, site, device_class, gateway, registered_at, class_since
+    FROM standing JOIN since USING (device_id) WHERE place = 1 AND op = 'add' ORDER BY device_id
 """
 
 
 def registered_devices(home: Home, frontier_ms: int | None) -> pa.Table:
-    """Return the devices that the registry has at a frontier, columns of `REGISTERED_SCHEMA`; later entries come as rows."""
-    found = delta.query(home, _NEWEST, [frontier_ms or 0], tables=(DEVICES.name,))
+    """Return the devices that the registry has at a frontier; later entries come as rows.
+
+    One that was out of service is registered since it came back; its class holds as the job counts it: since the entry that
+    named another than the one before it.
+
+    Returns:
+        Columns of `REGISTERED_SCHEMA`, and `columnar.seeds.CLASS_SINCE_FIELD`.
+
+    Raises:
+        FleetError: it has none.
+    """
+    found = delta.query(home, _NEWEST, [DEFAULT_CLASS, frontier_ms or 0], tables=(DEVICES.name,))
     if not found:
         raise FleetError(f'the registry of "{home.path}" has no device; add some: ./fleet device add ID --home {home.path}')
-    return pa.Table.from_pylist(found, schema=REGISTERED_SCHEMA)
+    return pa.Table.from_pylist(found, schema=REGISTERED_SCHEMA.append(CLASS_SINCE_FIELD))
 
 
 def read_devices(path: Path | None) -> pa.Table:
@@ -48,7 +68,7 @@ def read_devices(path: Path | None) -> pa.Table:
     for name in ("device_class", "gateway"):
         if name not in found.column_names:
             found = found.append_column(name, pa.nulls(len(found), pa.string()))
-    return found
+    return found.drop_columns([CLASS_SINCE_FIELD.name]) if CLASS_SINCE_FIELD.name in found.column_names else found
 
 
 def _parquet(path: Path) -> pa.Table:

@@ -49,6 +49,7 @@ REGISTERED_SCHEMA: Final = pa.schema(
         ("registered_at", pa.timestamp("us", tz="UTC")),
     ]
 )
+CLASS_SINCE_FIELD: Final = pa.field("class_since", pa.timestamp("us", tz="UTC"))  # may be absent; null: since registered
 CHUNKS: Final = pa.list_(pa.struct([("number", pa.int64()), ("rows", pa.binary())]))  # what waits, see `columnar.waiting`
 SEED_SCHEMA: Final = pa.schema([("key_group", pa.int32()), ("block", pa.binary()), ("chunks", CHUNKS)])
 
@@ -57,7 +58,8 @@ def seeds(registered: pa.Table, listening: Listening, policies: Policies, key_gr
     """Return the stored form of every key group, with the devices that belong to it.
 
     Args:
-        registered: columns of `REGISTERED_SCHEMA`, a row a device; further columns are passed over.
+        registered: columns of `REGISTERED_SCHEMA`, a row a device, and `CLASS_SINCE_FIELD` where it is known; further columns
+            are passed over.
         listening: coverage and frontier, see `Listening.judged_through`.
         policies: those in force from the frontier on, and before it where a device is registered earlier.
         key_groups: how many there are.
@@ -83,7 +85,7 @@ def seeds(registered: pa.Table, listening: Listening, policies: Policies, key_gr
 
 
 def _checked(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
-    """Return the columns of `REGISTERED_SCHEMA`, or say what is wrong with them."""
+    """Return the columns of `REGISTERED_SCHEMA`, and since when each is of its class, or say what is wrong with them."""
     if frontier_ms is None:
         raise FleetError("devices are brought in at a frontier; got none; name the instant up to which they are judged")
     if absent := [name for name in REGISTERED_SCHEMA.names if name not in registered.column_names]:
@@ -102,7 +104,13 @@ def _checked(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
             f"a device that is brought in is registered at or before the frontier; {len(after)} are registered later, "
             f'"{after["device_id"][0]}" among them; send the registry\'s row for these, or name a later frontier'
         )
-    return devices
+    return devices.append_column(CLASS_SINCE_FIELD, _class_since(registered, devices["registered_at"]))
+
+
+def _class_since(registered: pa.Table, otherwise: pa.ChunkedArray) -> pa.ChunkedArray:
+    if CLASS_SINCE_FIELD.name not in registered.column_names:
+        return otherwise
+    return pc.coalesce(registered[CLASS_SINCE_FIELD.name].cast(CLASS_SINCE_FIELD.type), otherwise)
 
 
 def _group(registered: pa.Table, listening: Listening, policies: Policies) -> KeyGroup:
@@ -110,8 +118,9 @@ def _group(registered: pa.Table, listening: Listening, policies: Policies) -> Ke
     devices.admit(registered["device_id"].combine_chunks())
     rows = devices.rows
     since_ms = registered["registered_at"].cast(pa.int64()).to_numpy() // 1000
-    for field in (LIFE, QUIET_SINCE, MODE_SINCE, CLASS_SINCE):
+    for field in (LIFE, QUIET_SINCE, MODE_SINCE):
         rows[:, field] = since_ms
+    rows[:, CLASS_SINCE] = registered[CLASS_SINCE_FIELD.name].cast(pa.int64()).to_numpy() // 1000
     rows[:, QUIET_COVERED] = _covered(listening.coverage, since_ms)
     rows[:, MODE] = MODES.index(Mode.PROVISIONED)
     rows[:, [NUMBER, REBOOTS, RUNTIME, GATEWAY_DIED]] = 0
