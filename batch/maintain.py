@@ -29,6 +29,7 @@ from fleetpulse.core.tables import (
 )
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import compaction, delta, leftovers, tidying
+from fleetpulse.io.generations import load_generations
 from fleetpulse.io.history import FOLDER
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms, promise
@@ -266,18 +267,22 @@ def _promise_late(home: Home, gone: str) -> None:
 def _newest_summaries(home: Home, cutoff_ms: int) -> str:
     """Return which old summaries stay: each key group's newest, since reports count by it.
 
-    It is the current generation's; where that has said none yet, the newest one's that has. What others said may go: their
-    groups say nothing more, and may not even be groups now.
+    They are said by the current generation, or by one that it is a copy of, and so goes on counting from; where these have said
+    none yet, by the newest one that has. What others said may go: their groups say nothing more, and may not even be groups now.
     """
+    record, current = load_generations(home.lifecycle), home.generation().number
+    spoke = delta.query(home, f"SELECT DISTINCT generation FROM judgements WHERE {_SUMMARIES} ORDER BY 1 DESC NULLS LAST")
+    newest: list[int | None] = [one["generation"] for one in spoke]
+    copied = record.of_the_same_groups(current)
+    if not {*copied} & {*newest}:
+        copied = [] if newest[0] is None else record.of_the_same_groups(newest[0])
+    of_them = "generation IS NULL" if not copied else f"generation IN ({', '.join(map(str, copied))})"
     found = delta.query(
         home,
-        f"""WITH said AS (SELECT * FROM judgements WHERE {_SUMMARIES}),
-            speaks AS (SELECT generation FROM said
-                       ORDER BY coalesce(generation = ?, false) DESC, generation DESC NULLS LAST LIMIT 1)
-            SELECT key_group, epoch_ms(max(judged_at)) AS newest_ms, any_value(said.generation) AS generation
-            FROM said, speaks WHERE said.generation IS NOT DISTINCT FROM speaks.generation
-            GROUP BY key_group HAVING newest_ms < ? ORDER BY key_group""",
-        [home.generation().number, cutoff_ms],
+        f"""SELECT key_group, epoch_ms(judged_at) AS newest_ms, generation FROM judgements WHERE {_SUMMARIES} AND {of_them}
+            QUALIFY 1 = row_number() OVER (PARTITION BY key_group ORDER BY generation DESC, judged_at DESC)
+                AND newest_ms < ? ORDER BY key_group""",
+        [cutoff_ms],
     )
     stay: list[str] = []
     for one in found:

@@ -73,30 +73,49 @@ def test_what_came_late_stays_until_amend_is_done_with_it(home: Home) -> None:
     assert left() == {"duplicate": [9], "late": [9], "refused": [9]}
 
 
-def test_a_retired_generation_keeps_no_summary_from_going_and_the_current_ones_newest_stay(home: Home) -> None:
-    made = begin_generation(home.lifecycle, home.generation(), key_groups=2, form=3, made_by="test", made_from={})
-    told = [(1, 0, 0), (1, 1, 1), (1, 7, 1)]
+def _summaries_said(home: Home, *told: tuple[int, int, int]) -> None:
+    """Say summaries: of a generation, of a key group, on a day."""
     said = {"kind": "summary", "event_time_ms": START, "counts": "{}"}
+    rows = [{**said, "generation": one[0], "key_group": one[1], "judged_at_ms": START + one[2] * DAY_MS} for one in told]
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "job", 1 + delta.landed(home, JUDGEMENTS, "job"))
 
-    def say(rows: list[tuple[int, int, int]]) -> None:
-        told = [
-            {**said, "generation": generation, "key_group": group, "judged_at_ms": START + day * DAY_MS}
-            for generation, group, day in rows
-        ]
-        delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, told), "job", 1)
 
-    def left() -> list[tuple[int, int, int]]:
-        sql = "SELECT generation AS g, key_group AS k, epoch_ms(judged_at) - ? AS at FROM judgements ORDER BY 1, 2, 3"
-        return [(one["g"], one["k"], one["at"] // DAY_MS) for one in delta.query(home, sql, [START])]
+def _summaries_left(home: Home) -> list[tuple[int, int, int]]:
+    sql = "SELECT generation AS g, key_group AS k, epoch_ms(judged_at) - ? AS at FROM judgements ORDER BY 1, 2, 3"
+    return [(one["g"], one["k"], one["at"] // DAY_MS) for one in delta.query(home, sql, [START])]
 
-    say(told)
+
+def _switched(home: Home, made_by: str) -> None:
+    """Let a new generation take over."""
+    source = {"generation": home.generation().number}
+    made = begin_generation(home.lifecycle, home.generation(), key_groups=2, form=3, made_by=made_by, made_from=source)
     save_generations(home.lifecycle, load_generations(home.lifecycle).switched(made.number, {}))
     judged_up_to(home, 40, generation=checkpoint_of(home.lifecycle, made.number).name)
+
+
+def test_a_retired_generation_keeps_no_summary_from_going_and_the_current_ones_newest_stay(home: Home) -> None:
+    told = [(1, 0, 0), (1, 1, 1), (1, 7, 1)]
+    _summaries_said(home, *told)
+    _switched(home, "test")
     run_maintain(home, replace(KEEP, summaries_ms=-2 * DAY_MS))  # all are old; the current generation has said nothing yet
-    assert left() == told
-    say([(2, 0, 30), (2, 0, 31), (2, 1, 90)])
+    assert _summaries_left(home) == told
+    _summaries_said(home, (2, 0, 30), (2, 0, 31), (2, 1, 90))
     run_maintain(home)
-    assert left() == [(2, 0, 31), (2, 1, 90)]
+    assert _summaries_left(home) == [(2, 0, 31), (2, 1, 90)]
+
+
+def test_what_a_group_said_last_stays_in_a_copy_of_the_generation_that_said_it(home: Home) -> None:
+    _summaries_said(home, (1, 0, 0), (1, 1, 1), (1, 2, 2), (1, 2, 3))
+    _switched(home, "repartition")
+    _summaries_said(home, (2, 1, 30), (2, 1, 61))  # the counts of the groups 0 and 2 are what they were
+    run_maintain(home)
+    assert _summaries_left(home) == [(1, 0, 0), (1, 2, 3), (2, 1, 61)]
+    _switched(home, "rescale")
+    run_maintain(home, replace(KEEP, summaries_ms=-2 * DAY_MS))  # the current one has said nothing: what the copy counts by
+    assert _summaries_left(home) == [(1, 0, 0), (1, 2, 3), (2, 1, 61)]
+    _summaries_said(home, (3, 0, 99))
+    run_maintain(home)
+    assert _summaries_left(home) == [(3, 0, 99)]
 
 
 def test_what_amendments_say_stays_as_long_as_transitions_do(home: Home) -> None:
