@@ -13,7 +13,7 @@ from urllib.parse import quote
 from pyspark.sql import SparkSession
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.checkpoint import relocate
+from fleetpulse.io.checkpoint import relocate_each
 from fleetpulse.io.home import Home
 from fleetpulse.io.locks import held, holder
 from fleetpulse.io.spark import spark_session
@@ -70,8 +70,7 @@ def plainly_named(home: Home) -> Iterator[Home]:
         except FleetError as error:
             raise FleetError(str(error).replace(str(link), str(home.path))) from error
         finally:
-            for checkpoint in home.lifecycle.glob("gen-*"):
-                relocate(checkpoint)
+            relocate_each(home.lifecycle)
 
 
 def told_of(error: Exception) -> str:

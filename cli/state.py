@@ -19,7 +19,7 @@ from cli.output import console
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import format_instant, parse_duration_ms, parse_instant_ms
-from fleetpulse.io.checkpoint import relocate
+from fleetpulse.io.checkpoint import relocate_each
 from fleetpulse.io.generations import none_held
 from fleetpulse.io.home import Home
 from fleetpulse.io.making import making
@@ -73,8 +73,7 @@ def _session(home: Home, *, dry: bool, changes: bool, holds: bool = False) -> "I
     from batch.session import batch_session, plainly_named, told_of
     from batch.verbs import Work
 
-    for one in home.lifecycle.glob("gen-*"):
-        relocate(one)  # the home may have been moved
+    relocate_each(home.lifecycle)  # the home may have been moved
     with plainly_named(home) as named, ExitStack() as stack:
 
         @cache

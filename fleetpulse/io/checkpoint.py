@@ -1,6 +1,7 @@
 """What a checkpoint says of how far it has come, read from its files: without the job, and without Spark."""
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -97,23 +98,47 @@ def relocate(checkpoint: Path) -> None:
     """Let a checkpoint that was copied or moved name the schemas in its own folder: Spark writes their whole path down.
 
     No effect where it does already.
+
+    Raises:
+        FleetError: what one says of its state is damaged; the others are seen to all the same.
     """
+    damaged: list[str] = []
     for path in (checkpoint.resolve() / "state").glob("*/_metadata/v2/*"):
-        if not path.name.isdecimal():
-            continue
-        version, content = path.read_text().split("\n", 1)
-        known = json.loads(content)
-        moved = False
-        for store in known["stateStoreInfo"]:
-            there = store.get("stateSchemaFilePaths", [])
-            here = [f"file:{path.parents[2]}{_SCHEMAS}{name.rpartition(_SCHEMAS)[2]}" for name in there]
-            moved |= here != there
-            store["stateSchemaFilePaths"] = here
-        if moved:
-            fresh = path.with_name(f".{path.name}.new")
-            fresh.write_text(f"{version}\n{json.dumps(known, separators=(',', ':'))}")
-            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum of what it was
-            fresh.replace(path)
+        try:
+            if path.name.isdecimal():
+                _relocate_schemas(path)
+        except FileNotFoundError:
+            continue  # the job that runs has removed it meanwhile
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            damaged.append(f'"{path}" is not what Spark says of a state, or is damaged ({error!r})')
+    if damaged:
+        raise FleetError(
+            f"{damaged[0]}; restore the checkpoint, or, if it is the current generation's, begin anew from a snapshot: "
+            f"./fleet state bootstrap --damaged"
+        )
+
+
+def relocate_each(lifecycle: Path) -> None:
+    """Do as `relocate` does for all checkpoints of a folder; one that is damaged is passed over: whoever opens it says so."""
+    for checkpoint in lifecycle.glob("gen-*"):
+        with suppress(FleetError):
+            relocate(checkpoint)
+
+
+def _relocate_schemas(path: Path) -> None:
+    version, content = path.read_text().split("\n", 1)
+    known = json.loads(content)
+    moved = False
+    for store in known["stateStoreInfo"]:
+        there = store.get("stateSchemaFilePaths", [])
+        here = [f"file:{path.parents[2]}{_SCHEMAS}{name.rpartition(_SCHEMAS)[2]}" for name in there]
+        moved |= here != there
+        store["stateSchemaFilePaths"] = here
+    if moved:
+        fresh = path.with_name(f".{path.name}.new")
+        fresh.write_text(f"{version}\n{json.dumps(known, separators=(',', ':'))}")
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum of what it was
+        fresh.replace(path)
 
 
 def query_id(checkpoint: Path) -> str | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from batch.pruning import prune
+from batch.session import plainly_named
 from batch.verbs import check_condition
 from cli.device_lists import read_devices
 from fleetpulse.columnar.forms import STORED_FORM
@@ -178,6 +179,26 @@ def test_a_checkpoint_that_was_moved_names_the_schemas_in_its_own_folder(tmp_pat
     relocate(tmp_path / "a home")
     assert (folder / "0").stat().st_mtime_ns == before
     assert query_id(tmp_path / "a home") is None
+
+
+@pytest.mark.parametrize("content", ["", "v2\n{", 'v2\n{"operatorInfo": {}}'], ids=["empty", "no JSON", "a key is missing"])
+def test_a_checkpoint_whose_metadata_is_damaged_is_in_the_way_of_nobody_who_does_not_open_it(
+    tmp_path: Path, content: str
+) -> None:
+    home = Home(tmp_path / "a home")
+    stores = [{"stateSchemaFilePaths": ["file:/elsewhere/state/0/_stateSchema/default/0_ab"]}]
+    files = [checkpoint_of(home.lifecycle, number) / "state" / "0" / "_metadata" / "v2" / "0" for number in (1, 2)]
+    for path in files:
+        path.parent.mkdir(parents=True)
+        path.write_text("v2\n" + json.dumps({"stateStoreInfo": stores}))
+    files[0].write_text(content)
+    with pytest.raises(FleetError, match=rf'^"{files[0]}" is not what Spark says of a state, .* bootstrap --damaged$'):
+        relocate(checkpoint_of(home.lifecycle, 1))
+    with plainly_named(home):  # by another path; afterwards by its own
+        pass
+    assert files[0].read_text() == content
+    [store] = json.loads(files[1].read_text().split("\n", 1)[1])["stateStoreInfo"]
+    assert store["stateSchemaFilePaths"] == [f"file:{files[1].parents[2]}/_stateSchema/default/0_ab"]
 
 
 def test_a_list_of_devices_is_read_or_refused_with_the_reason(tmp_path: Path) -> None:
