@@ -37,6 +37,7 @@ HoldOption = Annotated[bool, typer.Option("--hold", help="Make it, check it, and
 BatchOption = Annotated[int | None, typer.Option("--at-batch", help="After this batch; the newest by default.")]
 VersionOption = Annotated[int | None, typer.Option("--version", help="The snapshot of this version.")]
 AtOption = Annotated[str | None, typer.Option("--at", help="The newest snapshot of this instant.")]
+_CANARY_RUNS = "5m"
 state = typer.Typer(no_args_is_help=True, help="The state: look into it, copy it, change its shape, go back.")
 
 
@@ -184,6 +185,13 @@ def bootstrap(
     """Go on from a snapshot, from the registry, or from a list of devices, in a new generation."""
     if sum((version is not None or at is not None or only is not None, devices is not None, registry)) > 1:
         raise Misuse("a bootstrap is from a snapshot (--version, --at, --only), from --devices, or from --registry: name one")
+    if version is not None and at is not None:
+        raise Misuse("a snapshot is named by its --version, or by an instant with --at: give one of them")
+    if damaged and (devices is not None or registry):
+        raise Misuse(
+            "with --devices and --registry what waits, gaps and policies are taken from the present state, which --damaged says "
+            "cannot be read: begin anew from a snapshot (--damaged alone), and give the devices then"
+        )
     if devices is not None or registry:
         from cli.device_lists import read_devices, registered_devices
 
@@ -233,7 +241,7 @@ def migrate(
     home: HomeOption = DEFAULT_HOME,
     form: Annotated[int, typer.Option("--form", help="The stored form to go on in.")] = STORED_FORM,
     canary: Annotated[bool, typer.Option("--canary", help="Beside the running job first; only if both say the same.")] = False,
-    for_: Annotated[str, typer.Option("--for", help="How long both run, with --canary.")] = "5m",
+    for_: Annotated[str | None, typer.Option("--for", help="How long both run, with --canary; 5m by default.")] = None,
     hold: HoldOption = False,
     dry_run: DryOption = False,
     as_json: JsonOption = False,
@@ -247,11 +255,14 @@ def migrate(
 
     if canary and hold:
         raise Misuse("a canary switches where both say the same, and --hold waits: name one of them")
+    if for_ is not None and not canary:
+        raise Misuse("--for says how long a canary runs beside the job: give --canary with it, or leave it")
+    for_s = parse_duration_ms(for_ or _CANARY_RUNS) / 1000
     if canary and not dry_run:
         from cli.trial import beside
 
         with _work(home, "migrate", dry=False, changes=False) as work:
-            beside(work, "migrate", form, parse_duration_ms(for_) / 1000)
+            beside(work, "migrate", form, for_s)
         return
     _changing("migrate", home, Asked(dry_run, hold, as_json), act)
 
