@@ -9,13 +9,11 @@ Rule 4: ages count back from the newest row, or from now where a clock that was 
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from batch import amend
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, Verdict
 from fleetpulse.core.tables import (
     DEVICE_SNAPSHOTS,
@@ -33,7 +31,7 @@ from fleetpulse.io.generations import load_generations
 from fleetpulse.io.history import FOLDER
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms, promise
-from fleetpulse.io.locks import held
+from fleetpulse.io.making import maintaining
 from fleetpulse.io.needs import Need, floor, needs
 from fleetpulse.ops.beginnings import CAME_LATE, DONE, LATE
 
@@ -80,22 +78,9 @@ class Step:
     note: str = ""
 
 
-@contextmanager
-def only_one(home: Home) -> Iterator[None]:
-    """Hold the home's maintenance; the operating system lets go of it whatever way the process dies.
-
-    Raises:
-        FleetError: another maintenance is under way.
-    """
-
-    def refused(other: str) -> FleetError:
-        return FleetError(f'the home "{home.path}" is being maintained by {other}; wait for it, or stop it')
-
-    with held(home.path / "maintain.lock", "fleet maintain", refused):
-        yield
-
-
-def maintain(home: Home, keep: Keep, *, dry_run: bool, now_s: float | None = None) -> Iterator[Step]:
+def maintain(
+    home: Home, keep: Keep, *, dry_run: bool, now_s: float | None = None, say: Callable[[str], None] = lambda _: None
+) -> Iterator[Step]:
     """Do, step by step, what is to be done; each step is yielded when it is done.
 
     Args:
@@ -103,13 +88,14 @@ def maintain(home: Home, keep: Keep, *, dry_run: bool, now_s: float | None = Non
         keep: for how long what is kept.
         dry_run: change nothing, and say what would be done.
         now_s: the time, as files have it.
+        say: told what is waited for.
 
     Raises:
-        FleetError: another maintenance is under way, or it is not known what somebody needs.
+        FleetError: another is at work for too long, see `making.maintaining`, or it is not known what somebody needs.
     """
-    now_s = time.time() if now_s is None else now_s
-    now_ms = int(now_s * 1000)
-    with only_one(home):
+    with maintaining(home, say):
+        now_s = time.time() if now_s is None else now_s
+        now_ms = int(now_s * 1000)
         there = [path for path in sorted((home.path / "tables").glob("*")) if (path / "_delta_log").exists()]
         if not dry_run:
             _remove_aside(there)

@@ -1,6 +1,6 @@
 """``fleet maintain``: what is to be done to keep a home small, done while everything runs, and told."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -32,7 +32,7 @@ def maintain(
     shown = console()
     quiet = Console(stderr=True)
     with quiet.status("looking") as progress:
-        for row in _steps(opened, dry_run=dry_run):
+        for row in _steps(opened, quiet.print, dry_run=dry_run):
             progress.update(f"{row['table']}: {row['did']}")
             told.append(row)
             if json_lines:
@@ -41,7 +41,7 @@ def maintain(
         _show(shown, told, dry_run=dry_run)
 
 
-def _steps(home: Home, *, dry_run: bool) -> Iterator[dict[str, Any]]:
+def _steps(home: Home, say: Callable[[str], None], *, dry_run: bool) -> Iterator[dict[str, Any]]:
     from batch.maintain import Keep
     from batch.maintain import maintain as run
     from fleetpulse.settings import load_settings
@@ -58,7 +58,7 @@ def _steps(home: Home, *, dry_run: bool) -> Iterator[dict[str, Any]]:
         logs_ms=settings.keep_logs,
         replaced_ms=settings.keep_replaced,
     )
-    for step in run(home, keep, dry_run=dry_run):
+    for step in run(home, keep, dry_run=dry_run, say=say):
         yield {**asdict(step), "dry_run": dry_run}
     yield from ({**row, "dry_run": dry_run} for row in _segments(home, dry_run=dry_run))
 

@@ -1,7 +1,7 @@
 """Who makes generations and snapshots, and who maintains: one at a time, since each relies on what the others may remove."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.locks import held, holder
 
 MAINTAIN_LOCK: Final = "maintain.lock"
-_PATIENCE_S: Final = 600.0
+PATIENCE_S: Final = 600.0
 
 
 class _Busy(Exception):
@@ -31,9 +31,32 @@ def making(home: Home, by: str, say: Callable[[str], None]) -> Iterator[None]:
         FleetError: another still does.
     """
     home.lifecycle.mkdir(parents=True, exist_ok=True)
-    limit, told = time.monotonic() + _PATIENCE_S, False
+    with _alone((_making(home), home.path / MAINTAIN_LOCK), by, say, PATIENCE_S):
+        yield
+
+
+@contextmanager
+def maintaining(home: Home, say: Callable[[str], None], patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """Maintain a home: alone, and while no generation and no snapshot is made; who comes second waits.
+
+    Args:
+        home: the home.
+        say: told what is waited for.
+        patience_s: for how long.
+
+    Raises:
+        FleetError: another is still at work.
+    """
+    with _alone((home.path / MAINTAIN_LOCK,), "fleet maintain", say, patience_s):
+        yield
+
+
+@contextmanager
+def _alone(paths: Sequence[Path], by: str, say: Callable[[str], None], patience_s: float) -> Iterator[None]:
+    """Hold the locks of some files, taken in order; the operating system lets go of them whatever way the process dies."""
+    limit, told = time.monotonic() + patience_s, False
     with ExitStack() as locks:
-        for path in (_making(home), home.path / MAINTAIN_LOCK):
+        for path in paths:
             while True:
                 try:
                     locks.enter_context(held(path, by, _Busy))
@@ -41,7 +64,7 @@ def making(home: Home, by: str, say: Callable[[str], None]) -> Iterator[None]:
                 except _Busy as other:
                     if time.monotonic() > limit:
                         raise FleetError(
-                            f"{other} is still at work after {_PATIENCE_S:.0f} s; let it end, and try again"
+                            f"{other} is still at work after {patience_s:.0f} s; let it end, and try again"
                         ) from None
                     if not told:
                         say(f"waiting for {other}")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from batch.maintain import maintain, only_one
+from batch.maintain import maintain
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE
 from fleetpulse.io import delta, needs
@@ -22,6 +23,7 @@ from fleetpulse.io.block_source import BlockReader, DeltaLog
 from fleetpulse.io.generations import begin_generation, checkpoint_of, load_generations, save_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms, require_kept
+from fleetpulse.io.making import maintaining, making
 from fleetpulse.io.needs import Need
 from tests.histories import START, tick
 from tests.histories import signal as heartbeat
@@ -163,12 +165,27 @@ def test_a_snapshot_holds_back_retention_while_its_files_are_there(home: Home) -
     assert len(_read_on(home, EACH + 1)) == 3 * EACH * 3
 
 
-def test_a_dry_run_changes_nothing_and_two_at_once_are_refused(home: Home) -> None:
+def test_a_dry_run_changes_nothing(home: Home) -> None:
     before = _files(home)
     assert run_maintain(home, dry_run=True)
     assert _files(home) == before
-    with only_one(home), pytest.raises(FleetError, match="is being maintained by fleet maintain"):
-        run_maintain(home)
+
+
+def test_who_maintains_waits_for_who_makes_or_maintains_and_says_for_whom(home: Home) -> None:
+    said: list[str] = []
+    with ExitStack() as other:
+        other.enter_context(making(home, "fleet state snapshot", said.append))
+
+        def say(words: str) -> None:
+            said.append(words)
+            other.close()  # it ends when it is waited for
+
+        assert list(maintain(home, KEEP, dry_run=True, now_s=NOW_S, say=say))
+    [words] = said
+    assert words.startswith("waiting for fleet state snapshot (process ")
+    still = pytest.raises(FleetError, match=r"^fleet maintain \(process \d+\) is still at work after 0 s; let it end")
+    with maintaining(home, said.append), still, maintaining(home, said.append, patience_s=0.0):
+        pass
 
 
 def test_how_far_each_writer_has_come_survives_the_clearing_of_the_log(home: Home) -> None:
