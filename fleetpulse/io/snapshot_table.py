@@ -4,9 +4,12 @@ Rule: a snapshot replaces the one before in one commit; older ones are the table
 """
 
 import json
+import os
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from deltalake import DeltaTable
@@ -20,6 +23,9 @@ from fleetpulse.io.home import Home
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_CHECKPOINT: Final = "checkpoint.parquet"
+_LOGGED: Final = re.compile(rf"_delta_log/(\d{{20}})\.({re.escape(_CHECKPOINT)}|json)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +73,55 @@ def snapshots(home: Home) -> list[Taken]:
     if not (path / "_delta_log").exists():
         return []
     found: list[Taken] = []
+    there = _look(path)
     for commit in DeltaTable(str(path)).history():
         try:
             told = json.loads(commit.get("userMetadata") or "null")
         except ValueError:
             continue
-        if isinstance(told, dict) and "generation" in told and is_whole(path, commit["version"]):
+        if isinstance(told, dict) and "generation" in told and _is_kept(path, commit, there):
             unmet = tuple(told.pop("unmet", ()))
             found.append(Taken(**told, version=commit["version"], at_ms=commit["timestamp"], unmet=unmet))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _There:
+    """What is there of a table, by one look.
+
+    Attributes:
+        files: their paths in its folder.
+        opened: the versions that the log leads to, from its begin or from a checkpoint on.
+    """
+
+    files: frozenset[str]
+    opened: frozenset[int]
+
+
+def _look(table: Path) -> _There:
+    files = frozenset(f"{folder}/{name}".removeprefix(f"{table}/") for folder, _, names in os.walk(table) for name in names)
+    logged = sorted((int(named[1]), named[2]) for name in files if (named := _LOGGED.fullmatch(name)))
+    opened: set[int] = set()
+    for version, kind in logged:
+        if kind == _CHECKPOINT or version == 0 or version - 1 in opened:
+            opened.add(version)
+    return _There(files, frozenset(opened))
+
+
+def _is_kept(table: Path, commit: Mapping[str, Any], there: _There) -> bool:
+    """Whether a snapshot can be opened, and all its files are there.
+
+    A commit that wrote over all there was before names them all; to open the version tells the same, and costs far more.
+    """
+    parameters = commit.get("operationParameters") or {}
+    if parameters.get("mode") != "Overwrite" or "predicate" in parameters or commit["version"] not in there.opened:
+        return is_whole(table, commit["version"])
+    try:
+        with (table / "_delta_log" / f"{commit['version']:020d}.json").open() as lines:
+            actions = (json.loads(line) for line in lines if '"add"' in line)
+            return all(unquote(action["add"]["path"]) in there.files for action in actions if "add" in action)
+    except FileNotFoundError:  # it is no longer in the log
+        return False
 
 
 def is_whole(table: Path, version: int) -> bool:
