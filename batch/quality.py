@@ -235,6 +235,8 @@ def _evaluated(
         why = f"it cannot be worked out: {error!r}"[:400]
         findings = (Finding(suite.name, one.name, one.severity.value, FAULT, why=why) for one in suite.expectations)
         return Looked(suite.name, "", 0, round((time.monotonic() - began) * 1000), tuple(findings))
+    if why := made.why_no_more(suite):
+        return _skipped(suite, why)
     count = made.tables.count(suite.rows)
     large = how.session is not None and (how.engine == _SPARK or (how.engine is None and count >= SPARK_FROM_ROWS))
     frame = spark_rows().frame(suite.rows, suite.reads) if large else made.tables.frame(suite.rows)

@@ -109,6 +109,10 @@ class WorkedOut:
         chosen = of_state and self._state is not None and self._state.chosen
         return _NOT_WHOLE if suite.whole and (chosen or not (stand and stand.whole)) else ""
 
+    def why_no_more(self, suite: Suite) -> str:
+        """Say why what was worked out for a suite says nothing, since retention has begun meanwhile; empty where it has not."""
+        return _NOT_WHOLE if suite.whole and not evidence.is_whole(self._home) else ""
+
     def make(self, suite: Suite) -> None:
         """Work out what a suite reads, unless that was done before.
 

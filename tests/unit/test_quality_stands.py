@@ -2,25 +2,29 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
-from batch.evidence import by_bronze, heads_of, is_chosen, listens_as, stand_at
+from batch.evidence import by_bronze, heads_of, is_chosen, judged_again, listens_as, stand_at
 from batch.generation import Plan, is_the_running
-from batch.quality import gate, refuse
+from batch.quality import gate, refuse, run
 from batch.worked_out import snapshot_state
 from fleetpulse.columnar.snapshots import GROUP
 from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import Policies, parse_policy
 from fleetpulse.core.replay import Deployment, outcome
+from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoint import Stand
 from fleetpulse.io.expectations import Expectations
 from fleetpulse.io.generations import DISCARDED, RETIRED, Generation, Generations, save_generations
 from fleetpulse.io.home import Home
+from fleetpulse.io.kept import promise
 from fleetpulse.io.suite_rows import opened
 from tests.histories import START, row, signal
 from tests.homes import empty, land
@@ -236,3 +240,27 @@ def test_a_state_listens_as_bronze_says_only_with_its_gaps_its_frontier_and_its_
     ]
     for one in other:
         assert not listens_as(json.dumps({**json.loads(world), **one}), known)
+
+
+def test_what_was_worked_out_beside_the_first_retention_is_not_held_against_anybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = eventful(SEED)
+    home = judged_home(tmp_path / "home", history, DEPLOYMENT)
+    middle_ms = sorted(one.received_at_ms for one in history)[len(history) // 2]
+
+    def beside(home: Home, newest_ms: int) -> tuple[pa.Table, pa.Table]:
+        """Judge again when retention has begun."""
+        promise(home, MESSAGES.name, middle_ms)
+        table = DeltaTable(str(home.table(MESSAGES.name)))
+        kept = table.to_pyarrow_table(filters=[("received_at", ">=", datetime.fromtimestamp(middle_ms / 1000, UTC))])
+        write_deltalake(table, kept, mode="overwrite")
+        return judged_again(home, newest_ms)
+
+    assert run(home, ["verdicts"]).shut() == []
+    monkeypatch.setattr("batch.evidence.judged_again", beside)
+    report = run(home, ["verdicts", "accounts", "transitions"])
+    assert report.shut() == []
+    reasons = {(one.suite, one.outcome, one.why) for one in report.findings()}
+    why = "bronze no longer has all that the devices began with"
+    assert reasons == {("verdicts", "skipped", why), ("accounts", "skipped", why), ("transitions", "passed", "")}
