@@ -73,7 +73,7 @@ _AMENDMENTS: Final = Suite(
     "amendments",
     "judgements",
     "What amend took back and added.",
-    ("judgements",),
+    ("judgements", "stand"),
     """
     WITH said AS (SELECT * FROM judgements WHERE kind IN ('retract', 'add')),
         transition AS (SELECT DISTINCT device_id AS id, life AS its_life, transition_no AS its_no
@@ -81,15 +81,16 @@ _AMENDMENTS: Final = Suite(
         added AS (SELECT DISTINCT device_id AS added_id, amendment_no AS added_no FROM judgements WHERE kind = 'add')
     SELECT said.kind, device_id, life, transition_no, amendment_no, takes_back,
         amendment_no = row_number() OVER (PARTITION BY device_id ORDER BY amendment_no) AS numbers_without_gap_or_repeat,
-        CASE WHEN said.kind = 'retract' THEN coalesce(its_no, added_no) IS NOT NULL END AS takes_back_what_was_said
-    FROM said
+        CASE WHEN said.kind = 'retract' AND (takes_back IS NOT NULL OR NOT coalesce(event_time > stand.settled, false))
+             THEN coalesce(its_no, added_no) IS NOT NULL END AS takes_back_what_was_said
+    FROM said CROSS JOIN stand
     LEFT JOIN transition ON said.takes_back IS NULL AND id = device_id AND its_life = life AND its_no = transition_no
     LEFT JOIN added ON added_id = device_id AND added_no = takes_back
     """,
     ("device_id", "amendment_no"),
     (
         holds("numbers_without_gap_or_repeat", "a device's amendments are numbered from 1, without gap or repeat"),
-        holds("takes_back_what_was_said", "what is taken back had been said"),
+        holds("takes_back_what_was_said", "what is taken back had been said, unless it is still held back by the jitter"),
     ),
     ("kind", "life", "transition_no", "takes_back"),
 )

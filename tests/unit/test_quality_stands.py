@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from batch.amend import Wanted, amend_home
 from batch.evidence import by_bronze, heads_of, is_chosen, judged_again, listens_as, stand_at
 from batch.generation import Plan, is_the_running
 from batch.quality import gate, refuse, run
@@ -19,7 +20,7 @@ from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import Policies, parse_policy
 from fleetpulse.core.replay import Deployment, outcome
-from fleetpulse.core.tables import MESSAGES
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io.checkpoint import Stand
 from fleetpulse.io.expectations import Expectations
 from fleetpulse.io.generations import DISCARDED, RETIRED, Generation, Generations, save_generations
@@ -264,3 +265,16 @@ def test_what_was_worked_out_beside_the_first_retention_is_not_held_against_anyb
     reasons = {(one.suite, one.outcome, one.why) for one in report.findings()}
     why = "bronze no longer has all that the devices began with"
     assert reasons == {("verdicts", "skipped", why), ("accounts", "skipped", why), ("transitions", "passed", "")}
+
+
+def test_what_is_taken_back_before_it_is_said_is_none_of_the_laws_while_a_jitter_holds_it_back(tmp_path: Path) -> None:
+    policy = row(-1, "fleet/_/_/policy", policy=parse_policy({"rules": {"timeout": "30s"}}).normalised(), effective_from_s=-500)
+    silent = [*(signal(at_s, "d") for at_s in range(0, 101, 10)), signal(120, "d", received_s=165)]  # which came too late
+    history = [policy, *silent, *(signal(at_s, "e") for at_s in range(0, 191, 10))]
+    home = judged_home(tmp_path / "home", history, replace(DEPLOYMENT, verdict_jitter_ms=120_000))
+    DeltaTable(str(home.table(JUDGEMENTS.name))).delete("device_id = 'd' AND to_mode = 'offline'")
+    [amended, *_] = amend_home(home, Wanted())
+    assert (amended.device_id, amended.retracted) == ("d", 1)
+    assert failed_in(home, "amendments") == {}
+    later = ("stand", "UPDATE stand SET settled = frontier")
+    assert failed_in(home, "amendments", later) == {"takes back what was said": 1}
