@@ -26,6 +26,7 @@ from fleetpulse.orchestration.place import PLACE, Place
 _LOG: Final = logging.getLogger(__name__)
 AGAIN_S: Final = 3_600.0
 _POST_S: Final = 5.0
+_ENDED: Final = ("success", "failed")  # the states of a run that has ended, as Airflow stores them
 _FIGURES: Final = re.compile(r"(?:\d[\d.,]*(?:ms|[smhd](?![a-z]))?)+")  # 3, 1,200, 0.5, 4m, 1h30m
 
 
@@ -40,9 +41,15 @@ def tell_of_failure(context: Mapping[str, Any]) -> None:
 
 
 async def tell_of_delay(dag_id: str, within: str, context: Any = None) -> None:
-    """Tell of a run that has not ended in time; a deadline's callback."""
+    """Tell of a run that has not ended in time; a deadline's callback.
+
+    Airflow takes the deadline back for runs that succeed, and calls for one that failed long ago as well: its failure was told.
+    """
     run_of = context.get("dag_run") if isinstance(context, dict) else None
-    run = str(run_of.get("dag_run_id", "")) if isinstance(run_of, dict) else str(getattr(run_of, "run_id", ""))
+    seen = run_of if isinstance(run_of, dict) else {name: getattr(run_of, name, "") for name in ("run_id", "state")}
+    if str(seen.get("state", "")) in _ENDED:
+        return
+    run = str(seen.get("dag_run_id") or seen.get("run_id") or "")
     told = {"dag": dag_id, "run": run, "task": "", "reason": f"the run has not ended within {within}"}
     await asyncio.to_thread(tell, PLACE, told)
 
