@@ -2,7 +2,7 @@
 
 Rule 1: nothing here raises, and nothing waits long: a failure that cannot be told is as red as one that is.
 Rule 2: the same sentence of the same task is told once an hour, whatever figures stand in it: a supervisor that looks each minute
-does not cry each minute. What could not be told is tried again with the next failure.
+does not cry each minute. That holds for each way by itself: one that did not work is tried again with the next failure.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -64,21 +64,22 @@ def deadline(dag_id: str, within: timedelta) -> DeadlineAlert:
 
 
 def tell(place: Place, told: dict[str, str]) -> list[str]:
-    """Tell it every way there is; return the ways that worked."""
+    """Tell it every way there is that has not told it within the hour; return the ways that worked."""
     worked: list[str] = []
     try:
         note, mark = place.notes / "failures-told.json", _mark(told)
-        if mark in _told_lately(note):
-            return worked
+        before = _told_lately(note)
         payload = json.dumps({**told, "reason": told["reason"].splitlines()[0][:2_000], "at_ms": int(time.time() * 1000)})
         for name, way in (("webhook", _post), ("topic", _publish)):
+            if f"{name} {mark}" in before:
+                continue
             try:
                 if way(place, told["dag"], payload.encode()):
                     worked.append(name)
             except Exception as error:  # noqa: BLE001 - rule 1: the other way may work
                 _LOG.warning("a failure of %s could not be told by %s: %s", told["dag"], name, error)
         if worked:
-            _remember(note, mark)
+            _remember(note, [f"{name} {mark}" for name in worked])
     except Exception as error:  # noqa: BLE001 - rule 1
         _LOG.warning("a failure could not be told: %r", error)
     return worked
@@ -114,7 +115,7 @@ def _mark(told: dict[str, str]) -> str:
 
 
 def _told_lately(note: Path) -> dict[str, float]:
-    """Return the marks of what was told within the hour, and when, epoch seconds."""
+    """Return by which way what was told within the hour, as ``<way> <mark>``, and when, epoch seconds."""
     try:
         known = {one: float(at_s) for one, at_s in json.loads(note.read_text()).items()}
     except (OSError, ValueError, AttributeError):
@@ -122,9 +123,9 @@ def _told_lately(note: Path) -> dict[str, float]:
     return {one: at_s for one, at_s in known.items() if time.time() - at_s < AGAIN_S}
 
 
-def _remember(note: Path, mark: str) -> None:
-    """Write down that it was told now."""
+def _remember(note: Path, told: Sequence[str]) -> None:
+    """Write down what was told now, as `_told_lately` gives it."""
     note.parent.mkdir(parents=True, exist_ok=True)
     fresh = note.with_name(f".{note.name}.{time.time_ns()}")
-    fresh.write_text(json.dumps({**_told_lately(note), mark: time.time()}))
+    fresh.write_text(json.dumps({**_told_lately(note), **dict.fromkeys(told, time.time())}))
     fresh.replace(note)

@@ -1,6 +1,7 @@
 """Who is told of what: no run that has ended is told as late, and each way is tried until it has worked."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,3 +31,30 @@ def _delays_told(monkeypatch: pytest.MonkeyPatch, run: Any) -> list[dict[str, st
     monkeypatch.setattr(alerts, "tell", lambda _, one: told.append(one))
     asyncio.run(alerts.tell_of_delay("fleet_report", "1:00:00", context={"dag_run": run}))
     return told
+
+
+def test_a_way_that_was_down_is_tried_again_though_the_other_one_worked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fleetpulse.orchestration import alerts
+    from fleetpulse.orchestration.place import Place
+
+    ways: dict[str, bool | OSError] = {"webhook": OSError("it is down"), "topic": True}
+
+    def through(name: str) -> Any:
+        def way(*_: Any) -> bool:
+            found = ways[name]
+            if isinstance(found, OSError):
+                raise found
+            return found
+
+        return way
+
+    monkeypatch.setattr(alerts, "_post", through("webhook"))
+    monkeypatch.setattr(alerts, "_publish", through("topic"))
+    place, told = Place("fleet", tmp_path), {"dag": "a", "run": "b", "task": "c", "reason": "3 rows fail"}
+    assert alerts.tell(place, told) == ["topic"]
+    assert alerts.tell(place, told) == []
+    ways["webhook"] = False  # none is set up: it has told nothing
+    assert alerts.tell(place, told) == []
+    ways["webhook"] = True
+    assert alerts.tell(place, told) == ["webhook"]
+    assert alerts.tell(place, told) == []
