@@ -84,7 +84,8 @@ def change_state(words: Sequence[str], *, question: str | None) -> None:
     watch = WaitForBatch(task_id="watch", more=2)
     go_back = GoBack(task_id="go_back", made_by="act", last="watch", execution_timeout=_LONG)
     steps = [plan, *([] if question is None else [_approval(question)]), stop, act, gate, switch, start, watch, go_back]
-    outcome = Outcome(task_id="outcome", of=[step.task_id for step in steps], undone_by="go_back")
+    asked_by = None if question is None else "approve"
+    outcome = Outcome(task_id="outcome", of=[step.task_id for step in steps], undone_by="go_back", asked_by=asked_by)
     chain(*steps, outcome)
     go_back.as_teardown(setups=stop)
 

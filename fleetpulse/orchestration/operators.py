@@ -22,6 +22,7 @@ from fleetpulse.orchestration.verbs import Ended, Verb
 REFUSED: Final = "refused"  # under this key a task leaves its reason to others of its run
 STATE_POOL: Final = "fleet_state"  # one slot: one task at a time changes a checkpoint
 BY: Final = "airflow {{ dag.dag_id }} {{ run_id }}"  # who stopped the stream, as desired.json names it
+_NO: Final = "Reject"  # what Airflow calls this answer
 _PATIENCE_S: Final = 120.0
 _MOST_TOLD: Final = 20_000  # characters of a plan: it is read by a person
 
@@ -205,32 +206,45 @@ class Outcome(BaseOperator):
     """The leaf of a run: red where any task before it failed, with the reason in its first line.
 
     Airflow colours a run by its leaves: one that builds the report of a failed check, or that undoes, would turn it green.
+    Where a person marks a run as failed, it skips all that has not begun, but for teardowns: so this is one, without a setup,
+    that counts. It runs once the task before it has ended, whichever way.
 
     Args:
         of: the tasks before it, in their order.
         undone_by: the task whose result says what was undone; None where nothing is.
+        asked_by: the task that asks a person, whose *Reject* skips what follows; None where nobody is asked.
     """
 
-    def __init__(self, *, of: Sequence[str], undone_by: str | None = None, **kwargs: Any) -> None:
-        super().__init__(trigger_rule="all_done", on_failure_callback=None, **kwargs)
+    def __init__(self, *, of: Sequence[str], undone_by: str | None = None, asked_by: str | None = None, **kwargs: Any) -> None:
+        super().__init__(on_failure_callback=None, **kwargs)
+        self.as_teardown(on_failure_fail_dagrun=True)
         self.of = list(of)
         self.undone_by = undone_by
+        self.asked_by = asked_by
 
     def execute(self, context: Mapping[str, Any]) -> str:
         """Look at how the tasks ended.
 
         Raises:
-            AirflowFailException: one failed.
+            AirflowFailException: one failed, or somebody ended the run.
         """
         ti = context["ti"]
         states = ti.get_task_states(ti.dag_id, run_ids=[ti.run_id])[ti.run_id]
         failed = [name for name in self.of if states.get(name) == "failed"]
-        if not failed:
-            return "nothing was changed" if any(states.get(name) == "skipped" for name in self.of) else "done"
-        reasons = {name: ti.xcom_pull(task_ids=name, key=REFUSED) or "it gave no reason; see its log" for name in failed}
+        skipped = [name for name in self.of if states.get(name) == "skipped"]
+        if not failed and not skipped:
+            return "done"
+        if not failed and self._rejected(ti):
+            return "nothing was changed"
+        lines = [f"{name}: {ti.xcom_pull(task_ids=name, key=REFUSED) or 'it gave no reason; see its log'}" for name in failed]
         undone = ti.xcom_pull(task_ids=self.undone_by) if self.undone_by else None
-        lines = [f"{name}: {reason}" for name, reason in reasons.items()]
-        raise AirflowFailException("\n".join([*lines, *([f"then: {undone}"] if undone else [])]))
+        ended = [] if failed else [f"somebody ended the run before {skipped[0]}"]
+        raise AirflowFailException("\n".join([*lines, *ended, *([f"then: {undone}"] if undone else [])]))
+
+    def _rejected(self, ti: Any) -> bool:
+        """Whether the person who was asked said no."""
+        answer = ti.xcom_pull(task_ids=self.asked_by) if self.asked_by else None
+        return bool(answer) and _NO in answer.get("chosen_options", ())
 
 
 def leave(context: Mapping[str, Any], reason: str) -> None:
