@@ -1,6 +1,7 @@
 """Alerts over MQTT, for those who are told seldom: one that is sent, and a subscription that outlives who listens.
 
-Rule: what was taken is acknowledged when its taker says so; until then the broker keeps it, and sends it again.
+Rule: what was taken is acknowledged when its taker says so; until then the broker keeps it, and sends it again, every
+few seconds and under the same number. What has no room here is left to it, unacknowledged.
 """
 
 from typing import Any, Final
@@ -28,6 +29,7 @@ class AlertLine(Connection):
         super().__init__(address, client_id, lasting=True)
         self.topic = topic
         self.waiting: list[paho.MQTTMessage] = []
+        self._numbers: set[int] = set()  # of those that wait and are to be acknowledged
         self.subscribed = False
         self.client.manual_ack_set(True)
         self.client.on_message = self._on_message
@@ -36,6 +38,7 @@ class AlertLine(Connection):
     def _on_connect(self, client: paho.Client, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:
         super()._on_connect(client, userdata, flags, reason, properties)
         self.waiting.clear()  # their numbers belong to the connection before: they come again
+        self._numbers.clear()
         if self.up:
             client.subscribe(self.topic, AT_LEAST_ONCE)
 
@@ -43,10 +46,12 @@ class AlertLine(Connection):
         self.subscribed = True
 
     def _on_message(self, client: paho.Client, userdata: Any, message: paho.MQTTMessage) -> None:
-        if message.retain or len(self.waiting) >= _MOST:
-            client.ack(message.mid, message.qos)  # what is retained was said before anybody listened
-        else:
+        if message.retain:
+            client.ack(message.mid, message.qos)  # it was said before anybody listened
+        elif message.mid not in self._numbers and len(self.waiting) < _MOST:
             self.waiting.append(message)
+            if message.qos:  # what nobody acknowledges has no number, and does not come again
+                self._numbers.add(message.mid)
 
     def newest(self, count: int) -> list[tuple[str, str]]:
         """Return the newest few that wait: topic and payload, as text."""
@@ -56,6 +61,7 @@ class AlertLine(Connection):
         """Let the broker forget the oldest ``count`` that wait."""
         taken, self.waiting = self.waiting[:count], self.waiting[count:]
         for one in taken:
+            self._numbers.discard(one.mid)
             self.client.ack(one.mid, one.qos)
         self.drive(0.1)
 
