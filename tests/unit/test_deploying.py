@@ -116,7 +116,7 @@ def test_the_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None
 def test_airflow_is_set_up_as_fleet_up_sets_it_up(tmp_path: Path) -> None:
     of_up = of_fleet_up(Home(tmp_path / "home"), 8080)
     there = environment(SERVICES["airflow-scheduler"])
-    drop_in = (INFRA / "systemd" / "fleetpulse-airflow-.service.d" / "airflow.conf").read_text()
+    drop_in = (INFRA / "systemd" / "fleetpulse-airflow-.service.d" / "20-airflow.conf").read_text()
     of_the_place = set(re.findall(r"^Environment=(\w+)", drop_in, re.MULTILINE))  # addresses: each place has its own
     assert of_the_place == set(SERVICES["airflow-scheduler"]["environment"])
     assert {name.removesuffix("_CMD") for name in there} == set(of_up)
@@ -163,6 +163,16 @@ def test_every_part_stops_with_its_target() -> None:
     for target in (INFRA / "systemd").glob("*.target"):
         assert drop_ins[f"{target.stem}-"]["PartOf"] == [target.name]
     assert unit(INFRA / "systemd" / "fleetpulse-airflow.target")["PartOf"] == ["fleetpulse.target"]
+
+
+def test_what_holds_for_airflow_alone_comes_after_what_holds_for_all() -> None:
+    """Systemd takes the drop-ins of a unit in the order of their file names, whichever folders they lie in; the last one wins."""
+    drop_ins = sorted((INFRA / "systemd").glob("fleetpulse-*.service.d/*.conf"), key=lambda path: path.name)
+    assert [path.parent.name for path in drop_ins] == ["fleetpulse-.service.d", "fleetpulse-airflow-.service.d"]
+    wins: dict[str, list[str]] = {}
+    for path in drop_ins:
+        wins |= {key: values for key, values in unit(path).items() if key in ("WorkingDirectory", "TimeoutStopSec")}
+    assert wins == {"WorkingDirectory": ["/var/lib/fleetpulse/airflow"], "TimeoutStopSec": ["120"]}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
