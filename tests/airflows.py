@@ -57,6 +57,9 @@ for verb, sentence in fails.items():
 record = home / "checkpoints" / "lifecycle" / "generations.json"
 def switch(number):
     record.write_text(json.dumps({{"current": number, "generations": []}}))
+def hold(number, status):
+    made = {{"number": number, "key_groups": 8, "form": 4, "made_by": words[1], "made_at_ms": 5, "status": status}}
+    record.write_text(json.dumps({{**json.loads(record.read_text()), "generations": [made]}}))
 if said.startswith(("stream stop", "stream start")):
     found = json.loads((home / "desired.json").read_text())
     if found["what"] == "stopped" and found["by"] != words[3]:
@@ -67,9 +70,12 @@ if said.startswith("state switch"):
     switch(int(words[2]))
 if said.startswith("state rollback"):
     switch(1)
+if said.startswith("state discard"):
+    hold(int(words[2]), "discarded")
 if "--dry-run" in words:
     print("it would go on in form 4", file=sys.stderr)
 elif "--hold" in words:
+    hold(2, "held")
     print(json.dumps({{"generation": 2, "made_by": words[1]}}))
 """
 

@@ -171,7 +171,8 @@ class GoBack(FleetOperator):
         refused: list[str] = []
         for words, told in self._steps(ti.xcom_pull(task_ids=self.made_by)):
             try:
-                self.run_verb(words, context)
+                if words:
+                    self.run_verb(words, context)
                 done.append(told)
             except AirflowException as error:
                 refused.append(f"{' '.join(words[:2])}: {error}")
@@ -181,9 +182,12 @@ class GoBack(FleetOperator):
         return summary
 
     def _steps(self, made: Mapping[str, Any] | None) -> Iterator[tuple[list[str], str]]:
-        """Give one step after the other; what another wants is asked before each, since one may take minutes."""
+        """Give one step after the other; what another wants is asked before each, since one may take minutes.
+
+        A step without words says what was found done: this may be a second try, whose first one died on its way.
+        """
         from fleetpulse.io.desired import desired
-        from fleetpulse.io.generations import load_generations
+        from fleetpulse.io.generations import HELD, load_generations
         from fleetpulse.io.home import Home
 
         home = Home(self.place.home)
@@ -196,8 +200,10 @@ class GoBack(FleetOperator):
             if not _stopped_by_another(home.path, self.by):
                 yield ["stream", "stop", "--by", self.by, "--own"], "stopped the stream"
             yield ["state", "rollback"], f"rolled back from generation {number}"
-        elif number is not None:
+        elif number is not None and (known := record.of(number)) is not None and known.status == HELD:
             yield ["state", "discard", str(number)], f"discarded generation {number}"
+        elif number is not None:
+            yield [], f"generation {number} is not held any more, and there is nothing left to go back from"
         if not _stopped_by_another(home.path, self.by):
             yield ["stream", "start", "--by", self.by, "--own"], "started the stream again"
 

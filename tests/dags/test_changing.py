@@ -122,6 +122,22 @@ def test_a_run_waits_for_who_still_makes_a_generation_before_it_looks_what_there
     assert steps == ["state discard 3", "stream start --by"]
 
 
+@pytest.mark.parametrize("dies_after", ["state discard", "state rollback"])
+def test_going_back_a_second_time_finds_nothing_left_and_starts_the_stream(stand: Stand, trial: Trial, dies_after: str) -> None:
+    COMMAND.write_text(f"{STAND_IN}\nif said.startswith({dies_after!r}): import os; os.kill(os.getpid(), 9)\n")
+    dag = built("fleet_bootstrap")
+    if dies_after == "state discard":
+        stand.fail(quality_gate=GATE)
+    dag.get_task("watch").patience = timedelta(0)
+    trial(dag)
+    COMMAND.write_text(STAND_IN)
+    task = dag.get_task("go_back")
+    task.by = stand.wanted()["by"]
+    steps = [(" ".join(words[:2]), told) for words, told in task._steps({"generation": 2})]
+    left = "generation 2 is not held any more, and there is nothing left to go back from"
+    assert steps == [("", left), ("stream start", "started the stream again")]
+
+
 def test_a_change_that_goes_well_undoes_nothing(stand: Stand, trial: Trial) -> None:
     dag = built("fleet_migrate")
     dag.get_task("watch").batch = -1
