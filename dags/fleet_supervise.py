@@ -3,7 +3,8 @@
 **When**: every minute, by itself. Nobody has to run it.
 
 **What it does**: looks whether the lifecycle job runs, commits batches and keeps within its thresholds. Where it has died it is
-started again from its checkpoint, with growing pauses between tries. One that was stopped on purpose stays so.
+started again from its checkpoint, with growing pauses between tries. One that was stopped on purpose stays so;
+where a run stopped it twelve hours ago and has not started it again, that is red.
 
 **Red** means: critical, or stale. The first line of the task's failure says why; `./fleet status` and the home's `logs` say more.
 

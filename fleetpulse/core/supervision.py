@@ -1,6 +1,7 @@
 """What one who looks after the lifecycle job does about it, from what can be seen of it.
 
-Rule 1: what is wanted comes first: a job that is to be stopped is started by nobody.
+Rule 1: what is wanted comes first: a job that is to be stopped is started by nobody. One that a run of Airflow stopped for its
+work, and that stays so for longer than any work takes, is told of: that run goes on no more.
 Rule 2: a job that its run still starts again by itself is left to that; one that the run has given up is started anew, and after
 each start the wait before the next one is twice as long.
 Rule 3: nothing here reads a clock or a file.
@@ -16,6 +17,8 @@ FIRST_WAIT_MS: Final = 60_000
 LONGEST_WAIT_MS: Final = 1_800_000
 REMEMBERED_MS: Final = 21_600_000  # a start so long ago says nothing of the next one
 STARTING_MS: Final = 300_000  # longer than a JVM and its first batch take on a busy machine
+AIRFLOWS: Final = "airflow "  # with it begins who says so where a run of Airflow does
+LONGEST_CHANGE_MS: Final = 43_200_000  # more than a run may take from its stop to its start: the limits of its tasks, one by one
 SILENT_MS: Final = 120_000  # a job that runs writes how it is several times a second
 
 
@@ -25,6 +28,7 @@ class Standing(StrEnum):
     RUNNING = "running"
     STARTING = "starting"
     STOPPED = "stopped"  # since it is to be
+    LEFT = "left stopped"  # by a run of Airflow, for longer than its work may take
     STARTED = "started"  # by this look
     BACKING_OFF = "backing off"  # dead, and not to be started yet
     STALE = "stale"  # it runs, and judges nothing of what there is
@@ -53,6 +57,7 @@ class Seen:
         now_ms: the instant of the look.
         stale_after_ms: for how long nothing may be judged while something waits, and for how long it may be starting.
         starting_ms: for how long looks have found it starting.
+        wanted_ago_ms: how long ago was said whether it is to run.
     """
 
     wanted: bool
@@ -68,6 +73,7 @@ class Seen:
     now_ms: int
     stale_after_ms: int
     starting_ms: int = 0
+    wanted_ago_ms: int = 0
 
     @property
     def starting(self) -> bool:
@@ -94,7 +100,7 @@ class Decision:
 def decide(seen: Seen) -> Decision:
     """Decide what to do about the job."""
     if not seen.wanted:
-        return Decision(Standing.STOPPED, f"it is to be stopped, says {seen.by}")
+        return _stopped(seen)
     if not seen.has_run:
         return Decision(Standing.DOWN, "nobody runs it who could start it: start its service, or ./fleet up")
     if seen.given_up:
@@ -104,6 +110,15 @@ def decide(seen: Seen) -> Decision:
     if seen.said_ago_ms <= STARTING_MS:
         return _starting(seen)
     return Decision(Standing.STALE, f"it has said nothing for {_minutes(seen.said_ago_ms)}; see its log")
+
+
+def _stopped(seen: Seen) -> Decision:
+    if seen.by.startswith(AIRFLOWS) and seen.wanted_ago_ms > LONGEST_CHANGE_MS:
+        why = f"{seen.by} stopped it {_minutes(seen.wanted_ago_ms)} ago, longer than its work may take"
+        return Decision(
+            Standing.LEFT, f"{why}: let that run go on (is its DAG paused?), or, where it has ended: ./fleet stream start"
+        )
+    return Decision(Standing.STOPPED, f"it is to be stopped, says {seen.by}")
 
 
 def _starting(seen: Seen) -> Decision:

@@ -102,6 +102,7 @@ def _seen(
         starts_ms=starts,
         now_ms=now_ms,
         stale_after_ms=stale_after_ms,
+        wanted_ago_ms=max(0, now_ms - wanted.at_ms),
     )
 
 

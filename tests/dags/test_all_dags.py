@@ -103,6 +103,17 @@ def test_only_who_stopped_the_stream_goes_back(dags: dict[str, Any]) -> None:
         assert go_back.trigger_rule == "all_done_setup_success"
 
 
+def test_a_stream_that_is_left_stopped_is_told_of_when_no_run_can_be_at_it_any_more(dags: dict[str, Any]) -> None:
+    from fleetpulse.core.supervision import AIRFLOWS, LONGEST_CHANGE_MS
+    from fleetpulse.orchestration.operators import BY
+
+    assert BY.startswith(AIRFLOWS)
+    longest = [task.execution_timeout for task in dags["fleet_maintain"].tasks]  # which may have the pool's slot first
+    for name in ("fleet_bootstrap", "fleet_migrate", "fleet_repartition", "fleet_rescale"):
+        steps = [dags[name].get_task(task).execution_timeout for task in _CHANGE[:-1]]
+        assert sum([*steps, max(longest)], timedelta(0)) < timedelta(milliseconds=LONGEST_CHANGE_MS)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_dag_is_stored_with_its_deadline_and_read_back(name: str, dags: dict[str, Any]) -> None:
     from airflow.serialization.serialized_objects import DagSerialization

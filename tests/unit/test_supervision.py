@@ -11,7 +11,16 @@ from cli.airflow_environment import USERS, environment, folder, passwords
 from cli.beside import Beside, airflow_port
 from cli.processes import Job, Run
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.supervision import FIRST_WAIT_MS, LONGEST_WAIT_MS, REMEMBERED_MS, Decision, Seen, Standing, decide
+from fleetpulse.core.supervision import (
+    FIRST_WAIT_MS,
+    LONGEST_CHANGE_MS,
+    LONGEST_WAIT_MS,
+    REMEMBERED_MS,
+    Decision,
+    Seen,
+    Standing,
+    decide,
+)
 from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import GIVEN_UP, read_status, write_status
@@ -21,6 +30,7 @@ pytestmark = pytest.mark.unit
 NOW_MS = 1_800_000_000_000
 MINUTE_MS = 60_000
 WELL = Seen(True, "nobody yet", True, "running", 300, "", 4_000, 0, (), (), NOW_MS, 10 * MINUTE_MS)  # fmt: skip
+BY_A_RUN = replace(WELL, wanted=False, by="airflow fleet_migrate manual", wanted_ago_ms=LONGEST_CHANGE_MS)
 DEAD = replace(WELL, state="given up", given_up="it ended by itself (exit -9)")
 
 
@@ -38,6 +48,15 @@ def home(tmp_path: Path) -> Home:
         (replace(WELL, behind_ms=None), Standing.RUNNING, "it runs"),
         (replace(WELL, wanted=False, by="airflow"), Standing.STOPPED, "airflow"),
         (replace(DEAD, wanted=False, by="airflow"), Standing.STOPPED, "airflow"),
+        (BY_A_RUN, Standing.STOPPED, "says airflow fleet_migrate manual"),
+        (
+            replace(BY_A_RUN, wanted_ago_ms=LONGEST_CHANGE_MS + 1),
+            Standing.LEFT,
+            "airflow fleet_migrate manual stopped it 12h ago",
+        ),
+        (replace(BY_A_RUN, wanted_ago_ms=LONGEST_CHANGE_MS + 1), Standing.LEFT, "./fleet stream start"),
+        (replace(BY_A_RUN, wanted_ago_ms=9 * LONGEST_CHANGE_MS, by="ann"), Standing.STOPPED, "says ann"),
+        (replace(BY_A_RUN, wanted_ago_ms=9 * LONGEST_CHANGE_MS, wanted=True), Standing.RUNNING, "behind"),
         (replace(WELL, has_run=False), Standing.DOWN, "./fleet up"),
         (replace(WELL, state="starting", said_ago_ms=MINUTE_MS), Standing.STARTING, "starting"),
         (replace(WELL, state="", said_ago_ms=0), Standing.STARTING, "nothing yet"),
@@ -79,6 +98,14 @@ def test_a_job_that_was_given_up_is_started_once_and_one_that_is_to_be_stopped_i
         assert (look.state, look.sound, look.starts) == ("started", True, 1)
         assert (desired(home).what, desired(home).by) == (RUNNING, "me")
     assert look_after(home, "me", MINUTE_MS).state == "down"
+
+
+def test_a_stream_that_a_run_left_stopped_is_not_sound(home: Home) -> None:
+    said = desire(home, STOPPED, "airflow fleet_migrate manual")
+    assert said is not None
+    late, early = (look_after(home, "me", MINUTE_MS, said.at_ms + LONGEST_CHANGE_MS + more_ms) for more_ms in (1, 0))
+    assert (late.state, late.sound, early.state, early.sound) == ("left stopped", False, "stopped", True)
+    assert (desired(home).what, desired(home).by) == (STOPPED, "airflow fleet_migrate manual"), "it is told, and nothing is done"
 
 
 def test_a_job_whose_every_process_is_a_young_one_is_not_starting_for_ever(home: Home) -> None:
