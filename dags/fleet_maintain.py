@@ -28,7 +28,7 @@ def build(*, alarmed: bool = True) -> DAG:
         FleetOperator(
             task_id="maintain",
             words=["maintain", "--json"],
-            gives="json",
+            gives="rows",
             pool=STATE_POOL,
             execution_timeout=timedelta(hours=2),
             outlets=[MESSAGES, JUDGEMENTS, STREAM_HEALTH],

@@ -35,7 +35,7 @@ def build(*, alarmed: bool = True) -> DAG:
         alarmed=alarmed,
     ) as made:
         judged = WaitForFrontier(task_id="judged", instant=ENDS, patience=timedelta(hours=6))
-        report = FleetOperator(task_id="report", words=["availability", "--day", DAY, "--json"], gives="json")
+        report = FleetOperator(task_id="report", words=["availability", "--day", DAY, "--json"], gives="rows")
         chain(judged, report)
     return made
 

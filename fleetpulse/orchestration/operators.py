@@ -23,6 +23,7 @@ REFUSED: Final = "refused"  # under this key a task leaves its reason to others 
 STATE_POOL: Final = "fleet_state"  # one slot: one task at a time changes a checkpoint
 BY: Final = "airflow {{ dag.dag_id }} {{ run_id }}"  # who stopped the stream, as desired.json names it
 _NO: Final = "Reject"  # what Airflow calls this answer
+_MOST_RETURNED: Final = 64 * 1024 * 1024  # bytes of a result: it goes into Airflow's database
 _PATIENCE_S: Final = 120.0
 _MOST_TOLD: Final = 20_000  # characters of a plan: it is read by a person
 
@@ -33,8 +34,9 @@ class FleetOperator(BaseOperator):
     Args:
         words: the verb and its arguments, each a template. One that comes to nothing, or to an option without its value
             (``--version=``), is left out: so a field of a form that is empty is an option that is not given.
-        gives: what becomes of what it wrote: ``json``: the object (or the list of objects) on standard output is returned;
-            ``told``: what it said to people, as text; None: the log alone has it.
+        gives: what becomes of what it wrote: ``json``: the object on standard output is returned (a list where there is not
+            one); ``rows``: the list of objects there, however many; ``told``: what it said to people, as text; None: the log
+            alone has it.
         place: the installation.
     """
 
@@ -42,7 +44,7 @@ class FleetOperator(BaseOperator):
     ui_color = "#e8f0fe"
 
     def __init__(
-        self, *, words: Sequence[str], gives: Literal["json", "told"] | None = None, place: Place = PLACE, **kwargs: Any
+        self, *, words: Sequence[str], gives: Literal["json", "rows", "told"] | None = None, place: Place = PLACE, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.words = list(words)
@@ -51,12 +53,24 @@ class FleetOperator(BaseOperator):
         self._verb: Verb | None = None
 
     def execute(self, context: Mapping[str, Any]) -> Any:
-        """Run it; return what ``gives`` names."""
+        """Run it; return what ``gives`` names.
+
+        Raises:
+            AirflowFailException: that is more than a task may return; beside what `run_verb` raises.
+        """
         ended = self.run_verb(self.words, context)
         self._emit(context)
+        if ended.too_long:
+            most = f"{_MOST_RETURNED:,} bytes, the most that a task returns"
+            reason = f"{' '.join(self.words[:2])} has done its work, and wrote more than {most}: ask for less at a time"
+            leave(context, reason)
+            raise AirflowFailException(reason)
         if self.gives == "told":
             return "\n".join(ended.told or ended.out)[-_MOST_TOLD:]
-        return _objects(ended.out) if self.gives == "json" else None
+        if self.gives is None:
+            return None
+        found = _objects(ended.out)
+        return found[0] if self.gives == "json" and len(found) == 1 else found
 
     def run_verb(self, words: Sequence[str], context: Mapping[str, Any]) -> Ended:
         """Run a verb to its end.
@@ -67,7 +81,7 @@ class FleetOperator(BaseOperator):
         """
         line = self.place.line(given(words))
         self.log.info("%s", " ".join(line))
-        self._verb = Verb(line, self._say)
+        self._verb = Verb(line, self._say, keep_bytes=_MOST_RETURNED if self.gives in ("json", "rows") else None)
         try:
             ended = self._verb.wait()
         except AirflowTaskTimeout:
@@ -263,15 +277,15 @@ def given(words: Sequence[str]) -> list[str]:
     return [word for word in words if word and not (word.startswith("--") and word.endswith("="))]
 
 
-def _objects(lines: Sequence[str]) -> Any:
-    """Return the object that was printed, or the list of them; lines that are none are left out."""
+def _objects(lines: Sequence[str]) -> list[Any]:
+    """Return the objects that were printed; lines that are none are left out."""
     found: list[Any] = []
     for line in lines:
         try:
             found.append(json.loads(line))
         except ValueError:
             continue
-    return found[0] if len(found) == 1 else found
+    return found
 
 
 def _stopped_by_another(home: Path, by: str) -> bool:

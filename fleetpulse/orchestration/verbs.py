@@ -2,7 +2,8 @@
 
 Rule 1: whatever ends the wait, an error, a timeout or a signal, the group does not outlive it; a verb that ended by itself may
 leave others running, as the one does that starts the stream.
-Rule 2: what a verb writes is bounded in memory, however much it is, and each line is handed on at once.
+Rule 2: what a verb writes is bounded in memory, however much it is, and each line is handed on at once. Who wants all of it
+says how much that may be, and gets whole lines, or none and that it was too long.
 """
 
 import os
@@ -37,15 +38,17 @@ class Ended:
 
     Attributes:
         code: its exit code; negative where a signal ended it.
-        out: the newest lines of standard output.
+        out: the newest lines of standard output; where all are kept, all.
         told: the newest lines of standard error.
         refusal: its own sentence, and what follows it; empty where it said none.
+        too_long: whether standard output was longer than what is kept of it; ``out`` is empty then.
     """
 
     code: int
     out: tuple[str, ...]
     told: tuple[str, ...]
     refusal: tuple[str, ...]
+    too_long: bool = False
 
     @property
     def refused(self) -> bool:
@@ -65,12 +68,14 @@ class Verb:
 
     Args:
         line: program and words.
-        say: is given each line as it comes.
+        say: is given each line as it comes, of a long one the beginning.
+        keep_bytes: so much of standard output is kept, in whole lines; None keeps the newest lines, and long ones in pieces.
     """
 
-    def __init__(self, line: Sequence[str], say: Callable[[str], None]) -> None:
+    def __init__(self, line: Sequence[str], say: Callable[[str], None], *, keep_bytes: int | None = None) -> None:
         self._say = say
-        self._out: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._keep_bytes, self._kept_bytes = keep_bytes, 0
+        self._out: deque[str] = deque(maxlen=_KEPT_LINES if keep_bytes is None else None)
         self._told: deque[str] = deque(maxlen=_KEPT_LINES)
         self._refusal: list[str] = []
         self.process = subprocess.Popen(
@@ -86,10 +91,11 @@ class Verb:
         """Wait for its end; whatever breaks the wait off stops the group."""
         try:
             with selectors.DefaultSelector() as ready:
-                for pipe, take in ((self.process.stdout, self._take_out), (self.process.stderr, self._take_told)):
+                out, told = _Lines(self._take_out, self._keep_bytes or _CHUNK), _Lines(self._take_told, _CHUNK)
+                for pipe, lines in ((self.process.stdout, out), (self.process.stderr, told)):
                     assert pipe is not None
                     os.set_blocking(pipe.fileno(), False)
-                    ready.register(pipe.fileno(), selectors.EVENT_READ, _Lines(take))
+                    ready.register(pipe.fileno(), selectors.EVENT_READ, lines)
                 self._read(ready)
         except BaseException:
             self.stop()
@@ -98,7 +104,11 @@ class Verb:
             for pipe in (self.process.stdout, self.process.stderr):
                 if pipe is not None:
                     pipe.close()
-        return Ended(self.process.returncode, tuple(self._out), tuple(self._told), tuple(self._refusal))
+        return Ended(self.process.returncode, tuple(self._out), tuple(self._told), tuple(self._refusal), self._too_long)
+
+    @property
+    def _too_long(self) -> bool:
+        return self._keep_bytes is not None and self._kept_bytes > self._keep_bytes
 
     def _read(self, ready: selectors.BaseSelector) -> None:
         """Read until it has ended; one that it leaves running may keep the pipes open."""
@@ -128,8 +138,11 @@ class Verb:
         self.process.wait()
 
     def _take_out(self, line: str) -> None:
+        self._kept_bytes += len(line.encode())
         self._out.append(line)
-        self._say(line)
+        if self._too_long:
+            self._out.clear()
+        self._say(line if len(line) <= _CHUNK else f"{line[:_CHUNK]} ...")
 
     def _take_told(self, line: str) -> None:
         self._told.append(line)
@@ -139,11 +152,12 @@ class Verb:
 
 
 class _Lines:
-    """Makes lines of what a pipe gives."""
+    """Makes lines of what a pipe gives; one that is longer than ``longest`` bytes is handed on in pieces."""
 
-    def __init__(self, take: Callable[[str], None]) -> None:
+    def __init__(self, take: Callable[[str], None], longest: int) -> None:
         self._take = take
-        self._rest = b""
+        self._longest = longest
+        self._rest = bytearray()
 
     def read(self, pipe: int) -> bool:
         """Take what is there; False at the end."""
@@ -151,10 +165,13 @@ class _Lines:
             chunk = os.read(pipe, _CHUNK)
         except BlockingIOError:
             return True
-        *whole, self._rest = (self._rest + chunk).split(b"\n")
+        *whole, rest = chunk.split(b"\n")
         for line in whole:
-            self._take(line.decode(errors="replace").rstrip("\r"))
-        if len(self._rest) > _CHUNK or not chunk:
+            self._rest += line
+            self._take(self._rest.decode(errors="replace").rstrip("\r"))
+            self._rest.clear()
+        self._rest += rest
+        if len(self._rest) > self._longest or not chunk:
             self.end()
         return bool(chunk)
 
@@ -162,7 +179,7 @@ class _Lines:
         """Take what is left without a line's end."""
         if self._rest:
             self._take(self._rest.decode(errors="replace"))
-        self._rest = b""
+        self._rest.clear()
 
 
 def _to_group(leader: int, number: signal.Signals) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -100,6 +101,47 @@ def test_json_on_standard_output_is_the_result_and_what_else_is_there_is_not(tmp
         "generation": 2
     }
     assert FleetOperator(task_id="b", words=["x"], gives="told", place=place(tmp_path, command)).execute(Context()) == "the plan"
+
+
+@pytest.mark.parametrize(("rows", "gives", "kind"), [(1, "json", dict), (1, "rows", list), (0, "rows", list), (3, "json", list)])
+def test_rows_are_a_list_however_many(tmp_path: Path, rows: int, gives: Any, kind: type) -> None:
+    from fleetpulse.orchestration.operators import FleetOperator
+
+    command = program(tmp_path, "\n".join(["true", *(f"echo '{{\"row\": {number}}}'" for number in range(rows))]))
+    found = FleetOperator(task_id="a", words=["x"], gives=gives, place=place(tmp_path, command)).execute(Context())
+    assert isinstance(found, kind)
+    assert (found if isinstance(found, list) else [found]) == [{"row": number} for number in range(rows)]
+
+
+def writing(folder: Path, lines: int, width: int) -> str:
+    """Return a program that prints objects, each on a line of its own."""
+    text = f"import json\nfor number in range({lines}): print(json.dumps({{'number': number, 'filled': 'x' * {width}}}))"
+    (folder / "writes.py").write_text(text)
+    return program(folder, f"exec {sys.executable} {folder}/writes.py")
+
+
+@pytest.mark.parametrize(("lines", "width"), [(3_000, 10), (2, 300_000)])
+def test_of_a_result_nothing_is_cut(tmp_path: Path, lines: int, width: int) -> None:
+    from fleetpulse.orchestration.operators import FleetOperator
+
+    task = FleetOperator(task_id="a", words=["x"], gives="rows", place=place(tmp_path, writing(tmp_path, lines, width)))
+    assert [(row["number"], len(row["filled"])) for row in task.execute(Context())] == [(one, width) for one in range(lines)]
+
+
+@pytest.mark.parametrize(("lines", "width"), [(3_000, 10), (1, 100_000)])
+def test_a_result_that_is_too_long_is_a_failure_and_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int, width: int
+) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from fleetpulse.orchestration import operators
+
+    monkeypatch.setattr(operators, "_MOST_RETURNED", 50_000)
+    command, context = writing(tmp_path, lines, width), Context()
+    task = operators.FleetOperator(task_id="a", words=["late", "all"], gives="json", place=place(tmp_path, command))
+    with pytest.raises(AirflowFailException, match=r"^late all has done its work, and wrote more than 50,000 bytes") as told:
+        task.execute(context)
+    assert context.left == {"refused": str(told.value)}
 
 
 def test_a_field_that_is_empty_is_an_option_that_is_not_given() -> None:
