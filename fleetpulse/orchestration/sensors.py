@@ -1,6 +1,7 @@
 """What waits without a slot or a process: for the stream, in the triggerer, and for a person.
 
-Rule 1: each ends, one way or the other, within its patience, and says in a sentence what did not come.
+Rule 1: each ends, one way or the other, within its patience, and says in a sentence what did not come; where no triggerer runs
+the scheduler ends it, a little later.
 Rule 2: what is there already is not waited for. Airflow fails a task that resumes before its executor has told the scheduler
 that the first half has left (a second or two; "state attribute is queued"): so a trigger looks first after `SETTLE_S`, and
 what may still meet this has a retry, which asks or waits anew.
@@ -14,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferralTimeout
 
 from fleetpulse.core.times import format_instant, parse_instant_ms
 from fleetpulse.orchestration.operators import leave
@@ -23,6 +24,7 @@ from fleetpulse.orchestration.triggers import FrontierPast, Reaching, StreamAtBa
 
 PATIENCE: Final = timedelta(minutes=10)
 SETTLE_S: Final = 5.0
+GRACE: Final = timedelta(minutes=2)  # beyond its patience: a trigger that lives ends the wait first, and knows what did not come
 
 
 class _Wait(BaseOperator):
@@ -42,8 +44,21 @@ class _Wait(BaseOperator):
         home, until_s = str(self.place.home), time.time() + self.patience.total_seconds()
         at = trigger.look(home)
         if at is None or at < wanted:
-            self.defer(trigger=trigger(home=home, wanted=wanted, until_s=until_s, first_s=SETTLE_S), method_name="decide")
+            waits = trigger(home=home, wanted=wanted, until_s=until_s, first_s=SETTLE_S)
+            self.defer(trigger=waits, method_name="decide", timeout=self.patience + GRACE)
         return at
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
+        """Go on after the wait.
+
+        Raises:
+            AirflowFailException: the scheduler has ended it.
+        """
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralTimeout:
+            reason = f"nobody has looked within {self.patience + GRACE}: see whether the triggerer runs, and its log"
+            raise _failure(context, reason) from None
 
     def decide(self, context: Mapping[str, Any], event: dict[str, Any]) -> int:
         """Return what was reached.

@@ -29,9 +29,26 @@ def test_what_is_not_there_is_left_to_the_triggerer_which_looks_when_this_worker
     batch(tmp_path, 4)
     with pytest.raises(TaskDeferred) as deferred:
         WaitForBatch(task_id="watch", more=2, place=place(tmp_path)).execute(Context())
+    assert deferred.value.timeout == timedelta(minutes=12), "it ends without a triggerer as well"
     trigger = deferred.value.trigger
     assert isinstance(trigger, StreamAtBatch)
     assert (trigger.wanted, trigger.first_s) == (6, 5.0)
+
+
+def test_a_wait_that_no_triggerer_looked_after_fails_and_says_so(tmp_path: Path) -> None:
+    from airflow.sdk.bases.operator import TRIGGER_FAIL_REPR, TriggerFailureReason
+    from airflow.sdk.exceptions import AirflowFailException, TaskDeferralError
+
+    from fleetpulse.orchestration.sensors import WaitForBatch
+
+    context = Context()
+    task = WaitForBatch(task_id="watch", batch=3, place=place(tmp_path))
+    with pytest.raises(AirflowFailException, match=r"^nobody has looked within 0:12:00: see whether the triggerer runs") as told:
+        task.resume_execution(TRIGGER_FAIL_REPR, {"error": TriggerFailureReason.TRIGGER_TIMEOUT}, context)
+    assert context.left == {"refused": str(told.value)}
+    with pytest.raises(TaskDeferralError):  # the trigger failed: that is tried again
+        task.resume_execution(TRIGGER_FAIL_REPR, {"error": TriggerFailureReason.TRIGGER_FAILURE}, context)
+    assert task.resume_execution("decide", {"event": {"reached": True, "wanted": 3, "at": 5}}, context) == 5
 
 
 @pytest.mark.parametrize("at", [None, 2])
