@@ -331,19 +331,30 @@ def _none(_: int) -> bool:
 
 
 def _beside(home: Home, keep: Keep, now_s: float, *, dry_run: bool) -> Iterator[Step]:
-    """Delete old logs, put long ones aside, and remove what a killed Spark left."""
+    """Delete old logs and pages of backtests, put long logs aside, and remove what a killed Spark left."""
     old = leftovers.old_logs(home, keep.logs_ms, now_s)
     if old:
         yield Step("logs", "delete", *tidying.remove_files(old, dry_run=dry_run))
+    of_airflow = leftovers.old_files(leftovers.airflow_logs(home), keep.logs_ms, now_s)
+    if of_airflow:
+        yield Step("logs", "delete", *tidying.remove_files(of_airflow, dry_run=dry_run), note="of Airflow")
+    if not dry_run:
+        leftovers.remove_empty(leftovers.airflow_logs(home), now_s)
+    yield from _folders("backtests", leftovers.old_backtests(home, keep.logs_ms, now_s), "of Airflow", dry_run=dry_run)
     for path in leftovers.long_logs(home):
         size = path.stat().st_size
         if not dry_run:
             leftovers.put_aside(path)
         yield Step("logs", "aside", 1, size, note=f"{path.name} begins anew, the rest is in {path.name}.1")
-    remains = leftovers.spark_remains(home, now_s)
-    if remains:
-        files = [path for folder in remains for path in folder.rglob("*") if path.is_file()]
-        count, size = tidying.remove_files(files, dry_run=dry_run)
-        if not dry_run:
-            leftovers.remove_folders(remains)
-        yield Step("spark", "delete", count, size, note="of a run that was killed")
+    yield from _folders("spark", leftovers.spark_remains(home, now_s), "of a run that was killed", dry_run=dry_run)
+
+
+def _folders(what: str, folders: list[Path], note: str, *, dry_run: bool) -> Iterator[Step]:
+    """Remove folders with all that is in them."""
+    if not folders:
+        return
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    count, size = tidying.remove_files(files, dry_run=dry_run)
+    if not dry_run:
+        leftovers.remove_folders(folders)
+    yield Step(what, "delete", count, size, note=note)

@@ -3,21 +3,23 @@
 **When**: every night, by itself; by hand when the disk fills.
 
 **What it changes**: joins small files, removes rows that are older than they are kept for (the settings `keep_...`), deletes
-files that nobody needs. The stream goes on.
+files that nobody needs. The stream goes on. Then Airflow's own: rows of its database (runs, results, its log of events) and logs
+of tasks that are older than `keep_logs`.
 
 **Red** means: the command refused or died; the first line says why. Given again, it goes on where it stopped.
 
 **To undo**: what retention has removed is gone. To keep more, change the settings before; `./fleet maintain --dry-run` shows what
-would go.
+would go of the home.
 """
 
 from datetime import timedelta
 
-from airflow.sdk import DAG
+from airflow.sdk import DAG, chain
 
 from fleetpulse.orchestration.assets import JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.orchestration.factory import fleet_dag
 from fleetpulse.orchestration.operators import STATE_POOL, FleetOperator
+from fleetpulse.orchestration.tidying import TidyAirflow
 
 
 def build(*, alarmed: bool = True) -> DAG:
@@ -25,7 +27,7 @@ def build(*, alarmed: bool = True) -> DAG:
     with fleet_dag(
         "fleet_maintain", __doc__, schedule="40 2 * * *", within=timedelta(hours=3), tags=["tables"], alarmed=alarmed
     ) as made:
-        FleetOperator(
+        maintain = FleetOperator(
             task_id="maintain",
             words=["maintain", "--json"],
             gives="rows",
@@ -33,6 +35,7 @@ def build(*, alarmed: bool = True) -> DAG:
             execution_timeout=timedelta(hours=2),
             outlets=[MESSAGES, JUDGEMENTS, STREAM_HEALTH],
         )
+        chain(maintain, TidyAirflow(task_id="tidy"))
     return made
 
 

@@ -150,7 +150,7 @@ class Settings(BaseSettings):
         keep_late: how long it keeps judgements of single messages (late, clock, duplicate, after_decommission, unknown_device,
             refused), but for what ``fleet amend`` is to look at. Transitions stay for ever: a device's mode is its newest one.
         keep_device_snapshots: how long it keeps snapshots, one a day; the newest stays.
-        keep_logs: how long it keeps the log of a process that writes nothing.
+        keep_logs: how long it keeps the log of a process that writes nothing, and what Airflow writes down of a run.
         keep_quality: how long it keeps what came of the looks at the data, in ``quality_results`` and ``quality_failures``.
         keep_quality_runs: of how many looks at the data the results and pages below ``quality`` are kept.
         keep_replaced: for how long it leaves files that others have replaced, and the log's old versions, to whoever is

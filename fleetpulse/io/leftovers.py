@@ -1,10 +1,12 @@
-"""What is no table and grows all the same: logs of processes, and what a killed Spark left on the disk.
+"""What is no table and grows all the same: logs of processes and of Airflow, pages, and what a killed Spark left on the disk.
 
 Rule: what a process may have open is never removed; a log that is long is put aside by copying, since its writer keeps it open.
 """
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +50,45 @@ def spark_remains(home: Home, now_s: float) -> list[Path]:
     return sorted(
         path for path in (home.path / "spark").glob("**/local/*") if path.is_dir() and now_s - path.stat().st_mtime > DAY_S
     )
+
+
+def airflow_logs(home: Home) -> Path:
+    """Return where the Airflow of ``./fleet up`` keeps the logs of its tasks and of its reading of the DAGs."""
+    return home.path / "airflow" / "logs"
+
+
+def old_files(folder: Path, keep_ms: int | None, now_s: float) -> list[Path]:
+    """Return the files anywhere below a folder that nobody has written to for longer than they are kept; all stay with None."""
+    if keep_ms is None:
+        return []
+    return sorted(path for path, at_s in _below(folder) if now_s - at_s > keep_ms / 1000)
+
+
+def old_backtests(home: Home, keep_ms: int | None, now_s: float) -> list[Path]:
+    """Return the folders of runs of ``fleet_backtest`` in which nothing was written for longer than they are kept."""
+    if keep_ms is None:
+        return []
+    runs = [path for path in (home.path / "airflow" / "fleet" / "backtests").glob("*") if path.is_dir() and not path.is_symlink()]
+    return sorted(
+        path for path in runs if now_s - max([path.stat().st_mtime, *(at_s for _, at_s in _below(path))]) > keep_ms / 1000
+    )
+
+
+def remove_empty(folder: Path, now_s: float) -> None:
+    """Remove the empty folders below a folder in which nothing has changed for a day: in a younger one a file may be made now."""
+    for at, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):  # it is not empty, or gone
+            if Path(at) != folder and now_s - Path(at).stat().st_mtime > DAY_S:
+                Path(at).rmdir()
+
+
+def _below(folder: Path) -> Iterator[tuple[Path, float]]:
+    """Give the files below a folder and when each was last written to, epoch seconds; links are passed over."""
+    for at, _, names in os.walk(folder):
+        for path in (Path(at, name) for name in names):
+            with suppress(FileNotFoundError):
+                if not path.is_symlink():
+                    yield path, path.stat().st_mtime
 
 
 def remove_folders(folders: list[Path]) -> None:

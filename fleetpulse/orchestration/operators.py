@@ -79,9 +79,10 @@ class FleetOperator(BaseOperator):
             AirflowFailException: it refused, or took too long: given again, it would again.
             AirflowException: it was ended, or could not be started: it may be tried again.
         """
-        line = self.place.line(given(words))
+        keeps = _MOST_RETURNED if self.gives in ("json", "rows") else None
+        line = self.line_of(given(words))
         self.log.info("%s", " ".join(line))
-        self._verb = Verb(line, self._say, keep_bytes=_MOST_RETURNED if self.gives in ("json", "rows") else None)
+        self._verb = Verb(line, self._say, keep_bytes=keeps, environment=self.environment())
         try:
             ended = self._verb.wait()
         except AirflowTaskTimeout:
@@ -92,6 +93,14 @@ class FleetOperator(BaseOperator):
             return ended
         leave(context, ended.reason())
         raise (AirflowFailException if ended.refused else AirflowException)(ended.reason())
+
+    def line_of(self, words: Sequence[str]) -> list[str]:
+        """Return the command line, as a person types it."""
+        return self.place.line(list(words))
+
+    def environment(self) -> dict[str, str] | None:
+        """Return what the command finds in its environment; None: ours, without what is Airflow's."""
+        return None
 
     def on_kill(self) -> None:
         """Stop the verb, and all that it started in its group."""

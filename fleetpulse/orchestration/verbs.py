@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,9 +70,17 @@ class Verb:
         line: program and words.
         say: is given each line as it comes, of a long one the beginning.
         keep_bytes: so much of standard output is kept, in whole lines; None keeps the newest lines, and long ones in pieces.
+        environment: its own; None gives it ours without what is Airflow's.
     """
 
-    def __init__(self, line: Sequence[str], say: Callable[[str], None], *, keep_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        line: Sequence[str],
+        say: Callable[[str], None],
+        *,
+        keep_bytes: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._say = say
         self._keep_bytes, self._kept_bytes = keep_bytes, 0
         self._out: deque[str] = deque(maxlen=_KEPT_LINES if keep_bytes is None else None)
@@ -83,7 +91,7 @@ class Verb:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={name: value for name, value in os.environ.items() if "AIRFLOW" not in name},  # its secrets are not the verb's
+            env=_without_airflow() if environment is None else environment,
             start_new_session=True,
         )
 
@@ -180,6 +188,11 @@ class _Lines:
         if self._rest:
             self._take(self._rest.decode(errors="replace"))
         self._rest.clear()
+
+
+def _without_airflow() -> dict[str, str]:
+    """Return our environment without what is Airflow's: its secrets are not the verb's."""
+    return {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
 
 
 def _to_group(leader: int, number: signal.Signals) -> None:

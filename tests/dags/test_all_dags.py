@@ -32,7 +32,7 @@ EDGES = {  # dag -> what follows what; a teardown has an edge from its setup as 
         "backtest": [],
         "backtest_on_spark": [],
     },
-    "fleet_maintain": {"maintain": []},
+    "fleet_maintain": ["maintain", "tidy"],
     "fleet_report": ["judged", "report"],
 }
 

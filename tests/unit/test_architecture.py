@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 ROOMS = {  # room -> what it may import besides the standard library and itself
     "fleetpulse/core": set(),
     "fleetpulse/columnar": {"fleetpulse.core", "numpy", "pyarrow", "numba"},
-    "fleetpulse/orchestration": {"airflow", "deltalake", "fastapi", "fleetpulse.core", "fleetpulse.io", "fleetpulse.ops"},
+    "fleetpulse/orchestration": {"airflow", "deltalake", "fastapi", "fleetpulse.core", "fleetpulse.io", "fleetpulse.ops"}
+    | {"fleetpulse.settings"},  # a task is an entry, where settings are read once
     "dags": {"airflow", "fleetpulse.core", "fleetpulse.orchestration"},
 }
 

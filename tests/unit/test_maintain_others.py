@@ -150,6 +150,32 @@ def test_snapshots_stay_one_a_day_and_each_that_stays_can_be_read(home: Home) ->
         DeltaTable(str(path), version=2).to_pyarrow_table()
 
 
+def test_old_logs_of_airflow_and_old_backtests_go_with_their_folders(home: Home) -> None:
+    airflow = home.path / "airflow"
+    backtests = airflow / "fleet" / "backtests"
+    old, young = airflow / "logs" / "dag_id=a" / "run_id=1" / "1.log", airflow / "logs" / "dag_id=a" / "run_id=2" / "1.log"
+    files = {old: 40, young: 10, backtests / "1" / "report.html": 40, backtests / "2" / "report.html": 10}
+    files |= {backtests / "2" / "policy.toml": 40, airflow / "passwords.json": 400}
+    for path, days in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("a line")
+        for one in (path, path.parent):
+            os.utime(one, (NOW_S - days * DAY_S, NOW_S - days * DAY_S))
+    (airflow / "logs" / "latest").symlink_to(old.parent)
+
+    def steps(*, dry_run: bool, days: int = 0) -> list[tuple[str, int, str]]:
+        done = maintain(home, KEEP, dry_run=dry_run, now_s=NOW_S + days * DAY_S)
+        return [(one.table, one.files, one.note) for one in done if one.note == "of Airflow"]
+
+    told = [("logs", 1, "of Airflow"), ("backtests", 1, "of Airflow")]
+    assert steps(dry_run=True) == told and all(path.exists() for path in files)
+    assert steps(dry_run=False) == told and steps(dry_run=False) == []
+    assert {path for path in files if path.exists()} == set(files) - {old, backtests / "1" / "report.html"}
+    assert [path.name for path in backtests.iterdir()] == ["2"]
+    os.utime(old.parent, (NOW_S - 2 * DAY_S, NOW_S - 2 * DAY_S))
+    assert steps(dry_run=False) == [] and not old.parent.exists() and young.exists()
+
+
 def test_old_and_long_logs_go_and_those_of_running_processes_stay(home: Home) -> None:
     for name, days in (("landing", 40), ("bridge", 40), ("lifecycle", 1)):
         path = home.logs / f"{name}.log"
