@@ -210,11 +210,9 @@ def _look(home: Home, suites: Sequence[Suite], state: State | None, subject: str
 
         for suite in suites:
             why = made.why_not(suite)
-            if why:
-                report.looked.append(_skipped(suite, why))
-                continue
-            report.looked.append(_evaluated(suite, made, expectations, how, spark_rows))
-        _write(home, report)
+            looked = _skipped(suite, why) if why else _evaluated(suite, made, expectations, how, spark_rows)
+            report.looked.append(looked)
+            _write(home, report, looked)  # who is broken off leaves what was found
         expectations.prune(how.keep)
         report.docs = expectations.build_docs()
     return report
@@ -260,19 +258,18 @@ def _shown(value: Any) -> Any:
     return format_instant(round(value.timestamp() * 1000)) if isinstance(value, datetime) else value
 
 
-def _write(home: Home, report: Report) -> None:
-    """Append what came of it to the tables."""
+def _write(home: Home, report: Report, looked: Looked) -> None:
+    """Append what came of a suite to the tables."""
     same = {"run_id": report.run_id, "began_at_ms": report.at_ms}
     results: list[dict[str, Any]] = []
     failures: list[dict[str, Any]] = []
-    for looked in report.looked:
-        for one in looked.findings:
-            known = {**same, "suite": one.suite, "expectation": one.expectation, "severity": one.severity}
-            counted = {"outcome": one.outcome, "rows": one.rows, "failed": one.failed, "why": one.why or None}
-            more = {"subject": report.subject, "engine": looked.engine or None, "took_ms": looked.took_ms}
-            results.append({**known, **counted, **more})
-            for key, says in one.examples:
-                failures.append({**known, "row_key": json.dumps(key, default=str), "detail": json.dumps(says, default=str)})
+    for one in looked.findings:
+        known = {**same, "suite": one.suite, "expectation": one.expectation, "severity": one.severity}
+        counted = {"outcome": one.outcome, "rows": one.rows, "failed": one.failed, "why": one.why or None}
+        more = {"subject": report.subject, "engine": looked.engine or None, "took_ms": looked.took_ms}
+        results.append({**known, **counted, **more})
+        for key, says in one.examples:
+            failures.append({**known, "row_key": json.dumps(key, default=str), "detail": json.dumps(says, default=str)})
     for table, rows in ((QUALITY_RESULTS, results), (QUALITY_FAILURES, failures)):
         delta.create(home, table)
         if rows:

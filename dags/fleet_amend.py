@@ -32,7 +32,7 @@ def build(*, alarmed: bool = True) -> DAG:
         "fleet_amend",
         __doc__,
         schedule=[LATE],
-        within=timedelta(minutes=50),
+        within=timedelta(hours=3),
         tags=["judgements"],
         params=FORM,
         alarmed=alarmed,
@@ -41,6 +41,7 @@ def build(*, alarmed: bool = True) -> DAG:
             task_id="amend",
             words=["amend", "--again-within=10m", "--device={{ params.device or '' }}", "--since={{ params.since or '' }}"],
             outlets=[JUDGEMENTS],
+            execution_timeout=timedelta(hours=2),  # what is done with by then stays done with
         )
     return made
 

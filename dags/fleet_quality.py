@@ -30,7 +30,7 @@ def build(*, alarmed: bool = True) -> DAG:
         "fleet_quality",
         __doc__,
         schedule=schedule,
-        within=timedelta(minutes=50),
+        within=timedelta(hours=3),
         tags=["quality"],
         params=FORM,
         alarmed=alarmed,
@@ -40,6 +40,7 @@ def build(*, alarmed: bool = True) -> DAG:
             words=["quality", "run", "--suite={{ params.suite or '' }}", "--json"],
             gives="json",
             outlets=[QUALITY_RESULTS],
+            execution_timeout=timedelta(hours=2),  # all of bronze is looked at
         )
         docs = BuildDocs(task_id="docs", trigger_rule="all_done")  # of what failed above all
         chain(check, docs, Outcome(task_id="outcome", of=["check", "docs"]))
