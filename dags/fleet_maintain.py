@@ -1,6 +1,6 @@
 """# Keep the home small
 
-**When**: every night, by itself; by hand when the disk fills.
+**When**: every night, by itself, unless a run changes the state then; by hand when the disk fills.
 
 **What it changes**: joins small files, removes rows that are older than they are kept for (the settings `keep_...`), deletes
 files that nobody needs. The stream goes on. Then Airflow's own: rows of its database (runs, results, its log of events) and logs
@@ -18,7 +18,7 @@ from airflow.sdk import DAG, chain
 
 from fleetpulse.orchestration.assets import JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.orchestration.factory import fleet_dag
-from fleetpulse.orchestration.operators import STATE_POOL, FleetOperator
+from fleetpulse.orchestration.operators import STATE_POOL, Recurring
 from fleetpulse.orchestration.tidying import TidyAirflow
 
 
@@ -27,7 +27,7 @@ def build(*, alarmed: bool = True) -> DAG:
     with fleet_dag(
         "fleet_maintain", __doc__, schedule="40 2 * * *", within=timedelta(hours=3), tags=["tables"], alarmed=alarmed
     ) as made:
-        maintain = FleetOperator(
+        maintain = Recurring(
             task_id="maintain",
             words=["maintain", "--json"],
             gives="rows",

@@ -1,6 +1,6 @@
 """# Copy the state
 
-**When**: every hour, by itself; by hand before anything risky.
+**When**: every hour, by itself, but for the time of a run that changes the state; by hand before anything risky.
 
 **What it changes**: adds a version to the table `device_snapshots`, if its rows pass the checks. The stream goes on.
 A bootstrap begins from one of these versions.
@@ -17,7 +17,7 @@ from airflow.sdk import DAG
 
 from fleetpulse.orchestration.assets import DEVICE_SNAPSHOTS
 from fleetpulse.orchestration.factory import fleet_dag
-from fleetpulse.orchestration.operators import STATE_POOL, FleetOperator
+from fleetpulse.orchestration.operators import STATE_POOL, Recurring
 
 
 def build(*, alarmed: bool = True) -> DAG:
@@ -25,7 +25,7 @@ def build(*, alarmed: bool = True) -> DAG:
     with fleet_dag(
         "fleet_snapshot", __doc__, schedule="7 * * * *", within=timedelta(minutes=50), tags=["state"], alarmed=alarmed
     ) as made:
-        FleetOperator(
+        Recurring(
             task_id="snapshot",
             words=["state", "snapshot", "--gate", "--json"],
             gives="json",

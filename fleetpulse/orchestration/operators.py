@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
 from fleetpulse.orchestration.assets import facts_of
 from fleetpulse.orchestration.pages import DataDocsLink
@@ -115,6 +115,29 @@ class FleetOperator(BaseOperator):
         for outlet in self.outlets:
             if name := getattr(outlet, "name", ""):
                 context["outlet_events"][outlet].extra.update(facts_of(self.place.home, name))
+
+
+class Recurring(FleetOperator):
+    """Run a verb that comes again by itself: on schedule it is left out while a run changes the state.
+
+    Between the tasks of such a run, and while one waits to be tried again, the pool has room, and the stream stands still.
+    """
+
+    def execute(self, context: Mapping[str, Any]) -> Any:
+        """Run it, unless it is left out.
+
+        Raises:
+            AirflowSkipException: a run has stopped the stream for a change; beside what `FleetOperator.execute` raises.
+        """
+        from fleetpulse.core.supervision import AIRFLOWS
+        from fleetpulse.io.desired import STOPPED, desired
+        from fleetpulse.io.home import Home
+
+        wanted = desired(Home(self.place.home))
+        by_a_run = wanted.what == STOPPED and wanted.by.startswith(AIRFLOWS)
+        if by_a_run and context["dag_run"].run_type == "scheduled":
+            raise AirflowSkipException(f"{wanted.by} has stopped the stream for a change: this comes again by itself")
+        return super().execute(context)
 
 
 class BuildDocs(FleetOperator):

@@ -5,12 +5,16 @@ import signal
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from fleetpulse.io.desired import STOPPED, desire
+from fleetpulse.io.home import Home
 from tests.airflows import OF_AIRFLOW, ROOT
 
 pytestmark = OF_AIRFLOW
@@ -39,6 +43,30 @@ def program(folder: Path, text: str) -> str:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
+
+
+@pytest.mark.parametrize(("by", "run_type", "left_out"), [
+    ("airflow fleet_migrate manual__1", "scheduled", True), ("airflow fleet_migrate manual__1", "manual", False),
+    ("./fleet stream stop", "scheduled", False), (None, "scheduled", False),
+])  # fmt: skip
+def test_what_comes_again_by_itself_stays_away_from_a_change(
+    by: str | None, run_type: str, left_out: bool, tmp_path: Path
+) -> None:
+    from airflow.sdk.exceptions import AirflowSkipException
+
+    from fleetpulse.orchestration.operators import Recurring
+
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    if by is not None:
+        desire(home, STOPPED, by)
+    command = program(tmp_path, "echo '{}'; touch " + str(tmp_path / "ran"))
+    task = Recurring(task_id="a", words=["maintain"], gives="json", place=place(home.path, command))
+    context = Context()
+    context["dag_run"] = SimpleNamespace(run_type=run_type)
+    with pytest.raises(AirflowSkipException, match="fleet_migrate") if left_out else nullcontext():
+        task.execute(context)
+    assert (tmp_path / "ran").exists() is not left_out
 
 
 def test_the_first_line_of_a_failure_is_the_sentence_of_the_command_and_it_is_not_tried_again(tmp_path: Path) -> None:
