@@ -82,12 +82,14 @@ def _judged_to(home: Home, known_ms: int) -> int:
     from fleetpulse.ops import reports
     from fleetpulse.ops.rewind import judged_between
 
-    now_ms = reports.frontier_ms(home, judged_ms(home))
+    deployment = home.deployment()
+    frontier_ms = reports.frontier_ms(home, judged_ms(home))
+    now_ms = None if frontier_ms is None else deployment.said_through_ms(frontier_ms)
     if now_ms is None or known_ms == END_OF_TIME_MS:
         return -1 if now_ms is None else now_ms
     first, _ = judged_between(home)
     by_then = reports.listening(home, known_ms) if first is not None and instant_ms(first) <= known_ms else None
-    return -1 if by_then is None or by_then.frontier_ms is None else min(by_then.frontier_ms, now_ms)
+    return -1 if by_then is None or by_then.frontier_ms is None else min(deployment.said_through_ms(by_then.frontier_ms), now_ms)
 
 
 def _judged_when(home: Home, known_ms: int) -> str:

@@ -133,7 +133,8 @@ def _spans(before: dict[str, Any] | None, change: dict[str, Any]) -> list[dict[s
     """Return the mode that a transition led to; before the first of a life the one with which that begins, if it lasted."""
     spans: list[dict[str, Any]] = []
     if (before is None or before["life_ms"] != change["life_ms"]) and change["life_ms"] < change["at_ms"]:
-        spans.append(_span(Mode.PROVISIONED, change["life_ms"], reason="registered", life_ms=change["life_ms"]))
+        reason = "registered" if change["from_mode"] == Mode.PROVISIONED else "in a list of devices that the fleet began with"
+        spans.append(_span(change["from_mode"], change["life_ms"], reason=reason, life_ms=change["life_ms"]))
     names = ("trigger", "transition_no", "life_ms", "policy_version", "judged_at", "site", "device_class", "gateway")
     told = {name: change[name] for name in names}
     errors = json.loads(change["last_errors"] or "[]")

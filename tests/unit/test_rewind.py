@@ -12,11 +12,12 @@ from fleetpulse.core.messages import Row
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.tables import DEVICES, JUDGEMENTS
-from fleetpulse.core.times import format_instant
+from fleetpulse.core.times import END_OF_TIME_MS, format_instant
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
+from fleetpulse.ops.rewind import Moment, life
 from tests.histories import START, judgement_entry, registry_entries, row, signal, tick
-from tests.homes import landed_home
+from tests.homes import Judged, empty, landed_home
 
 pytestmark = pytest.mark.unit
 DEPLOYMENT = Deployment(10_000)
@@ -135,3 +136,29 @@ def test_what_cannot_be_told_is_said_with_what_to_do(home: Home, tmp_path: Path)
     empty.prepare(DEPLOYMENT)
     with pytest.raises(FleetError, match="has no history; play one with"):
         _ask(empty, 0)
+
+
+def test_a_device_that_a_list_brought_in_is_in_the_mode_that_its_first_written_transition_ended(tmp_path: Path) -> None:
+    listed = empty(tmp_path / "listed", Deployment(10_000))
+    said = {
+        "kind": "transition",
+        "device_id": "pump",
+        "site": "site",
+        "device_class": "default",
+        "trigger": "signal",
+        "judged_at_ms": START,
+    }
+    said |= {"life_ms": START, "event_time_ms": START + 300_000, "transition_no": 2, "from_mode": "offline", "to_mode": "online"}
+    delta.append(listed, JUDGEMENTS, delta.to_table(JUDGEMENTS, [said]), "test", 1)
+    moment = Moment(START + 400_000, END_OF_TIME_MS, START + 390_000)
+    assert [(one["mode"], one["since_ms"], one["lasted_ms"]) for one in life(listed, "pump", moment)] == [
+        ("offline", START, 300_000),
+        ("online", START + 300_000, 90_000),
+    ]
+
+
+def test_what_a_jitter_may_hold_back_was_not_judged_by_then(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    judged = Judged(empty(tmp_path / "jittered", Deployment(10_000, verdict_jitter_ms=600_000)))
+    judged.take(*(signal(at, "pump") for at in range(0, 4001, 100)))
+    _ask(judged.home, 3500, json_lines=False)
+    assert f"judged by then: up to {_at(3390)}" in capsys.readouterr().out
