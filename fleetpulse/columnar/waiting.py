@@ -1,6 +1,7 @@
 """What waits for its time: chunks that are written once, read when they come due, and deleted.
 
-Rule 1: a chunk holds rows of one span of event time, so that few are open at a time; it is never rewritten.
+Rule 1: a chunk holds rows of one span of event time, so that few are open at a time; it is rewritten only where many wait for
+a frontier that stands still, as in a gap that is open: then the smallest are joined.
 Rule 2: a row is due in the call that moves the frontier past it: what lies at or before the frontier before has been judged.
 """
 
@@ -16,6 +17,9 @@ from fleetpulse.columnar.blocks import SIGNAL_SCHEMA, from_bytes, to_bytes
 from fleetpulse.columnar.choosing import filtered, taken
 from fleetpulse.columnar.wire import from_wire, to_wire
 
+Read = Callable[[int], bytes]
+MOST: Final = 64  # chunks of signals, before some are joined
+_LARGE: Final = 262_144  # rows of a chunk that is joined to no other
 _SPANS: Final = 8  # of a chunk in the allowed lateness, where batches are shorter than that
 
 
@@ -85,8 +89,34 @@ class Waiting:
             part = batch.slice(begin, end - begin)
             yield chunk.number, to_wire(part) if signals else to_bytes(part)
 
+    def join(
+        self, through_ms: int | None, before: int, read: Callable[[int], bytes]
+    ) -> tuple[list[tuple[int, bytes]], list[int]]:
+        """Join the smallest chunks of signals where there are many.
+
+        Args:
+            through_ms: the frontier: what lies at or before it has been judged.
+            before: the number from which on chunks cannot be read yet.
+            read: returns a chunk by its number.
+
+        Returns:
+            The chunk to be kept, with its number, and the numbers of those that are in it; none of either where few wait.
+        """
+        known = [chunk for chunk in self.chunks if chunk.signals and chunk.number < before and chunk.rows <= _LARGE]
+        if len(known) <= MOST:
+            return [], []
+        small = sorted(known, key=lambda chunk: (chunk.rows, chunk.number))[: MOST // 2]
+        whole = pa.concat_batches([from_wire(read(chunk.number)) for chunk in small])
+        if through_ms is not None:
+            whole = filtered(whole, whole["event_time_ms"].to_numpy() > through_ms)
+        event_ms, gone = whole["event_time_ms"].to_numpy(), [chunk.number for chunk in small]
+        joined = Chunk(self.written, int(event_ms.min()), int(event_ms.max()), whole.num_rows, signals=True)
+        self.chunks = [*(chunk for chunk in self.chunks if chunk.number not in gone), joined]
+        self.written += 1
+        return [(joined.number, to_wire(whole))], gone
+
     def take(
-        self, after_ms: int | None, through_ms: int, read: Callable[[int], bytes]
+        self, after_ms: int | None, through_ms: int, read: Read
     ) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch], list[int]]:
         """Take what is due.
 

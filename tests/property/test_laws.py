@@ -1,7 +1,7 @@
 """A verdict is a pure function of the rows received: not of batches, restarts, copies or order."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetpulse.columnar import waiting
 from fleetpulse.columnar.blocks import is_signal, signals_to_batch
 from fleetpulse.columnar.group import KeyGroup, begin
 from fleetpulse.columnar.told import said_by
@@ -220,3 +221,17 @@ def test_a_reason_shows_what_was_said_as_far_as_it_can_be_written() -> None:
     reasons = [one.reason or "" for one in told]
     assert [one.isprintable() and 0 < len(one) <= MAX_REASON for one in reasons] == [True, True]
     assert in_batches(rows, [], Deployment(1_000), 1) == compared(replay(rows, Deployment(1_000)))
+
+
+@pytest.fixture
+def joins_at_once() -> Iterator[None]:
+    """Let chunks be joined as soon as there are three."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(waiting, "MOST", 2)
+        yield
+
+
+@pytest.mark.usefixtures("joins_at_once")
+@given(histories(), st.lists(st.integers(0, 60), min_size=8, max_size=40), DEPLOYMENTS, st.integers(1, 2))
+def test_joining_what_waits_changes_no_judgement(rows: list[Row], cuts: list[int], deployment: Deployment, groups: int) -> None:
+    assert in_batches(rows, cuts, deployment, groups) == compared(replay(rows, deployment))
