@@ -133,10 +133,10 @@ def unpacked(blocks: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, list[Row]
 
 
 def _on_spark(question: Question, pieces: Sequence[Piece], key_groups: int) -> Found:
-    from fleetpulse.io.spark import spark_session
+    from fleetpulse.io.spark import Size, spark_session
 
     with TemporaryDirectory(prefix="fleet-backtest-") as folder:
-        session = spark_session("fleetpulse-backtest", local_dir=Path(folder), cores=max(2, os.cpu_count() or 1))
+        session = spark_session("fleetpulse-backtest", local_dir=Path(folder), size=Size(max(2, os.cpu_count() or 1)))
         try:
             return on_spark(session, question, slices_of(pieces), key_groups)
         finally:

@@ -30,6 +30,8 @@ from fleetpulse.io.suite_rows import SparkRows, on_spark, opened
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from fleetpulse.io.spark import Size
+
 SPARK_FROM_ROWS: Final = 200_000  # of a suite: below it pandas is done before Spark has started
 PASSED, FAILED, SKIPPED, FAULT = "passed", "failed", "skipped", "fault"
 _PANDAS, _SPARK = "pandas", "spark"
@@ -277,7 +279,7 @@ def _write(home: Home, report: Report, looked: Looked) -> None:
 
 
 @contextmanager
-def lazy_session(home: Home) -> Iterator[Session]:
+def lazy_session(home: Home, size: "Size") -> Iterator[Session]:
     """Give what starts a Spark session when it is first asked for one, and stops it at the end."""
     from batch.session import batch_session
 
@@ -286,7 +288,7 @@ def lazy_session(home: Home) -> Iterator[Session]:
 
         def session() -> "SparkSession":
             if not started:
-                started.append(stack.enter_context(batch_session(home)))
+                started.append(stack.enter_context(batch_session(home, size)))
             return started[0]
 
         yield session

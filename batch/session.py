@@ -16,23 +16,23 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoint import relocate_each
 from fleetpulse.io.home import Home
 from fleetpulse.io.locks import held, holder
-from fleetpulse.io.spark import spark_session
+from fleetpulse.io.spark import Size, spark_session
 
 _PREFIX = "batch-"
 _LOCK = "lock"
 
 
 @contextmanager
-def batch_session(home: Home, memory: str = "1g") -> Iterator[SparkSession]:
+def batch_session(home: Home, size: Size) -> Iterator[SparkSession]:
     """Give a session beside the lifecycle job's; what one that was killed has left behind is removed.
 
     Args:
         home: in whose folder it writes what it can lose.
-        memory: heap of the JVM.
+        size: what it may take of the machine.
     """
     with _own_folder(home.path / "spark") as own:
         with _into(home.logs / "batch.log"):
-            session = spark_session("fleetpulse-batch", local_dir=own, memory=memory)
+            session = spark_session("fleetpulse-batch", local_dir=own, size=size)
         try:
             yield session
         finally:

@@ -42,7 +42,7 @@ from fleetpulse.io.generations import Generation
 from fleetpulse.io.java import cache_dir
 from fleetpulse.io.lifecycle_query import Begin, judged
 from fleetpulse.io.registry import initial_state
-from fleetpulse.io.spark import spark_session
+from fleetpulse.io.spark import Size, spark_session
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 ROOT: Final = Path(__file__).parents[1]
@@ -109,7 +109,7 @@ def _in_a_process(work: Path, devices: int, jitter_ms: int) -> list[dict[str, An
 def run_cases(work: Path, devices: int, jitter_ms: int) -> None:
     """Run warm-up and both cases; print a row a case as JSON."""
     extra = {"spark.sql.streaming.numRecentProgressUpdates": _REPORTS}
-    spark = spark_session("bench-expiry", local_dir=work / "spark", memory=MEMORY, extra=extra)
+    spark = spark_session("bench-expiry", local_dir=work / "spark", size=Size(memory=MEMORY), extra=extra)
     _land(work / "few", _ticks(0))
     _land(work / "many", _ticks(jitter_ms))
     _run(spark, work / "few", work / "warm", WARMING_DEVICES, 0)

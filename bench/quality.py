@@ -34,6 +34,7 @@ from fleetpulse.io import delta
 from fleetpulse.io.home import Home
 from fleetpulse.io.slices import blocks_of, pieces_of, slices_of
 from fleetpulse.io.snapshot_table import Taken
+from fleetpulse.io.spark import Size
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _DAY: Final = Load(devices=230, leaving=1)  # a message each in 20 s: 1,000,000 a day
@@ -63,7 +64,7 @@ def bench_quality(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[s
         judged = _judge(home)
         made = read(tree)
         say(f"{judged:,} judgements; looking at them")
-        with lazy_session(home) as session:
+        with lazy_session(home, Size()) as session:
             report = run(home, session=session)
             told = read(tree)
         for one in report.looked:

@@ -31,6 +31,7 @@ from fleetpulse.io.generations import Generation, Generations, save_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.lifecycle_query import start
 from fleetpulse.io.snapshot_table import find_snapshot, snapshots
+from fleetpulse.io.spark import Size
 
 BAR: Final = 3.0
 _DEVICES: Final = 1_000_000
@@ -63,7 +64,7 @@ def bench_state(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[str
     place = Path(tempfile.mkdtemp(prefix="fleet-bench-state-"))
     try:
         home = _judged(Home(place / "home"), devices, say)
-        with batch_session(home, "4g") as spark, Meter() as meter:
+        with batch_session(home, Size(memory="4g")) as spark, Meter() as meter:
             yield from _measured(spark, home, devices, meter, say)
     finally:
         shutil.rmtree(place, ignore_errors=True)

@@ -33,6 +33,7 @@ def drill(
     from batch.drill import STEPS, disturbed
     from batch.session import batch_session
     from cli.replaying import replay
+    from fleetpulse.io.spark import Size
 
     console = Console(stderr=True)
 
@@ -46,7 +47,7 @@ def drill(
         replay(first, recording, Policy(), Deployment(allowed_lateness_ms=parse_duration_ms(lateness)), None)
         say("the disturbed run")
         second.prepare(first.deployment())
-        with batch_session(second) as spark:
+        with batch_session(second, Size()) as spark:
             disturbed(spark, second, first, say)
         want, got = told(first), told(second)
         differ = [{**one, "side": "disturbed" if one["side"] == "told" else "undisturbed"} for one in differences(got, want)]

@@ -133,10 +133,11 @@ def landing(home: HomeOption, parent: ParentOption = None) -> None:
 @jobs.command("lifecycle")
 def lifecycle(home: HomeOption, parent: ParentOption = None) -> None:
     """From bronze to judgements."""
+    from cli.sizes import size_of
     from fleetpulse.settings import load_settings
     from streaming.lifecycle import run_lifecycle
 
-    run_lifecycle(Home(home), _begin(parent), load_settings(home).keep_stream_health)
+    run_lifecycle(Home(home), _begin(parent), load_settings(home).keep_stream_health, size_of(Home(home)))
 
 
 @jobs.command("airflow")

@@ -9,6 +9,7 @@ import typer
 
 from cli.options import DEFAULT_HOME, HomeOption, JsonOption
 from cli.output import as_json, as_table, console
+from cli.sizes import size_of
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.laws import SUITES
 from fleetpulse.io.home import Home
@@ -178,7 +179,7 @@ def _sessions(home: Home, engine: str | None) -> "Iterator[Session]":
 
     if engine not in (None, "pandas", "spark"):
         raise Misuse(f'--engine is pandas or spark; got "{engine}"')
-    with lazy_session(home) as session:
+    with lazy_session(home, size_of(home)) as session:
         yield session
 
 

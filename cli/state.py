@@ -16,6 +16,7 @@ from rich.table import Table
 from cli import generations
 from cli.options import DEFAULT_HOME, DryOption, HomeOption, JsonOption
 from cli.output import console
+from cli.sizes import size_of
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import format_instant, parse_duration_ms, parse_instant_ms
@@ -80,7 +81,7 @@ def _session(home: Home, *, dry: bool, changes: bool, holds: bool = False) -> "I
         @cache
         def session() -> "SparkSession":
             _say("starting Spark")
-            return stack.enter_context(batch_session(named))
+            return stack.enter_context(batch_session(named, size_of(home)))
 
         try:
             yield Work(session, named, _say, dry, holds)

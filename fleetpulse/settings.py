@@ -23,6 +23,8 @@ _LONGEST_JITTER_MS: Final = 86_400_000
 DEFAULT_SYNC: Final = "1s"
 FOREVER: Final = "forever"
 _DAY_MS: Final = 86_400_000
+_HEAP: Final = re.compile(r"([1-9][0-9]{0,5})([mg])")
+_LEAST_HEAP_MB: Final = 512
 
 
 def _to_ms(value: Any) -> int:
@@ -77,6 +79,13 @@ def _is_bounded(jitter_ms: int) -> int:
             f'verdicts are held back for {format_duration(_LONGEST_JITTER_MS)} at most; write a jitter such as "10m"'
         )
     return jitter_ms
+
+
+def _is_heap(value: str) -> str:
+    found = _HEAP.fullmatch(value)
+    if found is None or int(found[1]) * (1 if found[2] == "m" else 1_024) < _LEAST_HEAP_MB:
+        raise ValueError(f'a heap is {_LEAST_HEAP_MB}m at the least, in megabytes or gigabytes; write such as "4g"')
+    return value
 
 
 def _are_bridges(bridges: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -137,6 +146,9 @@ class Settings(BaseSettings):
             as ``security.protocol``. In the file a table, ``[kafka]``; in the environment JSON. A home that takes from Kafka
             stays so.
         bridge_lease: how long one of several bridges may say nothing before the others go on without it: a gap is then open.
+        cores: cores that the lifecycle job takes, and each verb that reads or moves its state. The job's first batch divides the
+            state into as many partitions: ``fleet state repartition`` divides it anew.
+        heap: memory of the JVM of each of them, such as ``4g``; their Python workers take theirs beside it (``fleet plan``).
         state_store: where Spark keeps state: ``rocksdb``; asking for ``hdfs`` is refused with the reason.
         restarts: how often ``fleet up`` starts a process that died again by itself, within ten minutes. The lifecycle job is then
             left to who supervises it, where somebody does; otherwise the run ends.
@@ -170,6 +182,8 @@ class Settings(BaseSettings):
     bridges: Annotated[dict[str, tuple[str, ...]], AfterValidator(_are_bridges)] = {}
     kafka: Annotated[dict[str, str], BeforeValidator(_flat), Field(repr=False)] = {}
     bridge_lease: Annotated[Milliseconds, Field(ge=1_000)] = "15s"  # pyright: ignore[reportAssignmentType]
+    cores: Annotated[int, Field(ge=1, le=1_024)] = 2
+    heap: Annotated[str, AfterValidator(_is_heap)] = "1g"
     state_store: Annotated[str, AfterValidator(_is_usable)] = "rocksdb"
     restarts: Annotated[int, Field(ge=0, le=1_000)] = 5
     stale_after: Annotated[Milliseconds, Field(ge=1_000)] = "10m"  # pyright: ignore[reportAssignmentType]

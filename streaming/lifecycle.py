@@ -15,20 +15,21 @@ from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.io.lifecycle_query import start
 from fleetpulse.io.process import Stop, write_status
-from fleetpulse.io.spark import spark_session
-from fleetpulse.io.stream_health import KEPT_MS, StreamHealth
+from fleetpulse.io.spark import Size, spark_session
+from fleetpulse.io.stream_health import StreamHealth
 
 _LOG: Final = structlog.get_logger("lifecycle")
 _WARM_LIMIT_S: Final = 60.0
 
 
-def run_lifecycle(home: Home, stop: Stop, health_kept_ms: int | None = KEPT_MS) -> None:
+def run_lifecycle(home: Home, stop: Stop, health_kept_ms: int | None, size: Size) -> None:
     """Run the job of a home until stopped.
 
     Args:
         home: the home.
         stop: when to end.
         health_kept_ms: how long the rows of `stream_health` are kept; None for ever.
+        size: what it may take of the machine.
 
     Raises:
         FleetError: the query failed; its own words are in the log.
@@ -42,13 +43,13 @@ def run_lifecycle(home: Home, stop: Stop, health_kept_ms: int | None = KEPT_MS) 
         if stop.wait(0.5):
             return
     with home.state_held("the lifecycle job"):
-        _run(home, stop, health_kept_ms)
+        _run(home, stop, health_kept_ms, size)
 
 
-def _run(home: Home, stop: Stop, health_kept_ms: int | None) -> None:
+def _run(home: Home, stop: Stop, health_kept_ms: int | None, size: Size) -> None:
     warming = threading.Thread(target=warm, name="warm", daemon=True)
     warming.start()  # while the JVM starts; the first batch's workers find it done instead of each doing it
-    spark = spark_session("fleetpulse-lifecycle", local_dir=home.path / "spark")
+    spark = spark_session("fleetpulse-lifecycle", local_dir=home.path / "spark", size=size)
     warming.join(_WARM_LIMIT_S)
     health = StreamHealth(home, home.generation().number, health_kept_ms)
     query = start(spark, home)

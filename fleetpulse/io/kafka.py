@@ -31,7 +31,7 @@ from fleetpulse.io.jars import JARS, KAFKA_JARS, resolve_jars
 from fleetpulse.io.kafka_options import Canaries, KafkaOptions, Record, in_order, is_loss, is_silence, topic_of
 from fleetpulse.io.line import Pauses
 from fleetpulse.io.receiver import POLL_BYTES, POLL_MESSAGES, Arrived, Token
-from fleetpulse.io.spark import settings, spark_session
+from fleetpulse.io.spark import Size, settings, spark_session
 
 _LOG: Final = structlog.get_logger("kafka")
 BATCH: Final = 4_000  # records: all of a batch are in memory at once
@@ -269,7 +269,7 @@ class KafkaReceiver:
 
     def _session(self) -> SparkSession:
         jars = os.pathsep.join(str(jar) for jar in resolve_jars(jars=(*JARS, *KAFKA_JARS)))
-        usual = settings(self._local_dir, 1, HEAP)["spark.driver.extraJavaOptions"]
+        usual = settings(self._local_dir, Size(1, HEAP))["spark.driver.extraJavaOptions"]
         extra = {
             "spark.driver.extraClassPath": jars,
             "spark.sql.extensions": "",  # Delta's cost a start, and nothing here is a table
@@ -280,7 +280,7 @@ class KafkaReceiver:
             "spark.sql.streaming.stopTimeout": str(int(CLOSE_S * 500)),
             "spark.sql.pyspark.jvmStacktrace.enabled": "true",  # the cause of an error is in it
         }
-        spark = spark_session("fleet kafka", local_dir=self._local_dir, cores=1, memory=HEAP, extra=extra)
+        spark = spark_session("fleet kafka", local_dir=self._local_dir, size=Size(1, HEAP), extra=extra)
         spark.sparkContext.setLogLevel("OFF")  # a trace at each try, for hours; what it means is said by us
         spark.streams.addListener(_Looks(self))
         return spark

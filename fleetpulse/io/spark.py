@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,12 +28,25 @@ _FOLDER: Final = "spark.fleetpulse.folder"
 _LOG4J: Final = Path(__file__).parents[2] / "infra" / "spark" / "log4j2.properties"
 
 
-def settings(local_dir: Path, cores: int, memory: str) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a session may take of the machine.
+
+    Attributes:
+        cores: threads, and shuffle partitions.
+        memory: heap of the JVM, as Java writes it; Python's workers take theirs beside it.
+    """
+
+    cores: int = 2
+    memory: str = "1g"
+
+
+def settings(local_dir: Path, size: Size) -> dict[str, str]:
     """Return the settings of a session, each with its reason."""
     state = "spark.sql.streaming.stateStore"
     return {
-        "spark.master": f"local[{cores}]",
-        "spark.driver.memory": memory,
+        "spark.master": f"local[{size.cores}]",
+        "spark.driver.memory": size.memory,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",  # a port that nobody asked for
@@ -52,7 +66,7 @@ def settings(local_dir: Path, cores: int, memory: str) -> dict[str, str]:
         "spark.databricks.delta.snapshotCache.storageLevel": "NONE",  # a sink reads each version's state once
         # Statistics of a row's first columns are worth their cost: what is looked for is a device, a site or a time.
         "spark.databricks.delta.properties.defaults.dataSkippingNumIndexedCols": str(INDEXED_COLUMNS),
-        "spark.sql.shuffle.partitions": str(cores),  # fixed with a checkpoint's first batch
+        "spark.sql.shuffle.partitions": str(size.cores),  # fixed with a checkpoint's first batch
         "spark.shuffle.compress": "false",  # blocks are compressed where they are packed
         # A batch with its Delta tables takes more than the default's hundred classes: each batch compiled five of them anew.
         "spark.sql.codegen.cache.maxEntries": "1000",
@@ -76,16 +90,13 @@ def folder_of(spark: SparkSession) -> Path:
     return Path(str(spark.conf.get(_FOLDER)))
 
 
-def spark_session(
-    app_name: str, *, local_dir: Path, cores: int = 2, memory: str = "1g", extra: Mapping[str, str] | None = None
-) -> SparkSession:
+def spark_session(app_name: str, *, local_dir: Path, size: Size = Size(), extra: Mapping[str, str] | None = None) -> SparkSession:
     """Start a session, or return the one that this process has.
 
     Args:
         app_name: shown in logs.
         local_dir: where Spark may write what it can lose.
-        cores: threads, and shuffle partitions.
-        memory: heap of the JVM.
+        size: what it may take of the machine.
         extra: further settings, which win.
 
     Raises:
@@ -101,7 +112,7 @@ def spark_session(
     # Wins over spark.local.dir, which would print a warning that it may be overridden by just this.
     os.environ["SPARK_LOCAL_DIRS"] = str(local_dir / "local")
     builder = SparkSession.builder.appName(app_name)
-    for name, value in {**settings(local_dir, cores, memory), **(extra or {})}.items():
+    for name, value in {**settings(local_dir, size), **(extra or {})}.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     _ = session.streams.active  # state is read with the help of an endpoint that is there from the first look at queries on

@@ -91,12 +91,16 @@ class BacktestOnSpark(SparkSubmitOperator):
             AirflowFailException: the verb refused; the first line is its sentence.
         """
         from fleetpulse.io.java import find_java
-        from fleetpulse.io.spark import settings
+        from fleetpulse.io.spark import Size, settings
+        from fleetpulse.settings import load_settings
 
+        wanted = load_settings(self.place.home)
         folder = folder_of(self.place.notes, self.run_name)
         words = [*self.words, *files(self.place, self.run_name)]
         self.application_args = [*given(words), "--home", str(self.place.home)]
-        self.conf = {name: value for name, value in settings(folder, 2, "1g").items() if name != "spark.master"}
+        self.conf = {
+            name: value for name, value in settings(folder, Size(wanted.cores, wanted.heap)).items() if name != "spark.master"
+        }
         self.env_vars = {
             **{name: "" for name in os.environ if "AIRFLOW" in name},  # its secrets are not the verb's
             "JAVA_HOME": str(find_java()),

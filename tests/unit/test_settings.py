@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from cli.sizes import size_of
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
+from fleetpulse.io.home import Home
+from fleetpulse.io.spark import Size, settings
 from fleetpulse.settings import load_settings
 
 
@@ -68,3 +71,19 @@ def test_another_word_for_when_the_broker_syncs_is_refused(tmp_path: Path) -> No
 
 def test_rocksdb_is_the_state_store(tmp_path: Path) -> None:
     assert load_settings(tmp_path).state_store == "rocksdb"
+
+
+def test_a_home_says_how_much_of_the_machine_a_session_takes(tmp_path: Path) -> None:
+    assert size_of(Home(tmp_path)) == Size(2, "1g")
+    (tmp_path / "settings.toml").write_text('cores = 8\nheap = "6g"\n')
+    wanted = settings(tmp_path, size_of(Home(tmp_path)))
+    named = ("spark.master", "spark.sql.shuffle.partitions", "spark.driver.memory")
+    assert [wanted[name] for name in named] == ["local[8]", "8", "6g"]
+
+
+@pytest.mark.parametrize("given", ["6", "6G", "511m", "0g", "6gb", "-1g"])
+def test_a_heap_that_java_would_not_take_or_that_is_too_small_is_refused(given: str, tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text(f'heap = "{given}"\ncores = 0\n')
+    with pytest.raises(FleetError, match=f"heap: .*512m at the least.*got '{given}'") as caught:
+        load_settings(tmp_path)
+    assert "cores" in str(caught.value)
