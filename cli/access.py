@@ -53,6 +53,7 @@ def revoke(name: Annotated[str, typer.Argument(help="User name.")], home: HomeOp
 @access.command("list")
 def show(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> None:
     """Show who may come in."""
+    Home(home).record()
     rows: list[dict[str, Any]] = [
         {"name": one.name, "role": one.role.value, "speaks_for": [*one.devices, *one.nodes]}
         for one in rules.grants(Home(home).broker)
@@ -68,7 +69,7 @@ def show(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> Non
     if rows:
         console().print(table)
     else:
-        typer.echo("nobody but ourselves may come in; let a device in with: fleet access grant DEVICE_ID", err=True)
+        typer.echo("nobody but ourselves may come in; let a device in with: ./fleet access grant DEVICE_ID", err=True)
 
 
 @access.command("rules")
@@ -77,6 +78,7 @@ def rules_for(
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Print the rules for a broker of your own; passwords are hashes, and ours is left out."""
+    Home(home).record()
     known = rules.grants(Home(home).broker)
     ours = BrokerAddress("", 0, rules.OURS, "REPLACE-THIS")
     typer.echo(rules.mosquitto_rules(known) if mosquitto else rules.nats_rules(ours, known), nl=False)

@@ -73,7 +73,8 @@ def _about(home: Path, command: Command, done: str) -> None:
     opened = Home(home)
     opened.record()
     if not reports.is_known(opened, device_id) and device_id not in commanded(opened):
-        typer.echo(f'fleet: note: no device "{device_id}" was registered or heard so far; see: ./fleet devices', err=True)
+        note = f'no device "{device_id}" was registered or heard so far; see: ./fleet devices --home {home}'
+        typer.echo(f"fleet: note: {note}", err=True)
     _give(home, [command], done)
 
 

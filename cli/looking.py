@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cli.options import DEFAULT_HOME, HomeOption, RowsOption
+from cli.options import DEFAULT_HOME, HomeOption, RowsOption, check_mode
 from cli.output import as_json, as_table, cell, console, instant_ms, measure, plain_row, show
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import Verdict
@@ -166,6 +166,7 @@ def devices(
     from fleetpulse.ops import present, reports
 
     opened = _opened(home)
+    check_mode(mode, "unjudged")
     rows = present.devices(opened, reports.frontier_ms(opened, judged_ms(opened)), mode)
     columns = ("device_id", "mode", "since", "last_seen", "site", "device_class", "transitions", "messages", "reason")
     left_out = f"the {last:,} of {len(rows):,} whose mode changed last" if len(rows) > last else ""
@@ -264,7 +265,8 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
 
     standing = reports.standing(home, device_id, judged_ms(home))
     if standing is None:
-        raise FleetError(f'no device "{device_id}" was registered or heard in "{home.path}"; list them with: ./fleet devices')
+        listed = f"list them with: ./fleet devices --home {home.path}"
+        raise FleetError(f'no device "{device_id}" was registered or heard in "{home.path}"; {listed}')
     if json_lines:
         away = [plain_row(one) for one in standing.unreachable]
         as_json([{**standing.summary, "timeline": [plain_row(row) for row in standing.transitions], "unreachable": away}])

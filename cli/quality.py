@@ -124,7 +124,7 @@ def results(
     elif json_lines:
         rows, columns, title = results_of(opened, last), (), ""
     else:
-        columns, title = ("began_at", "subject", "passed", "failed", "skipped", "fault", "first"), "looks at the data"
+        columns, title = ("began_at", "subject", "suites", "passed", "failed", "skipped", "fault", "first"), "looks at the data"
         rows = looks(opened, last)
     if json_lines:
         as_json(rows)

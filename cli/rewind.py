@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.looking import judged_ms
-from cli.options import DEFAULT_HOME, HomeOption, RowsOption
+from cli.options import DEFAULT_HOME, HomeOption, RowsOption, check_mode
 from cli.output import as_json, as_table, cell, console, instant_ms
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import END_OF_TIME_MS, format_duration, format_instant, parse_instant_ms
@@ -36,6 +36,7 @@ def rewind(
     """Show every device's mode at an instant, or how one device came to its own."""
     from fleetpulse.ops import rewind as reports
 
+    check_mode(mode)
     opened = Home(home)
     opened.record()
     moment = _moment(opened, parse_instant_ms(to), known)
@@ -111,10 +112,11 @@ def _nothing_of(home: Home, device: str, moment: Any) -> str:
     from fleetpulse.ops import reports
 
     if not reports.is_known(home, device):
-        return f'no device "{device}" was registered or heard in "{home.path}"; list them with: ./fleet devices'
+        listed = f"list them with: ./fleet devices --home {home.path}"
+        return f'no device "{device}" was registered or heard in "{home.path}"; {listed}'
     changes = reports.transitions(home, device)
     if not changes:
-        return f'nothing has been judged of "{device}"; see why with: ./fleet device {device}'
+        return f'nothing has been judged of "{device}"; see why with: ./fleet device {device} --home {home.path}'
     if moment.known_ms != END_OF_TIME_MS and instant_ms(changes[0]["event_time"]) <= moment.at_ms:
         return f'of "{device}" nothing was known then: {_judged_when(home, moment.known_ms)}'
     began = cell("event_time", changes[0]["event_time"])

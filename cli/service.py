@@ -122,7 +122,8 @@ def how_it_is(home: Home, name: Service) -> str:
     """
     home.record()
     if name not in services(home):
-        raise FleetError(f'the {name} of "{home.path}" does not run as a service; start it: ./fleet service {name}')
+        start = f"./fleet service {name} --home {home.path}"
+        raise FleetError(f'the {name} of "{home.path}" does not run as a service; start it: {start}')
     if name is Service.BROKER:
         address = load_address(home.run("broker"))
         if not await_admission(address, 2.0):

@@ -127,7 +127,7 @@ def revoke(folder: Path, name: str) -> None:
         known = grants(folder)
         kept = [one for one in known if one.name != name]
         if len(kept) == len(known):
-            raise FleetError(f'nobody named "{name}" may come in; see: fleet access list')
+            raise FleetError(f'nobody named "{name}" may come in; see: ./fleet access list')
         _write(folder, kept)
 
 

@@ -67,6 +67,7 @@ class Expectations:
     _context: Any = field(init=False)
 
     def __post_init__(self) -> None:
+        self.folder = self.folder.absolute()  # it takes no other
         os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read when it is imported
         logging.getLogger("great_expectations").setLevel(logging.WARNING)
         import great_expectations as gx  # it costs seconds, and is there only where operations are

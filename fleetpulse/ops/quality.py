@@ -13,6 +13,7 @@ def looks(home: Home, last: int) -> list[dict[str, Any]]:
     """Return the newest looks: how many expectations came out how, and the first that failed."""
     sql = f"""
         SELECT run_id, any_value(began_at) AS began_at, any_value(subject) AS subject,
+            count(DISTINCT suite) AS suites,
             count(*) FILTER (outcome = 'passed') AS passed, count(*) FILTER (outcome = 'failed') AS failed,
             count(*) FILTER (outcome = 'skipped') AS skipped, count(*) FILTER (outcome = 'fault') AS fault,
             min_by(concat(suite, ': ', expectation), severity) FILTER (outcome IN ('failed', 'fault')) AS first

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cli.looking import devices
 from cli.rewind import rewind
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.messages import Row
@@ -162,3 +163,10 @@ def test_what_a_jitter_may_hold_back_was_not_judged_by_then(tmp_path: Path, caps
     judged.take(*(signal(at, "pump") for at in range(0, 4001, 100)))
     _ask(judged.home, 3500, json_lines=False)
     assert f"judged by then: up to {_at(3390)}" in capsys.readouterr().out
+
+
+def test_a_mode_that_is_none_is_refused_where_devices_are_listed(home: Home) -> None:
+    for look in (lambda: _ask(home, 60, mode="on"), lambda: devices(home.path, mode="on", json_lines=True, last=9)):
+        with pytest.raises(Misuse, match=r'a mode is one of .*online, .*; got "on"'):
+            look()
+    devices(home.path, mode="unjudged", json_lines=True, last=9)
