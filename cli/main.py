@@ -200,9 +200,3 @@ def run() -> None:
     except FleetError as error:
         typer.echo(f"fleet: {error}", err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        typer.echo("fleet: stopped", err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output went away: that is its right
-        sys.exit(0)

@@ -229,6 +229,10 @@ class Asked:
     hold: bool
     as_json: bool
 
+    def __post_init__(self) -> None:
+        if self.dry and self.as_json:
+            raise Misuse("a dry run makes no generation that --json could show: leave one of them")
+
 
 def _changing(name: str, home: Path, asked: Asked, act: "Callable[[Work], Generation | None]") -> None:
     with _work(home, name, dry=asked.dry, changes=True, holds=asked.hold) as work:
@@ -259,6 +263,8 @@ def migrate(
     if for_ is not None and not canary:
         raise Misuse("--for says how long a canary runs beside the job: give --canary with it, or leave it")
     for_s = parse_duration_ms(for_ or _CANARY_RUNS) / 1000
+    if canary and as_json:
+        raise Misuse("a canary says what both sides said, to people: leave --json")
     if canary and not dry_run:
         from cli.trial import beside
 

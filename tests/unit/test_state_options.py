@@ -18,6 +18,9 @@ from fleetpulse.core.errors import Misuse
         (["bootstrap", "--registry", "--only", "true"], "name one"),
         (["migrate", "--for", "10m"], "give --canary with it"),
         (["migrate", "--for", "10m", "--dry-run"], "give --canary with it"),
+        (["migrate", "--canary", "--json"], "leave --json"),
+        (["migrate", "--dry-run", "--json"], "leave one of them"),
+        (["rescale", "--key-groups", "8", "--dry-run", "--json"], "leave one of them"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused_with_what_to_do(tmp_path: Path, given: list[str], why: str) -> None:
