@@ -77,7 +77,7 @@ def settle(spark: SparkSession, home: Home, say: Say, through: int = 0) -> Stand
         return stand(checkpoint)  # says that there is none
     if not is_settled(checkpoint) or newest_begun(checkpoint) < through:
         say(f"finishing what generation {home.generation().number} has begun")
-        await_end(start(spark, home, None, through=max(through, newest_begun(checkpoint))))
+        await_end(start(spark, home, None, through=max(through, newest_begun(checkpoint)), settles=True))
     return stand(checkpoint)
 
 

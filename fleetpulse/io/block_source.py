@@ -144,7 +144,8 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans batches by version and packs their files into blocks.
 
     Options: ``path`` of the table, ``key_groups``, ``max_rows`` a batch aims at, ``parallelism``; of a new checkpoint
-    ``begin``, the first version to read, and ``begin_alone``: its first batch reads nothing; ``through``: the version to stop at.
+    ``begin``, the first version to read, and ``begin_alone``: its first batch reads nothing; ``through``: the version to stop at;
+    ``settles``: there, one more batch reads nothing: what became due in the one before is said in it.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -155,6 +156,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.begin = int(options.get("begin", "0"))
         self.alone = options.get("begin_alone") == "1"
         self.through = int(options["through"]) if "through" in options else None
+        self.settles = options.get("settles") == "1"
         self._started_ms: int | None = None
 
     def initialOffset(self) -> dict[str, int]:
@@ -177,6 +179,8 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             files, end_of_span = self.log.span(end, self.through)
             rows += sum(count for _, count in files)
             end = end_of_span
+        if end == begin:
+            return {"version": begin, "settled": 0} if self.settles and "settled" not in start else start
         return {"version": end}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Files]:

@@ -44,6 +44,7 @@ def judged(
     through: int | None = None,
     max_rows: int = MAX_ROWS,
     silent: bool = False,
+    settles: bool = False,
 ) -> DataFrame:
     """Return the streaming table of judgements over a table of messages.
 
@@ -56,6 +57,7 @@ def judged(
         through: the version of bronze at which to stop; None goes on.
         max_rows: what a batch aims at; 1 makes each version a batch.
         silent: whether nobody hears what is said.
+        settles: see `start`.
     """
     spark.dataSource.register(BlockSource)
     options: dict[str, str | int] = {"path": str(messages), "key_groups": generation.key_groups, "max_rows": max_rows}
@@ -63,6 +65,8 @@ def judged(
         options |= {"begin": begin.version, "begin_alone": int(begin.alone)}
     if through is not None:
         options["through"] = through
+    if settles:
+        options["settles"] = 1
     blocks = (
         spark.readStream.format(FORMAT)
         .options(**options)
@@ -85,6 +89,7 @@ def start(
     through: int | None = None,
     told: Path | None = None,
     silent: bool = False,
+    settles: bool = False,
 ) -> StreamingQuery:
     """Start the query of a home; it goes on where its checkpoint stands, and begins with ``begin`` where there is none.
 
@@ -97,11 +102,21 @@ def start(
         through: see `judged`.
         told: the table that judgements go to; None takes the home's.
         silent: judge, and say nothing: what is read has been said by another generation.
+        settles: end with a batch that reads nothing: Spark makes none where it goes on with nothing new to be read.
     """
     generation = generation or home.generation()
     checkpoint = checkpoint_of(home.lifecycle, generation.number)
     relocate(checkpoint)
-    rows = judged(spark, home.table(MESSAGES.name), home.deployment(), generation, begin=begin, through=through, silent=silent)
+    rows = judged(
+        spark,
+        home.table(MESSAGES.name),
+        home.deployment(),
+        generation,
+        begin=begin,
+        through=through,
+        silent=silent,
+        settles=settles,
+    )
     writer = rows.writeStream.queryName("lifecycle").outputMode("append")
     writer = writer.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if pause is None else writer.trigger(processingTime=pause)
