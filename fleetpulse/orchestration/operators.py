@@ -20,6 +20,7 @@ from fleetpulse.orchestration.place import PLACE, Place
 from fleetpulse.orchestration.verbs import Ended, Verb
 
 REFUSED: Final = "refused"  # under this key a task leaves its reason to others of its run
+ANSWERED: Final = "answered"  # and a person's answer: a task that skips what follows returns nothing
 STATE_POOL: Final = "fleet_state"  # one slot: one task at a time changes a checkpoint
 BY: Final = "airflow {{ dag.dag_id }} {{ run_id }}"  # who stopped the stream, as desired.json names it
 _NO: Final = "Reject"  # what Airflow calls this answer
@@ -295,8 +296,7 @@ class Outcome(BaseOperator):
 
     def _rejected(self, ti: Any) -> bool:
         """Whether the person who was asked said no."""
-        answer = ti.xcom_pull(task_ids=self.asked_by) if self.asked_by else None
-        return bool(answer) and _NO in answer.get("chosen_options", ())
+        return self.asked_by is not None and _NO in (ti.xcom_pull(task_ids=self.asked_by, key=ANSWERED) or ())
 
 
 def leave(context: Mapping[str, Any], reason: str) -> None:

@@ -18,7 +18,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferralTimeout
 
 from fleetpulse.core.times import format_instant, parse_instant_ms
-from fleetpulse.orchestration.operators import leave
+from fleetpulse.orchestration.operators import ANSWERED, leave
 from fleetpulse.orchestration.place import PLACE, Place
 from fleetpulse.orchestration.triggers import FrontierPast, Reaching, StreamAtBatch, batch_of
 
@@ -143,6 +143,7 @@ class Approval(ApprovalOperator):
         if "error" in event:
             late = event.get("error_type") == "timeout"
             raise _failure(context, f"nobody answered within {self.response_timeout}" if late else str(event["error"]))
+        context["ti"].xcom_push(key=ANSWERED, value=event["chosen_options"])
         return super().execute_complete(context, event)
 
 

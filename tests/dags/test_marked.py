@@ -25,7 +25,7 @@ class Ti:
         return {run_ids[0]: self.states}
 
     def xcom_pull(self, task_ids: str, key: str = "return_value") -> Any:
-        return self.left.get(task_ids) if key == "return_value" else None
+        return self.left.get(task_ids) if key == "answered" else None
 
 
 @pytest.mark.parametrize(("name", "ended", "running"), [(name, *one) for name, several in OUTCOMES.items() for one in several])
@@ -98,7 +98,7 @@ def _next(run: Any, session: Any) -> list[str]:
 
 @pytest.mark.parametrize(
     ("answer", "said"),
-    [({"chosen_options": ["Reject"]}, "nothing was changed"), ({"chosen_options": ["Approve"]}, ""), (None, "")],
+    [(["Reject"], "nothing was changed"), (["Approve"], ""), (None, "")],
 )
 def test_a_no_is_no_failure_and_what_was_skipped_after_a_yes_is_one(answer: Any, said: str) -> None:
     from airflow.sdk.exceptions import AirflowFailException
