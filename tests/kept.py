@@ -1,0 +1,84 @@
+"""A home of several days, with snapshots, from which what is old is removed."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from deltalake import CommitProperties, write_deltalake
+
+from fleetpulse.core.amending import content, histories, shown, transitions
+from fleetpulse.core.messages import Row
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment, outcome
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
+from fleetpulse.io import delta
+from fleetpulse.io.snapshot_table import Taken, snapshots
+from fleetpulse.ops.beginnings import done_with
+from fleetpulse.ops.verdicts import said_by_device
+from tests.histories import row, signal, tick
+from tests.homes import Judged, empty, shorten
+from tests.property.test_laws import Stream
+from tests.property.test_snapshots import snapshot_of
+
+DEPLOYMENT = Deployment(allowed_lateness_ms=1_000, max_clock_lead_ms=300_000)
+DAY_S = 86_400
+DAY_MS = 1000 * DAY_S
+RULES: dict[str, Any] = {"rules": {"timeout": "1h", "forget_after": "100d"}, "classes": {"slow": {"timeout": "2h"}}}
+
+
+class Kept(Judged):
+    """A home of several days, of which snapshots are taken, and from which what is old is removed."""
+
+    def snapshot(self) -> Taken:
+        """Write the state after all that was taken in so far, as the job would have it."""
+        newest_ms, frontier_ms = self.rows[-1].received_at_ms, outcome(self.rows, DEPLOYMENT).frontier_ms
+        bronze = delta.version(self.home.table(MESSAGES.name)) + 1
+        amended_ms, unmet = done_with(self.home, newest_ms)
+        return self.write(Taken(1, 0, bronze, newest_ms, frontier_ms, 2, 2, amended_ms, unmet=unmet))
+
+    def write(self, taken: Taken) -> Taken:
+        """Write the state after the rows up to which a snapshot was taken."""
+        stream = Stream(DEPLOYMENT, 2, {})
+        stream.batch([one for one in self.rows if one.received_at_ms <= (taken.newest_ms or 0)])
+        note = json.dumps({name: value for name, value in asdict(taken).items() if name not in ("version", "at_ms")})
+        properties = CommitProperties(custom_metadata={"userMetadata": note})
+        table = str(self.home.table(DEVICE_SNAPSHOTS.name))
+        write_deltalake(table, snapshot_of(stream), mode="overwrite", commit_properties=properties)
+        return taken
+
+    def forget(self) -> None:
+        """Let messages older than a day be removed that no snapshot needs."""
+        shorten(
+            self.home,
+            min((one.bronze for one in snapshots(self.home)), default=delta.version(self.home.table(MESSAGES.name))),
+            DAY_MS,
+        )
+
+    def agrees(self, device_id: str = "d", after_ms: int = 0) -> bool:
+        """Whether what is shown is what the whole history, with all that was removed, says."""
+        wanted = transitions(histories(self.rows, DEPLOYMENT).amended).get(device_id, [])
+        known = shown(said_by_device(self.home, [device_id])[device_id])
+        first, second = ([content(o) for o in some if (o.event_time_ms or 0) > after_ms] for some in (known, wanted))
+        return first == second
+
+
+def day(number: int, after_s: float = 0) -> float:
+    return number * DAY_S + after_s
+
+
+def begun(path: Path) -> Kept:
+    """A device that was heard on the first two days, with a snapshot after that, and ticks on a third."""
+    told = Kept(empty(path, DEPLOYMENT))
+    policy = row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000)
+    told.take(policy, signal(10, "g"), signal(10), tick(5000))
+    told.take(signal(day(1, 10)), tick(day(1, 100)))
+    told.snapshot()
+    told.take(signal(day(1, 100)), tick(day(1, 8000)))  # received in the very millisecond of the snapshot's last row
+    told.take(tick(day(3)))
+    return told
+
+
+def late(*at_s: float, received_s: float) -> Sequence[Row]:
+    return [signal(one, received_s=received_s) for one in at_s]
