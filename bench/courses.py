@@ -20,6 +20,7 @@ FLAT_ROWS: Final = 3_000_000  # a batch, whatever the fleet
 SMALL_DEVICES: Final = 5_000
 SMALLER_DEVICES: Final = 10_000
 WARMING: Final = Fleet(2_000, 6, batches=40)  # what costs the same in every batch is compiled by then
+WARMING_LIMIT_S: Final = 600  # the first time, JARs are fetched and what is compiled is compiled
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ batches: there it is a run over everything, less a run over the first version al
 import json
 import os
 import selectors
+import shutil
 import subprocess
 import sys
 import time
@@ -69,7 +70,8 @@ class Warm:
     _tree: psutil.Process = field(init=False)
 
     def __post_init__(self) -> None:
-        self.work.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.work, ignore_errors=True)  # of one that did not finish, a checkpoint would be gone on with
+        self.work.mkdir(parents=True)
         command = [sys.executable, "-P", "-m", "bench.worker", self.name, str(self.work / "spark")]
         variables = {**os.environ, "PYTHONPATH": str(flink_peer.ROOT)}
         if self.name == flink_peer.NAME:
@@ -80,8 +82,13 @@ class Warm:
             )
         self._tree = psutil.Process(self._process.pid)
 
-    def run(self, source: Input, number: int) -> Run:
+    def run(self, source: Input, number: int, limit_s: float | None = None) -> Run:
         """Run over an input, and say what it cost.
+
+        Args:
+            source: the input.
+            number: of the run: where it writes.
+            limit_s: another limit than the process has.
 
         Raises:
             DidNotFinish: it took longer than it may; its process is ended.
@@ -89,35 +96,35 @@ class Warm:
         """
         place = self.work / f"run-{number}"
         if self.name == flink_peer.NAME:
-            return self._on_flink(source, place)
+            return self._on_flink(source, place, limit_s)
         fields = {"path": str(source.path), "counts": source.counts, "newest_ms": source.newest_ms}
         commits = place / "checkpoint" / "commits"
         watch = Watch.begin(self._tree, [commits / "0", commits / str(len(source.counts) - 1)])
-        answer, _ = self._ask({"fleet": asdict(source.fleet), "place": str(place), **fields}, watch)
+        answer, _ = self._ask({"fleet": asdict(source.fleet), "place": str(place), **fields}, watch, limit_s)
         return _run(source, watch.passed[0], watch.passed[1], watch.peak_bytes, answer["batch_ms"][1:], place)
 
-    def _on_flink(self, source: Input, place: Path) -> Run:
+    def _on_flink(self, source: Input, place: Path, limit_s: float | None) -> Run:
         head = Watch.begin(self._tree, [])
-        _, head_end = self._ask(flink_peer.request(source, place / "head", 1), head)
+        _, head_end = self._ask(flink_peer.request(source, place / "head", 1), head, limit_s)
         whole = Watch.begin(self._tree, [])
-        _, whole_end = self._ask(flink_peer.request(source, place, len(source.counts)), whole)
+        _, whole_end = self._ask(flink_peer.request(source, place, len(source.counts)), whole, limit_s)
         spent = Reading(
             whole_end.wall_s - whole.began.wall_s - (head_end.wall_s - head.began.wall_s),
             whole_end.cpu_s - whole.began.cpu_s - (head_end.cpu_s - head.began.cpu_s),
         )
         return _run(source, Reading(0, 0), spent, max(head.peak_bytes, whole.peak_bytes), [], place)
 
-    def _ask(self, request: dict[str, Any], watch: Watch) -> tuple[dict[str, Any], Reading]:
+    def _ask(self, request: dict[str, Any], watch: Watch, limit_s: float | None) -> tuple[dict[str, Any], Reading]:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         stdin.write(json.dumps(request).encode() + b"\n")
         stdin.flush()
-        limit_s = time.monotonic() + self.limit_s
+        until_s = time.monotonic() + (limit_s or self.limit_s)
         with selectors.DefaultSelector() as ready:
             ready.register(stdout, selectors.EVENT_READ)
             while not ready.select(_LOOK_S):
                 watch.look()
-                if time.monotonic() > limit_s:
+                if time.monotonic() > until_s:
                     self.end()
                     raise DidNotFinish
         answered = watch.now()

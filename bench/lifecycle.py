@@ -115,7 +115,7 @@ def _round(
         try:
             if name not in running:
                 running[name] = Warm(name, work / name, plan.limit_s)
-                running[name].run(prepare(courses.WARMING), -1)
+                running[name].run(prepare(courses.WARMING), -1, courses.WARMING_LIMIT_S)
             found[name] = running[name].run(source, number)
         except DidNotFinish:
             found[name] = f"did not finish in {plan.limit_s:.0f} s"
