@@ -5,8 +5,7 @@ Rule: of two deadlines at the same instant the one that comes first here acts.
 
 from typing import Final
 
-from numba import njit
-
+from fleetpulse.columnar.compiled import borrowing
 from fleetpulse.columnar.layout import (
     CLASS,
     CLASS_SINCE,
@@ -50,7 +49,7 @@ _HOLD_OVER: Final = TRIGGERS.index(Trigger.HOLD_OVER)
 _FORGET: Final = TRIGGERS.index(Trigger.FORGET)
 
 
-@njit(cache=True)
+@borrowing
 def _reached(devices: Matrix, world: World, i: int, least_ms: int, since: int, rule: int, listening: bool) -> int:
     """Return the first instant, not before ``least_ms``, at which a limit is reached by the policy and class then in force.
 
@@ -81,7 +80,7 @@ def _reached(devices: Matrix, world: World, i: int, least_ms: int, since: int, r
     return NEVER
 
 
-@njit(cache=True)
+@borrowing
 def next_due(devices: Matrix, world: World, i: int) -> tuple[int, int]:
     """Return the earliest deadline and what acts then; of two at the same instant the one that comes first here."""
     mode, quiet_ms = devices[i, MODE], devices[i, QUIET_COVERED]

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numba import njit
 from numpy.typing import NDArray
 
+from fleetpulse.columnar.compiled import borrowing
 from fleetpulse.columnar.told import of_signals
 from fleetpulse.columnar.world import Int64s, World, covered, greatest
 from fleetpulse.core.judgements import Verdict, clock_ahead, clock_behind
@@ -20,7 +21,6 @@ _PLACE_BITS: Final = 20  # a key group has fewer than a million devices
 _TIME_BITS: Final = 63 - _PLACE_BITS
 
 
-@njit(cache=True)
 def frontiers(world: World, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int) -> Int64s:
     """Return the frontier at each row, as `Listening.read` gives it; `NONE` where there is none yet.
 
@@ -32,10 +32,15 @@ def frontiers(world: World, received_ms: Int64s, lateness_ms: int, newest_ms: in
         frontier_ms: the frontier before them, or `NONE`.
     """
     found = np.empty(len(received_ms), np.int64)
+    _reach(world, received_ms, lateness_ms, newest_ms, frontier_ms, found)
+    return found
+
+
+@borrowing
+def _reach(world: World, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int, found: Int64s) -> None:
     for row in range(len(received_ms)):
         reach = greatest(world, covered(world, max(newest_ms, received_ms[row])) - lateness_ms)
         found[row] = max(frontier_ms, reach)
-    return found
 
 
 class Sifted(NamedTuple):

@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from fleetpulse.columnar.compiled import borrowing
 from fleetpulse.columnar.deadlines import next_due
 from fleetpulse.columnar.layout import (
     ABSENT,
@@ -125,7 +126,7 @@ _SIGNAL, _ERRORS, _RECOVERED, _SEQUENCE, _HOLD_OVER, _UNTIL = (
 )
 
 
-@njit(cache=True)
+@borrowing
 def _change(
     devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, i: int, trigger: int, at_ms: int, row: int
 ) -> int:
@@ -163,7 +164,7 @@ def _change(
     return said + 1
 
 
-@njit(cache=True)
+@borrowing
 def _expire(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, i: int, before_ms: int) -> tuple[int, int]:
     """Let deadlines act, earliest first, until none lies before ``before_ms``; return what is told, and the next one."""
     while devices[i, MODE] != ABSENT:
@@ -182,7 +183,7 @@ def _expire(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: i
     return said, NEVER
 
 
-@njit(cache=True)
+@borrowing
 def _born(devices: Matrix, memory: Matrix, world: World, i: int, rows: Matrix, j: int) -> None:
     """Begin a life, of the default class (number 0)."""
     at_ms = rows[j, R_EVENT]
@@ -197,7 +198,7 @@ def _born(devices: Matrix, memory: Matrix, world: World, i: int, rows: Matrix, j
         memory[slot, N_TIMES], memory[slot, N_CODES], memory[slot, PROGRESS_OF] = 0, 0, -1
 
 
-@njit(cache=True)
+@borrowing
 def _heard(devices: Matrix, world: World, i: int, rows: Matrix, j: int) -> None:
     """Note a signal: last seen, runtime, reboots, gateway."""
     at_ms, mode = rows[j, R_EVENT], devices[i, MODE]
@@ -220,7 +221,7 @@ def _heard(devices: Matrix, world: World, i: int, rows: Matrix, j: int) -> None:
         devices[i, GATEWAY] = rows[j, R_GATEWAY]
 
 
-@njit(cache=True)
+@borrowing
 def _advance(memory: Matrix, slot: int, world: World, policy: int, of_class: int, code: int, at_ms: int) -> bool:
     """Advance the flagged sequence by one code; True where that completes it. The latest start of each prefix is kept."""
     count = 0
@@ -247,7 +248,7 @@ def _advance(memory: Matrix, slot: int, world: World, policy: int, of_class: int
     return complete
 
 
-@njit(cache=True)
+@borrowing
 def _error(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
     """Count an error into the facts: degraded by number, flagged by order."""
     at_ms, slot, of_class = rows[j, R_EVENT], devices[i, MEMORY], devices[i, CLASS]
@@ -277,13 +278,13 @@ def _error(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: in
     return said
 
 
-@njit(cache=True)
+@borrowing
 def _note(told: Matrix, said: int, what: int, i: int, j: int) -> int:
     told[said, T_WHAT], told[said, T_DEVICE], told[said, T_ROW] = what, i, j
     return said + 1
 
 
-@njit(cache=True)
+@borrowing
 def _apply(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, rows: Matrix, j: int) -> int:
     """Let one signal or will act."""
     i, at_ms, boot = rows[j, R_DEVICE], rows[j, R_EVENT], rows[j, R_BOOT]
@@ -331,7 +332,7 @@ def matrix(
     return rows
 
 
-@njit(cache=True)
+@borrowing
 def judge_rows(devices: Matrix, memory: Matrix, world: World, rows: Matrix, first: int, told: Matrix) -> tuple[int, int]:
     """Judge rows from ``first`` on, silence acting between them.
 
@@ -365,7 +366,7 @@ def spread(offsets: NDArray[np.int32], text: NDArray[np.uint8], width_ms: int) -
     return delays
 
 
-@njit(cache=True)
+@borrowing
 def let_pass(devices: Matrix, memory: Matrix, world: World, through_ms: Int64s, first: int, told: Matrix) -> tuple[int, int, int]:
     """Let silence act on each device from ``first`` on, through its instant of ``through_ms``.
 

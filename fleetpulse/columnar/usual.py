@@ -6,8 +6,8 @@ Rule: a field is measured from fields that come before it in `NUMBERS`, so that 
 from typing import Final
 
 import numpy as np
-from numba import njit
 
+from fleetpulse.columnar.compiled import borrowing
 from fleetpulse.columnar.layout import (
     CLASS_SINCE,
     DEATH,
@@ -30,7 +30,7 @@ _PLACES: Final = np.array([DEVICE_FIELDS.index(name) for name in NUMBERS])
 LOW, HIGH, NONES = range(3)
 
 
-@njit(cache=True)
+@borrowing
 def _usual(field: int, row: Int64s) -> int:
     """Return what a field usually equals."""
     if field == QUIET_SINCE:
@@ -46,7 +46,6 @@ def _usual(field: int, row: Int64s) -> int:
     return 0
 
 
-@njit(cache=True)
 def distances(devices: Matrix) -> tuple[Matrix, Matrix]:
     """Return how far each field is from what it usually equals.
 
@@ -60,6 +59,12 @@ def distances(devices: Matrix) -> tuple[Matrix, Matrix]:
     found = np.empty((len(_PLACES), len(devices)), np.int64)
     extent = np.empty((len(_PLACES), 3), np.int64)
     extent[:, LOW], extent[:, HIGH], extent[:, NONES] = 2**62, -(2**62), 0
+    _measure(devices, found, extent)
+    return found, extent
+
+
+@borrowing
+def _measure(devices: Matrix, found: Matrix, extent: Matrix) -> None:
     for i in range(len(devices)):
         for number in range(len(_PLACES)):
             field = _PLACES[number]
@@ -71,10 +76,9 @@ def distances(devices: Matrix) -> tuple[Matrix, Matrix]:
                 extent[number, LOW] = min(extent[number, LOW], value)
                 extent[number, HIGH] = max(extent[number, HIGH], value)
             found[number, i] = value
-    return found, extent
 
 
-@njit(cache=True)
+@borrowing
 def restore(found: Matrix, devices: Matrix) -> None:
     """Set the fields of ``devices`` from what `distances` returned."""
     for i in range(len(devices)):

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 from numpy.typing import NDArray
 
+from fleetpulse.columnar.compiled import borrowing
 from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.machine import HELD, PRESENT, TRANSITIONS, Mode, Trigger
 from fleetpulse.core.policy import MAX_SEQUENCE, Policies, Rules
@@ -108,7 +108,7 @@ def world_arrays(
 assert all(name in Rules.__slots__ for name in RULES), "the rules are those of the policy"
 
 
-@njit(cache=True)
+@borrowing
 def covered(world: World, instant_ms: int) -> int:
     """Return c(t), as `Coverage.covered`."""
     listening = world.listening
@@ -122,7 +122,7 @@ def covered(world: World, instant_ms: int) -> int:
     return listening[1] + instant_ms - listening[0] - missed
 
 
-@njit(cache=True)
+@borrowing
 def earliest(world: World, covered_ms: int) -> int:
     """Return the earliest t with ``c(t) >= covered_ms``, as `Coverage.earliest`; `NONE` while an open gap keeps it away."""
     listening = world.listening
@@ -137,7 +137,7 @@ def earliest(world: World, covered_ms: int) -> int:
     return at_ms + max(0, covered_ms - reached)
 
 
-@njit(cache=True)
+@borrowing
 def greatest(world: World, covered_ms: int) -> int:
     """Return the greatest t with ``c(t) <= covered_ms``, as `Coverage.greatest`; `NONE` where there is none."""
     listening = world.listening
@@ -152,7 +152,7 @@ def greatest(world: World, covered_ms: int) -> int:
     return at_ms + covered_ms - reached
 
 
-@njit(cache=True)
+@borrowing
 def in_force(world: World, instant_ms: int) -> int:
     """Return the number of the policy in force, as `Policies.at`."""
     policy = len(world.rules) - 1
