@@ -23,7 +23,7 @@ from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.leases import Lease, kept_sites, read_lease, write_lease
 from fleetpulse.io.process import Stop, write_status
 from fleetpulse.io.receiver import Arrived, Presence, Receiver, Token
-from fleetpulse.io.segments import SegmentTakenError, position, remove_leftovers, rows_table, write_segment
+from fleetpulse.io.segments import SegmentTakenError, position, remove_leftovers, write_segment
 from streaming.flood import Floods
 from streaming.intake import Intake
 from streaming.spool import Spool
@@ -216,7 +216,7 @@ class Bridge:
 
     def _is_full(self) -> bool:
         waiting = self.intake.waiting
-        return waiting.size_bytes > self.settings.max_buffer_bytes or len(waiting.rows) > ROWS_IN_MEMORY
+        return waiting.size_bytes > self.settings.max_buffer_bytes or len(waiting) > ROWS_IN_MEMORY
 
     def _notice_loss(self) -> None:
         up, connections = self.receiver.connected, self.receiver.connections
@@ -248,7 +248,7 @@ class Bridge:
 
     def _flush_if_due(self) -> None:
         waiting, now_s = self.intake.waiting, time.monotonic()
-        large = len(waiting.rows) >= self.settings.max_rows or waiting.size_bytes > self.settings.max_buffer_bytes
+        large = len(waiting) >= self.settings.max_rows or waiting.size_bytes > self.settings.max_buffer_bytes
         if now_s >= self._flush_at_s or (large and self.problem is None):
             self._flush_at_s = now_s + (self.settings.flush_interval_s if self.flush() else RETRY_S)
 
@@ -258,7 +258,7 @@ class Bridge:
             if self.intake.live and self.spool:
                 for name, topic, payload in self.spool.take(self.number + 1):
                     self.intake.command(name, topic, payload, _now_ms())
-            if self.intake.waiting.rows:
+            if self.intake.waiting:
                 self._write()
         except SegmentTakenError as error:
             self._begin_anew(str(error))
@@ -276,13 +276,13 @@ class Bridge:
         return True
 
     def _write(self) -> None:
-        rows = [row for row, _ in self.intake.waiting.rows]
+        table = self.intake.waiting.table()
         if self.spool:
             self.spool.sync()
         write_segment(
             self.settings.segments_dir,
             self.number + 1,
-            rows_table(rows),
+            table,
             bridge=self.settings.bridge,
             last_canary_ms=self.intake.last_canary_ms,
             gap_open=self.intake.gap_open,
@@ -290,7 +290,7 @@ class Bridge:
             shared=self.intake.shared,
         )
         self.number += 1
-        self.rows += len(rows)
+        self.rows += table.num_rows
         if self.spool:
             self.spool.written()
 
@@ -313,7 +313,7 @@ class Bridge:
             write_lease(self.settings.segments_dir, Lease(through_ms, _now_ms(), sites, stopped))
 
     def _maybe_listen(self) -> None:
-        done = not self.intake.live and self.intake.history.done and not self.intake.waiting.rows
+        done = not self.intake.live and self.intake.history.done and not self.intake.waiting
         if done and self.settings.live_after_replay:
             self.receiver.close(forget=True)
             self.receiver = self._listen()

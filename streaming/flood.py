@@ -4,6 +4,7 @@ Rule 1: what is beyond a device's limit is kept, and marked: it goes to quaranti
 Rule 2: memory is bounded: a device that has been quiet for long enough is forgotten, which changes nothing for it.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 BURST_S: Final = 60  # what a device may send at once: that many seconds of its limit, such as what it kept while it was away
@@ -26,26 +27,34 @@ class Floods:
         self._away_ms: int | None = None  # since when nobody listens
         self._back = (0, 0)  # when somebody listened again, and after how long
 
-    def exceeds(self, topic: str, now_ms: int) -> bool:
-        """Count a message; return whether it is beyond its device's limit.
+    def exceeding(self, topics: Sequence[str], now_ms: int) -> list[int]:
+        """Count messages that arrived together; return the places of those that are beyond their device's limit.
 
         Args:
-            topic: of ours all but the last level names the device; a foreign one names it whole.
+            topics: of ours all but the last level names the device; a foreign one names it whole.
             now_ms: on the wall; running backwards, it fills nothing.
         """
         if not self._burst:
-            return False
+            return []
         if self._away_ms is not None:
             self._back, self._away_ms = (now_ms, min(max(0, now_ms - self._away_ms), _LONGEST_AWAY_MS)), None
-        device = _device(topic)
-        left, at_ms = self._left.get(device, (self._burst, -1))
-        left = min(max(self._burst, left), left + max(0, now_ms - at_ms) * self._per_ms)
-        back_ms, away_ms = self._back
-        if at_ms < back_ms <= now_ms <= back_ms + away_ms:  # the broker kept for us what it was allowed to send meanwhile
-            left += away_ms * self._per_ms
-        beyond = left < 1
-        self._left[device] = (left if beyond else left - 1, now_ms)
-        if len(self._left) > _MOST:
+        known, burst, per_ms, (back_ms, away_ms) = self._left, self._burst, self._per_ms, self._back
+        unknown, beyond = (burst, -1), list[int]()
+        returned = back_ms <= now_ms <= back_ms + away_ms  # the broker kept for us what it was allowed to send meanwhile
+        for place, topic in enumerate(topics):
+            device = _device(topic)
+            left, at_ms = known.get(device, unknown)
+            if now_ms > at_ms:
+                filled = left + (now_ms - at_ms) * per_ms
+                left = filled if filled < burst else max(burst, left)
+            if returned and at_ms < back_ms:
+                left += away_ms * per_ms
+            if left < 1:
+                beyond.append(place)
+                known[device] = (left, now_ms)
+            else:
+                known[device] = (left - 1, now_ms)
+        if len(known) > _MOST:
             self._forget(now_ms)
         return beyond
 

@@ -10,16 +10,16 @@ Rule 5: a topic that is too long, or not printable, goes no further: its row is 
 import hashlib
 import hmac
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
+
+import pyarrow as pa
 
 from fleetpulse.core.envelope import TOPIC_PREFIX, Envelope
 from fleetpulse.core.messages import EVERYONE, FLUSH, Kind, Origin
 from fleetpulse.core.sparkplug import is_command
 from fleetpulse.io.receiver import Arrived, Token
-from fleetpulse.io.segments import Position, SegmentRow
+from fleetpulse.io.segments import SEGMENT_SCHEMA, Position, SegmentRow, columns_table
 from streaming.flood import Floods
 from streaming.history import History, Verdict
 
@@ -31,22 +31,63 @@ CANARIES: Final = 1_000  # of ours that may be under way: one each interval, beh
 SLACK_MS: Final = 5_000
 _OURS: Final = "fleet/"
 _MQTT: Final = Origin.MQTT.value
-_as_row: Final = partial(tuple.__new__, SegmentRow)  # by name a row costs three times as much
+_USUAL_TOPICS: Final = 100_000  # remembered, before they are looked at anew
 
 
-@dataclass(slots=True)
 class Waiting:
-    """What waits for its segment.
+    """What waits for its segment: rows, as columns.
 
     Attributes:
-        rows: of the segment; each with the token of the message that it came from.
+        tokens: of the messages that the rows came from; None of our own rows.
         passed: tokens of messages that became no row.
         size_bytes: of the rows' topics and payloads.
     """
 
-    rows: list[tuple[SegmentRow, Token | None]] = field(default_factory=list[tuple[SegmentRow, Token | None]])
-    passed: list[Token] = field(default_factory=list[Token])
-    size_bytes: int = 0
+    def __init__(self) -> None:
+        self.tokens: list[Token | None] = []
+        self.passed: list[Token] = []
+        self.size_bytes = 0
+        self._received_ms: list[int] = []
+        self._topics: list[str] = []
+        self._payloads: list[bytes] = []
+        self._more: dict[int, tuple[str, str | None, int | None, str | None, str | None]] = {}  # of rows that are not usual
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, row: SegmentRow, token: Token | None) -> None:
+        """Take in a row."""
+        self._more[len(self)] = row[3:]
+        self.add_usual(row.received_at_ms, (row.topic,), (row.payload,), (token,))
+
+    def add_usual(
+        self, received_at_ms: int, topics: Sequence[str], payloads: Sequence[bytes], tokens: Sequence[Token | None]
+    ) -> None:
+        """Take in messages that came over MQTT, together, of which there is nothing more to say."""
+        self._received_ms += [received_at_ms] * len(topics)
+        self._topics += topics
+        self._payloads += payloads
+        self.tokens += tokens
+        self.size_bytes += sum(map(len, topics)) + sum(map(len, payloads))
+
+    def refuse(self, back: int, why: str) -> None:
+        """Refuse a usual row, so many from the end."""
+        self._more[len(self) - back] = (_MQTT, None, None, None, why)
+
+    def rows(self) -> Iterator[SegmentRow]:
+        """Yield the rows."""
+        usual = (_MQTT, None, None, None, None)
+        for place, values in enumerate(zip(self._received_ms, self._topics, self._payloads, strict=True)):
+            yield SegmentRow(*values, *self._more.get(place, usual))
+
+    def table(self) -> pa.Table:
+        """Return the rows as a table of `SEGMENT_SCHEMA`."""
+        columns: list[list[Any]] = [self._received_ms, self._topics, self._payloads, [_MQTT] * len(self)]
+        columns += [[None] * len(self) for _ in range(len(SEGMENT_SCHEMA) - len(columns))]
+        for place, values in self._more.items():
+            for column, value in zip(columns[3:], values, strict=True):
+                column[place] = value
+        return columns_table(columns)
 
 
 class Intake:
@@ -95,6 +136,7 @@ class Intake:
         self._floods = floods or Floods(0)
         self._of_others = frozenset(f"fleet/{EVERYONE}/{other}/{Kind.TICK.value}" for other in others)
         self._to_share: tuple[frozenset[str], int] | None = None
+        self._usual: set[str] = set()  # topics that live devices send to
         self._durable = self._memory()
         self._own_last = position is not None
         self._since_ms: int | None = None  # listening since, where no canary has come back yet
@@ -118,17 +160,17 @@ class Intake:
 
     def lost(self, now_ms: int, cause: str = "broker") -> None:
         """The connection is lost: what was not acknowledged comes again, so it is not written now."""
-        kept = [(row, None) for row, token in self.waiting.rows if token is None]
-        for row, token in self.waiting.rows if self.live else ():
-            if token is not None and row.refused == FLOOD:
+        let_go, self.waiting = self.waiting, Waiting()
+        for row, token in zip(let_go.rows(), let_go.tokens, strict=True) if self.live else ():
+            if token is None:
+                self.waiting.add(row, None)
+            elif row.refused == FLOOD:
                 self.counts["flooded"] -= 1
-            elif token is not None:
+            else:
                 self._floods.give_back(row.topic)
         if not self.live:
-            kept = []
             self.last_ms, self.last_canary_ms, self.gap_open, history = self._durable
             self.history = history.copy()
-        self.waiting = Waiting(list(kept), [], sum(len(row.topic) + len(row.payload) for row, _ in kept))
         self._canaries.clear()
         if self.live:
             self._floods.away_since(min(self._heard_ms, now_ms))
@@ -136,24 +178,49 @@ class Intake:
 
     # ---- what arrives
 
-    def arrived_together(self, messages: Iterable[Arrived], now_ms: int) -> None:
-        """Take in messages, each as `arrived` does; the usual ones, a live device's, for a third of what that costs."""
-        stamp: int | None = None  # of the usual ones, which share it as long as no other comes between
-        for message in messages:
-            topic, payload, retained, token = message
-            if retained or not self.live or topic == self.canary_topic or not _is_usual(topic) or self._is_elsewhere(topic):
-                self.arrived(message, now_ms)
-                stamp = None
-                continue
-            if stamp is None:
-                stamp = self._stamp(now_ms)
-                self.last_ms, self._own_last = stamp, False
-                self._since_ms = stamp if self._since_ms is None else self._since_ms
-            beyond = self._floods.exceeds(topic, now_ms)
-            self.counts["flooded"] += beyond
-            row = _as_row((stamp, topic, payload, _MQTT, None, None, None, FLOOD if beyond else None))
-            self.waiting.rows.append((row, token))
-            self.waiting.size_bytes += len(topic) + len(payload)
+    def arrived_together(self, messages: Sequence[Arrived], now_ms: int) -> None:
+        """Take in messages, each as `arrived` does; the usual ones, a live device's, many at a time."""
+        if not messages:
+            return
+        topics, payloads, retained, tokens = zip(*messages, strict=True)
+        begin = 0
+        if not self.live:
+            unusual = range(len(messages))
+        elif self._usual.issuperset(topics) and not any(retained):
+            unusual = range(0)
+        else:
+            unusual = [place for place in range(len(messages)) if retained[place] or not self._is_usual(topics[place])]
+        for place in unusual:
+            self._arrived_usual(topics[begin:place], payloads[begin:place], tokens[begin:place], now_ms)
+            self.arrived(messages[place], now_ms)
+            begin = place + 1
+        self._arrived_usual(topics[begin:], payloads[begin:], tokens[begin:], now_ms)
+
+    def _arrived_usual(
+        self, topics: Sequence[str], payloads: Sequence[bytes], tokens: Sequence[Token | None], now_ms: int
+    ) -> None:
+        """Take in usual messages that share their instant, since no other came between."""
+        if not topics:
+            return
+        stamp = self._stamp(now_ms)
+        self.last_ms, self._own_last = stamp, False
+        self._since_ms = stamp if self._since_ms is None else self._since_ms
+        self.waiting.add_usual(stamp, topics, payloads, tokens)
+        for place in self._floods.exceeding(topics, now_ms):
+            self.counts["flooded"] += 1
+            self.waiting.refuse(len(topics) - place, FLOOD)
+
+    def _is_usual(self, topic: str) -> bool:
+        """Whether a live device sends to a topic; kept of those that do, see `arrived`."""
+        if topic in self._usual:
+            return True
+        usual = topic.startswith(_OURS) and len(topic) <= MAX_TOPIC and topic.isprintable() and topic != self.canary_topic
+        if not usual or self._is_elsewhere(topic):
+            return False
+        if len(self._usual) >= _USUAL_TOPICS:
+            self._usual.clear()
+        self._usual.add(topic)
+        return True
 
     def arrived(self, message: Arrived, now_ms: int) -> None:
         """Take in one message."""
@@ -168,7 +235,7 @@ class Intake:
         elif is_command(message.topic):
             self._pass_over("commands", message.token)
         else:
-            beyond = self._floods.exceeds(message.topic[:MAX_TOPIC], now_ms)
+            beyond = bool(self._floods.exceeding((message.topic[:MAX_TOPIC],), now_ms))
             self.counts["flooded"] += beyond
             row = (self._stamp(now_ms), message.topic, message.payload, Origin.MQTT)
             self._row(*row, token=message.token, refused=FLOOD if beyond else None)
@@ -189,7 +256,7 @@ class Intake:
 
     def promise(self, now_ms: int) -> int | None:
         """Return an instant after which all further rows will be received; None while rows wait for their segment."""
-        if self.waiting.rows:
+        if self.waiting:
             return None
         if self.live:
             reached_ms = now_ms - 1 if self.last_ms is None else max(now_ms - 1, self.last_ms)
@@ -274,6 +341,7 @@ class Intake:
             return
         if self._to_share and number > self._to_share[1]:
             self.shared, self._to_share = self._to_share[0], None
+            self._usual.clear()
         self._own(now_ms, self.canary_topic, {"bridge": self.bridge})
         self.last_canary_ms, self._heard_ms = self.last_ms, now_ms
         if message.token is not None:
@@ -326,8 +394,7 @@ class Intake:
     ) -> None:
         if len(topic) > MAX_TOPIC or not topic.isprintable():  # also of history
             topic, more["refused"] = ascii(topic[:MAX_TOPIC])[1:-1][:MAX_TOPIC], ODD_TOPIC
-        self.waiting.rows.append((SegmentRow(received_at_ms, topic, payload, origin.value, **more), token))
-        self.waiting.size_bytes += len(topic) + len(payload)
+        self.waiting.add(SegmentRow(received_at_ms, topic, payload, origin.value, **more), token)
         self.last_ms, self._own_last = received_at_ms, False
         if self.live and self._since_ms is None:
             self._since_ms = received_at_ms
@@ -343,17 +410,13 @@ class Intake:
 
     def written(self) -> list[Token]:
         """All that waited is on the disk; return what may be acknowledged now."""
-        tokens = [token for _, token in self.waiting.rows if token is not None] + self.waiting.passed
+        tokens = [token for token in self.waiting.tokens if token is not None] + self.waiting.passed
         self.waiting = Waiting()
         self._durable = self._memory()
         return tokens
 
     def _memory(self) -> tuple[int | None, int | None, bool, History]:
         return self.last_ms, self.last_canary_ms, self.gap_open, self.history.copy()
-
-
-def _is_usual(topic: str) -> bool:
-    return topic.startswith(_OURS) and len(topic) <= MAX_TOPIC and topic.isprintable()
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

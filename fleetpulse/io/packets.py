@@ -2,6 +2,7 @@
 
 Rule 1: no socket and no clock here; the standard is OASIS MQTT 3.1.1, section numbers are its own.
 Rule 2: memory is bounded: of a payload beyond the limit the beginning is kept, one byte more than may be; the rest is dropped.
+Topics that were met are kept, so many of them.
 """
 
 import sys
@@ -21,6 +22,8 @@ REFUSALS: Final = {
     5: "we are not authorised",
 }
 _LONGEST_TOPIC: Final = 65_535
+_SHORT_TOPIC: Final = 128  # bytes
+_KNOWN_TOPICS: Final = 100_000  # short ones: at most 40 MB
 _MAX_LENGTH_BYTES: Final = 4  # of a packet's length (2.2.3)
 _USUAL: Final = 0x32  # PUBLISH with QoS 1, sent again or not, retained or not
 _NOT_A_MESSAGE: Final = "a message came that is not as MQTT has it"
@@ -68,6 +71,7 @@ class Reader:
         self.answers: list[Answer] = []
         self._max_payload = max_payload
         self._data = b""
+        self._topics: dict[bytes, str] = {}  # those met: most are met again
         self._skip = 0  # bytes still to come of a packet of which enough is known
 
     def feed(self, data: bytes) -> list[Published]:
@@ -82,7 +86,7 @@ class Reader:
             data = data[skipped:]
         data = self._data + data if self._data else data
         published: list[Published] = []
-        at, end = 0, len(data)
+        at, end, known = 0, len(data), self._topics
         while end - at >= 2:
             header, length, body = data[at], data[at + 1], at + 2
             if length & 0x80:
@@ -98,9 +102,9 @@ class Reader:
                 number = data[start] << 8 | data[start + 1] if start + 2 <= after else 0
                 if not number:
                     raise ProtocolError(_NOT_A_MESSAGE)
-                published.append(
-                    _as_published((_topic(data[body + 2 : start]), data[start + 2 : after], bool(header & 1), number))
-                )
+                name = data[body + 2 : start]
+                topic = known.get(name) or self._new_topic(name)
+                published.append(_as_published((topic, data[start + 2 : after], header & 1 == 1, number)))
             elif header >> 4 == PUBLISH:
                 if after > end and not self._suffices(header, length, data, body):
                     break
@@ -117,6 +121,14 @@ class Reader:
             at = after
         self._data = data[at:]
         return published
+
+    def _new_topic(self, name: bytes) -> str:
+        topic = _topic(name)
+        if len(name) <= _SHORT_TOPIC:
+            if len(self._topics) >= _KNOWN_TOPICS:
+                self._topics.clear()
+            self._topics[name] = topic
+        return topic
 
     def _suffices(self, header: int, length: int, data: bytes, body: int) -> bool:
         """Whether enough is there of a message that is not complete: it is too long, and what is kept of it has come."""

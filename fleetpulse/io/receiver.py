@@ -11,6 +11,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import repeat
 from typing import Final, NamedTuple
 
 from fleetpulse.io import packets
@@ -274,17 +275,28 @@ class Receiver:
         return len(self._arrived) >= POLL_MESSAGES or self._arrived_bytes >= POLL_BYTES
 
     def _take(self, published: list[packets.Published]) -> None:
-        arrived, unacknowledged, connection, size = self._arrived, self._unacknowledged, self.connections, 0
-        for topic, payload, retained, number in published:
-            token = None
-            if number is not None:
-                if number in unacknowledged:
-                    continue  # sent again within the connection, since it waited long: we have it
-                unacknowledged.add(number)
-                token = (connection, number)
-            arrived.append(_as_arrived((topic, payload, retained, token)))
-            size += len(payload)
-        self._arrived_bytes += size
+        if not published:
+            return
+        topics, payloads, retained, numbers = zip(*published, strict=True)
+        fresh = set(numbers)
+        if len(fresh) < len(numbers) or None in fresh or not self._unacknowledged.isdisjoint(fresh):
+            for one in published:
+                self._take_one(one)
+            return
+        self._unacknowledged |= fresh
+        tokens = zip(repeat(self.connections), numbers, strict=False)
+        self._arrived += map(_as_arrived, zip(topics, payloads, retained, tokens, strict=True))
+        self._arrived_bytes += sum(map(len, payloads))
+
+    def _take_one(self, message: packets.Published) -> None:
+        token = None
+        if message.number is not None:
+            if message.number in self._unacknowledged:
+                return  # sent again within the connection, since it waited long: we have it
+            self._unacknowledged.add(message.number)
+            token = (self.connections, message.number)
+        self._arrived.append(Arrived(message.topic, message.payload, message.retained, token))
+        self._arrived_bytes += len(message.payload)
 
     def _answered(self, answer: packets.Answer) -> None:
         if answer.kind == packets.CONNACK:

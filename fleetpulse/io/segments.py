@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -96,8 +96,13 @@ class SegmentTakenError(Exception):
 
 def rows_table(rows: Sequence[SegmentRow]) -> pa.Table:
     """Return rows as a table of `SEGMENT_SCHEMA`."""
-    columns = [pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), SEGMENT_SCHEMA, strict=True)]
-    return pa.Table.from_arrays(columns, schema=SEGMENT_SCHEMA)
+    return columns_table(list(zip(*rows, strict=True)))
+
+
+def columns_table(columns: Sequence[Sequence[Any]]) -> pa.Table:
+    """Return columns of Python's values as a table of `SEGMENT_SCHEMA`."""
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, SEGMENT_SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=SEGMENT_SCHEMA)
 
 
 def write_segment(

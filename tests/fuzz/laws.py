@@ -18,7 +18,6 @@ from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE
 from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
 from fleetpulse.io.packets import ProtocolError, Published, Reader
 from fleetpulse.io.receiver import Arrived
-from fleetpulse.io.segments import rows_table
 from streaming.intake import MAX_TOPIC, Intake
 from streaming.landed import decode_parts
 from streaming.merging import Part
@@ -109,7 +108,7 @@ def check_landing(messages: list[Published]) -> None:
     intake.go_live(NOW)
     arrived = [Arrived(one.topic, one.payload, False, (1, number)) for number, one in enumerate(messages, 1)]
     intake.arrived_together(arrived, NOW)
-    part = Part(BRIDGE, 1, 0, rows_table([row for row, _ in intake.waiting.rows]))
+    part = Part(BRIDGE, 1, 0, intake.waiting.table())
     begun = {table.name: {BRIDGE: 0} for table in (MESSAGES, QUARANTINE, COVERAGE, DEVICES)}
     tables = {table.name: found for table, found in decode_parts([part], mapped).by_table(begun)}
     quarantined = tables[QUARANTINE.name].select(["topic", "reason", "detail"]).to_pylist()

@@ -143,7 +143,7 @@ def test_sites_are_left_to_others_behind_the_canary_that_was_sent_when_the_broke
         nonlocal number
         number += 1
         intake.arrived(Arrived(topic, payload, False, (1, number)), NOW)
-        return len(intake.waiting.rows)
+        return len(intake.waiting)
 
     assert arrives("fleet/_/north/tick") == 0
     assert arrives("fleet/oslo/d/heartbeat") == 1

@@ -22,7 +22,7 @@ def _make(position: Position | None = None, *, holds_back: bool = True) -> Intak
 def _told(intake: Intake) -> list[tuple[int, str]]:
     """Return ``received_at`` after NOW and the topic of each row; of a flush "flush"."""
     flush = json.dumps({"bridge": "b", "op": FLUSH}, separators=(",", ":")).encode()
-    rows = [row for row, _ in intake.waiting.rows]
+    rows = [*intake.waiting.rows()]
     return [(row.received_at_ms - NOW, FLUSH if row.payload == flush else row.topic) for row in rows]
 
 
@@ -45,7 +45,7 @@ def test_what_is_asked_for_is_a_tick_that_flushes() -> None:
     intake = _make(Position(1, NOW))
     intake.go_live(NOW)
     intake.stopping()
-    asked, _ = intake.waiting.rows[-1]
+    *_, asked = intake.waiting.rows()
     row = decode(asked.topic, asked.payload, asked.received_at_ms, Origin(asked.origin))
     assert isinstance(row, Row)
     assert (row.kind, row.contents()["op"]) == (Kind.TICK, FLUSH)

@@ -174,7 +174,7 @@ def test_a_canary_with_half_a_character_is_a_message_as_any(home: Home) -> None:
     bridge.intake.arrived(
         Arrived(bridge.intake.canary_topic, json.dumps({"nonce": "a-\ud800"}).encode(), False, (1, 1)), now_ms()
     )
-    assert len(bridge.intake.waiting.rows) == 1
+    assert len(bridge.intake.waiting) == 1
 
 
 def test_landing_goes_on_when_its_table_has_got_a_property_or_was_joined_beside_it(tmp_path: Path) -> None:
