@@ -197,6 +197,8 @@ def transitions(
     opened = _opened(home)
     newest = reports.newest_judged_at(opened) if follow else None  # of all: the last by event time need not be the last judged
     rows = reports.transitions(opened, device, None if json_lines else last, everything=everything)
+    if device is not None and not rows and not follow:
+        reports.require_known(opened, device)
     columns = ("kind", "amendment_no", *TRANSITION_COLUMNS) if everything else TRANSITION_COLUMNS
     show(rows, columns, "transitions", json_lines=json_lines)
     if follow:
@@ -259,14 +261,14 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
     """Print how a device stands, and its life.
 
     Raises:
-        FleetError: nobody has heard of it.
+        FleetError: nobody has heard of it, or nothing of it was judged yet.
     """
     from fleetpulse.ops import reports
 
     standing = reports.standing(home, device_id, judged_ms(home))
     if standing is None:
-        listed = f"list them with: ./fleet devices --home {home.path}"
-        raise FleetError(f'no device "{device_id}" was registered or heard in "{home.path}"; {listed}')
+        reports.require_known(home, device_id)
+        raise FleetError(f'nothing was judged yet of "{device_id}"; see how far the job is: ./fleet status --home {home.path}')
     if json_lines:
         away = [plain_row(one) for one in standing.unreachable]
         as_json([{**standing.summary, "timeline": [plain_row(row) for row in standing.transitions], "unreachable": away}])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fleetpulse.core.amending import unreachable
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import Device, World, next_due
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.health import THRESHOLDS
 from fleetpulse.core.machine import Trigger
 from fleetpulse.core.messages import SIGNALS, Row
@@ -107,6 +108,17 @@ def is_known(home: Home, device_id: str) -> bool:
     """Whether a device was ever registered or heard."""
     sql = "SELECT 1 FROM {0} WHERE device_id = ? LIMIT 1"
     return any(query(home, sql.format(name), [device_id], tables=[name]) for name in ("devices", "messages"))
+
+
+def require_known(home: Home, device_id: str) -> None:
+    """Refuse a device that nobody knows: a slip in an id is not to pass for a device of which there is nothing to tell.
+
+    Raises:
+        FleetError: it was never registered or heard.
+    """
+    if not is_known(home, device_id):
+        listed = f"list them with: ./fleet devices --home {home.path}"
+        raise FleetError(f'no device "{device_id}" was registered or heard in "{home.path}"; {listed}')
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,15 @@
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cli.access import grant, revoke
+from cli.amending import amend
 from cli.devices import import_, maintain
+from cli.looking import transitions
 from cli.running import Wanted, _prepare
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import parse_policy
@@ -46,6 +49,19 @@ def test_a_hold_that_is_longer_than_the_policy_allows_is_refused_when_it_is_aske
     with pytest.raises(FleetError, match=r'one of class "default" is held for 2h at most'):
         maintain("other", for_="3h", home=home.path)
     assert len(spooled(home)) == 2
+
+
+@pytest.mark.parametrize("ask", [amend, transitions], ids=["amend", "transitions"])
+def test_a_slip_in_an_id_does_not_pass_for_a_device_of_which_nothing_is_told(
+    ask: Callable[..., None], home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asked(device_id: str) -> None:
+        ask(home=home.path, device=[device_id] if ask is amend else device_id, json_lines=True)
+
+    asked("p")
+    assert not capsys.readouterr().out, "nothing was judged of it yet"
+    with pytest.raises(FleetError, match=r'no device "q" was registered or heard .* ./fleet devices'):
+        asked("q")
 
 
 def test_the_rules_of_a_device_are_those_of_its_class_at_the_instant(home: Home) -> None:
