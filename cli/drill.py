@@ -66,4 +66,4 @@ def drill(
         else:
             console.print(as_table(differ[:_SHOWN], [name for name in differ[0] if name in _COLUMNS], "differences"))
         raise FleetError(f"the drill found {len(differ)} differences in {sum(want.values()):,} judgements; the first are shown")
-    typer.echo(f"the drill passed: {len(STEPS)} operations, {sum(want.values()):,} judgements, no difference")
+    typer.echo(f"the drill passed: {len(STEPS)} operations, {sum(want.values()):,} judgements, no difference", err=json_lines)

@@ -71,7 +71,10 @@ def show_plan(
         "metrics_bytes": metrics,
         "tolerance": tolerance,
     }
-    fleet = Fleet(10_000) if home is None else _of_home(Home(home))
+    fleet = Fleet(10_000)
+    if home is not None:
+        fleet, heap_bytes = _of_home(Home(home))
+        figures = replace(figures, heap_bytes=heap_bytes)
     fleet = replace(fleet, **{name: value for name, value in given.items() if value is not None})
     if keep is not None:
         kept_ms = None if keep == _FOREVER else _duration("--keep", keep)
@@ -99,12 +102,14 @@ def _figures(*, measure_anew: bool) -> Figures:
     return figures
 
 
-def _of_home(home: Home) -> Fleet:
+def _of_home(home: Home) -> tuple[Fleet, int]:
+    """Return a home's fleet, and the bytes that its settings give to the JVM's heap."""
     from fleetpulse.ops.measured import fleet_of
-    from fleetpulse.settings import load_settings
+    from fleetpulse.settings import heap_mb, load_settings
 
     home.record()  # says so where there is no fleet
-    return fleet_of(home, load_settings(home.path).keep_messages)
+    settings = load_settings(home.path)
+    return fleet_of(home, settings.keep_messages), heap_mb(settings.heap) * 1_048_576
 
 
 def _standing(home: Path | None) -> dict[str, Any]:

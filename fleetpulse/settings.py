@@ -81,9 +81,14 @@ def _is_bounded(jitter_ms: int) -> int:
     return jitter_ms
 
 
-def _is_heap(value: str) -> str:
+def heap_mb(value: str) -> int:
+    """Return how many megabytes (of 1,024 kB) a heap is, such as ``4g``; 0 where it is none."""
     found = _HEAP.fullmatch(value)
-    if found is None or int(found[1]) * (1 if found[2] == "m" else 1_024) < _LEAST_HEAP_MB:
+    return 0 if found is None else int(found[1]) * (1 if found[2] == "m" else 1_024)
+
+
+def _is_heap(value: str) -> str:
+    if heap_mb(value) < _LEAST_HEAP_MB:
         raise ValueError(f'a heap is {_LEAST_HEAP_MB}m at the least, in megabytes or gigabytes; write such as "4g"')
     return value
 

@@ -93,7 +93,7 @@ class Figures:
     ingest_us: float = 13.0
     write_bytes_per_s: float = 100 * _MB
     commit_s: float = 0.1
-    heap_bytes: float = 1_000 * _MB
+    heap_bytes: float = 1_024 * 1_024 * 1_024
     worker_bytes: float = 250 * _MB
     working_bytes: float = 1_000
 

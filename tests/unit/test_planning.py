@@ -147,3 +147,7 @@ def test_a_home_shows_what_it_takes_beside_what_is_planned(tmp_path: Path, capsy
     show_plan(home=home.path)
     assert "messages a second" in (shown := capsys.readouterr().out)
     assert " 0.51 " in shown
+    (home.path / "settings.toml").write_text('heap = "3g"\n')
+    show_plan(home=home.path, json_lines=True)
+    [larger] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert larger["plan"]["memory_bytes"] - told["plan"]["memory_bytes"] == 2 * 1024**3
