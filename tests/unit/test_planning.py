@@ -14,6 +14,7 @@ from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEAL
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
 from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
+from fleetpulse.ops.balance import busiest
 from fleetpulse.ops.planning import (
     DEVICES_A_GROUP,
     Figures,
@@ -96,6 +97,14 @@ def test_key_groups_are_of_four_to_thirty_two_thousand_devices_and_keep_every_pa
     assert found.devices_a_group >= least or devices < least * found.key_groups
     assert found.key_groups >= found.partitions or devices < least * found.partitions
     assert key_groups(devices, 2) <= key_groups(devices * 2, 2)
+
+
+@pytest.mark.parametrize(("devices", "partitions"), [(100, 2), (100_000, 2), (1_000_000, 2), (100_000, 4), (1_000_000, 16)])
+def test_key_groups_are_shared_more_evenly_than_the_fewest_would_be(devices: int, partitions: int) -> None:
+    fewest, found = max(-(-devices // DEVICES_A_GROUP[1]), 2), key_groups(devices, partitions)
+    assert fewest <= found
+    assert busiest(found, partitions) <= busiest(fewest, partitions)
+    assert busiest(key_groups(100_000, 2), 2) == 1.0, "with the four that are the fewest one partition has three"
 
 
 @pytest.mark.parametrize("devices", [100, 100_000, 5_000_000])

@@ -1,0 +1,34 @@
+"""How Spark shares key groups among the partitions of the state: by a hash of their number, and so not evenly.
+
+Source: Spark's ``hash`` of an integer (Murmur3 of 32 bits, seed 42), its remainder by the number of partitions.
+"""
+
+from collections import Counter
+from typing import Final
+
+_SEED: Final = 42
+_WORD: Final = 0xFFFFFFFF
+
+
+def partition_of(key_group: int, partitions: int) -> int:
+    """Return the partition that holds a key group, from 0.
+
+    Args:
+        key_group: its number, from 0.
+        partitions: how many there are.
+    """
+    mixed = _turned(key_group * 0xCC9E2D51 & _WORD, 15) * 0x1B873593 & _WORD
+    value = (_turned(_SEED ^ mixed, 13) * 5 + 0xE6546B64 & _WORD) ^ 4
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        value = (value ^ value >> shift) * factor & _WORD
+    return (value - (value >> 31 << 32)) % partitions
+
+
+def busiest(key_groups: int, partitions: int) -> float:
+    """Return how much more the busiest partition has than its share: 1.0 where all have as much."""
+    held = Counter(partition_of(group, partitions) for group in range(key_groups))
+    return max(held.values()) * partitions / key_groups
+
+
+def _turned(word: int, bits: int) -> int:
+    return (word << bits | word >> 32 - bits) & _WORD
