@@ -17,12 +17,13 @@ from fleetpulse.columnar.blocks import NO_SIGNALS
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.snapshots import GROUP, OWN_ROW, taken, the_world
 from fleetpulse.columnar.standing import world_from_plain
+from fleetpulse.columnar.told import said_by
 from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.device import next_due
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.machine import HELD, Mode
 from fleetpulse.core.policy import Policies
-from fleetpulse.core.replay import Deployment, Outcome, outcome
+from fleetpulse.core.replay import Outcome, outcome
 from fleetpulse.core.state import Device, World
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
 from fleetpulse.io import delta
@@ -204,28 +205,32 @@ def judged_again(home: Home, newest_ms: int) -> tuple[pa.Table, pa.Table]:
         Judgements, columns of `JUDGEMENTS`; and devices, columns of `SNAPSHOT_SCHEMA`.
     """
     deployment, pieces = home.deployment(), pieces_of(home)
-    group = KeyGroup(Listening.begin(pieces[0].first_ms))
-    chunks: dict[int, bytes] = {}
+    groups = [KeyGroup(Listening.begin(pieces[0].first_ms)) for _ in range(home.key_groups())]
+    chunks: list[dict[int, bytes]] = [{} for _ in groups]
     told: list[pa.RecordBatch] = []
 
-    def fold(signals: pa.RecordBatch, others: Any, through_ms: int, deployment: Deployment = deployment) -> None:
-        step = group.fold(signals, others, through_ms, deployment, chunks.__getitem__)
+    def fold(key_group: int, signals: pa.RecordBatch, others: Any, through_ms: int) -> None:
+        kept = chunks[key_group]
+        step = groups[key_group].fold(signals, others, through_ms, deployment, kept.__getitem__)
         for number in step.gone:
-            del chunks[number]
-        chunks.update(step.chunks)
-        told.append(step.told)
+            del kept[number]
+        kept.update(step.chunks)
+        told.append(said_by(key_group, step.told))
 
     for each in slices_of(pieces):
         if each.since_ms > newest_ms:
             break
         until_ms = newest_ms + 1 if each.until_ms is None else min(each.until_ms, newest_ms + 1)
-        for signals, others in unpacked(blocks_of(replace(each, until_ms=until_ms), 1, pieces[0].first_ms)):
-            fold(signals, others, min(each.newest_ms, newest_ms))
-    fold(NO_SIGNALS, [], newest_ms)
+        blocks = blocks_of(replace(each, until_ms=until_ms), len(groups), pieces[0].first_ms)
+        for key_group, (signals, others) in zip(blocks["key_group"].to_pylist(), unpacked(blocks), strict=True):
+            fold(key_group, signals, others, min(each.newest_ms, newest_ms))
+    devices: list[pa.RecordBatch] = []
+    for key_group, group in enumerate(groups):
+        fold(key_group, NO_SIGNALS, [], newest_ms)
+        devices.append(taken(key_group, group.to_bytes(), chunks[key_group], newest_ms, deployment)[0])
     said = pa.Table.from_batches(told)
     defined = delta.from_columns(JUDGEMENTS, dict(zip(said.column_names, said.columns, strict=True)), said.num_rows)
-    devices = taken(0, group.to_bytes(), chunks, newest_ms, deployment)[0]
-    return defined, pa.Table.from_batches([devices])
+    return defined, pa.Table.from_batches(devices)
 
 
 def deadlines(tables: Opened, stand: Stand) -> pa.Table:

@@ -17,8 +17,6 @@ from fleetpulse.core.judgements import Verdict, clock_ahead, clock_behind
 from fleetpulse.core.replay import Deployment
 
 _MANY_ROWS: Final = 64  # of one device: more are sorted by merging
-_PLACE_BITS: Final = 20  # a key group has fewer than a million devices
-_TIME_BITS: Final = 63 - _PLACE_BITS
 
 
 def frontiers(world: World, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int) -> Int64s:
@@ -84,15 +82,16 @@ def in_order(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
 
     Args:
         signals: columns of `SIGNAL_SCHEMA`, all rows of their devices that are due.
-        places: the device of each, as a number below 2^20.
+        places: the device of each, as a number.
     """
     event_ms = signals["event_time_ms"].to_numpy()
     order, tied = _by_device(places, event_ms, int(places.max()) + 1)
     if not tied.any():
         return order, order[:0]
     base_ms = int(event_ms.min())
-    assert int(event_ms.max()) - base_ms < 1 << _TIME_BITS, "event times lie within the tables' range"
-    packed = (places << _TIME_BITS) | (event_ms - base_ms)
+    bits = (int(event_ms.max()) - base_ms).bit_length()
+    assert int(places.max()).bit_length() + bits < 64, "of a million devices rows may lie 278 years apart"
+    packed = (places << bits) | (event_ms - base_ms)
     rows = order[tied]
     kept, copies = _untie(signals.take(pa.array(rows)), packed[rows])
     others = order[~tied]
