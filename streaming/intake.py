@@ -10,18 +10,17 @@ Rule 5: a topic that is too long, or not printable, goes no further: its row is 
 import hashlib
 import hmac
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
-
-import pyarrow as pa
 
 from fleetpulse.core.envelope import TOPIC_PREFIX, Envelope
 from fleetpulse.core.messages import EVERYONE, FLUSH, Kind, Origin
 from fleetpulse.core.sparkplug import is_command
 from fleetpulse.io.receiver import Arrived, Token
-from fleetpulse.io.segments import SEGMENT_SCHEMA, Position, SegmentRow, columns_table
+from fleetpulse.io.segments import Position, SegmentRow
 from streaming.flood import Floods
 from streaming.history import History, Verdict
+from streaming.waiting import Waiting
 
 FLOOD: Final = "flood"  # why a row is refused
 ODD_TOPIC: Final = "topic"  # likewise
@@ -30,64 +29,7 @@ CONTINUES_MS: Final = 60_000  # history that ended so recently goes on live with
 CANARIES: Final = 1_000  # of ours that may be under way: one each interval, behind a backlog
 SLACK_MS: Final = 5_000
 _OURS: Final = "fleet/"
-_MQTT: Final = Origin.MQTT.value
 _USUAL_TOPICS: Final = 100_000  # remembered, before they are looked at anew
-
-
-class Waiting:
-    """What waits for its segment: rows, as columns.
-
-    Attributes:
-        tokens: of the messages that the rows came from; None of our own rows.
-        passed: tokens of messages that became no row.
-        size_bytes: of the rows' topics and payloads.
-    """
-
-    def __init__(self) -> None:
-        self.tokens: list[Token | None] = []
-        self.passed: list[Token] = []
-        self.size_bytes = 0
-        self._received_ms: list[int] = []
-        self._topics: list[str] = []
-        self._payloads: list[bytes] = []
-        self._more: dict[int, tuple[str, str | None, int | None, str | None, str | None]] = {}  # of rows that are not usual
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def add(self, row: SegmentRow, token: Token | None) -> None:
-        """Take in a row."""
-        self._more[len(self)] = row[3:]
-        self.add_usual(row.received_at_ms, (row.topic,), (row.payload,), (token,))
-
-    def add_usual(
-        self, received_at_ms: int, topics: Sequence[str], payloads: Sequence[bytes], tokens: Sequence[Token | None]
-    ) -> None:
-        """Take in messages that came over MQTT, together, of which there is nothing more to say."""
-        self._received_ms += [received_at_ms] * len(topics)
-        self._topics += topics
-        self._payloads += payloads
-        self.tokens += tokens
-        self.size_bytes += sum(map(len, topics)) + sum(map(len, payloads))
-
-    def refuse(self, back: int, why: str) -> None:
-        """Refuse a usual row, so many from the end."""
-        self._more[len(self) - back] = (_MQTT, None, None, None, why)
-
-    def rows(self) -> Iterator[SegmentRow]:
-        """Yield the rows."""
-        usual = (_MQTT, None, None, None, None)
-        for place, values in enumerate(zip(self._received_ms, self._topics, self._payloads, strict=True)):
-            yield SegmentRow(*values, *self._more.get(place, usual))
-
-    def table(self) -> pa.Table:
-        """Return the rows as a table of `SEGMENT_SCHEMA`."""
-        columns: list[list[Any]] = [self._received_ms, self._topics, self._payloads, [_MQTT] * len(self)]
-        columns += [[None] * len(self) for _ in range(len(SEGMENT_SCHEMA) - len(columns))]
-        for place, values in self._more.items():
-            for column, value in zip(columns[3:], values, strict=True):
-                column[place] = value
-        return columns_table(columns)
 
 
 class Intake:
@@ -183,13 +125,11 @@ class Intake:
         if not messages:
             return
         topics, payloads, retained, tokens = zip(*messages, strict=True)
-        begin = 0
-        if not self.live:
-            unusual = range(len(messages))
-        elif self._usual.issuperset(topics) and not any(retained):
-            unusual = range(0)
-        else:
-            unusual = [place for place in range(len(messages)) if retained[place] or not self._is_usual(topics[place])]
+        begin, unusual = 0, iter(range(len(messages)))
+        if self.live and self._usual.issuperset(topics) and not any(retained):
+            unusual = iter(())
+        elif self.live:  # asked one by one: behind a canary of ours other sites may be left to others
+            unusual = (place for place in unusual if retained[place] or not self._is_usual(topics[place]))
         for place in unusual:
             self._arrived_usual(topics[begin:place], payloads[begin:place], tokens[begin:place], now_ms)
             self.arrived(messages[place], now_ms)
@@ -205,10 +145,10 @@ class Intake:
         stamp = self._stamp(now_ms)
         self.last_ms, self._own_last = stamp, False
         self._since_ms = stamp if self._since_ms is None else self._since_ms
-        self.waiting.add_usual(stamp, topics, payloads, tokens)
+        first = self.waiting.add_usual(stamp, topics, payloads, tokens)
         for place in self._floods.exceeding(topics, now_ms):
             self.counts["flooded"] += 1
-            self.waiting.refuse(len(topics) - place, FLOOD)
+            self.waiting.refuse(first + place, FLOOD)
 
     def _is_usual(self, topic: str) -> bool:
         """Whether a live device sends to a topic; kept of those that do, see `arrived`."""

@@ -1,6 +1,7 @@
 """Several bridges: who takes what, how far each promises to be, and what becomes of one that is not heard of."""
 
 import json
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,30 @@ def test_sites_are_left_to_others_behind_the_canary_that_was_sent_when_the_broke
     assert arrives("fleet/rome/d/heartbeat") == 5
     assert (intake.shared, intake.counts["elsewhere"]) == ({"oslo"}, 2)
     assert len(intake.written()) == number, "what is left to others is acknowledged as well"
+
+
+@pytest.mark.parametrize("met_before", [False, True], ids=["new topic", "known topic"])
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
+def test_what_comes_behind_the_canary_is_left_to_others_also_when_it_comes_with_it(together: bool, met_before: bool) -> None:
+    intake = Intake("bridge-1", None, others=frozenset({"north"}))
+    intake.go_live(NOW)
+    numbers = count(1)
+
+    def arrive(*messages: tuple[str, bytes]) -> list[str]:
+        before = len(intake.waiting)
+        arrived = [Arrived(*message, False, (1, next(numbers))) for message in messages]
+        for some in [arrived] if together else [[one] for one in arrived]:
+            intake.arrived_together(some, NOW)
+        return [row.topic for row in intake.waiting.rows()][before:]
+
+    oslo, rome = ("fleet/oslo/d/heartbeat", b"{}"), ("fleet/rome/d/heartbeat", b"{}")
+    if met_before:
+        assert arrive(oslo, rome) == [oslo[0], rome[0]]
+    intake.share(frozenset({"oslo"}))
+    canary = (intake.canary_topic, intake.canary(NOW))
+    assert arrive(oslo, rome, canary, oslo, rome) == [oslo[0], rome[0], canary[0], rome[0]]
+    assert arrive(oslo, rome, oslo) == [rome[0]]
+    assert intake.counts["elsewhere"] == 3
 
 
 def test_a_lease_that_is_not_whole_is_none(tmp_path: Path) -> None:

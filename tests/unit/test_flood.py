@@ -103,7 +103,7 @@ def test_what_is_beyond_the_limit_is_written_and_goes_to_quarantine(tmp_path: Pa
         intake.arrived(Arrived(TOPIC, b"{}", False, (1, number + 1)), NOW)
     written = [*intake.waiting.rows()]
     assert [row.refused for row in written].count(FLOOD) == intake.counts["flooded"] == 5
-    path = write_segment(tmp_path, 1, rows_table(written), bridge="b", last_canary_ms=None)
+    path = write_segment(tmp_path, 1, intake.waiting.table(), bridge="b", last_canary_ms=None)
     landed = decode_parts([Part("bridge-1", 1, 0, read_segment(path))], decode)
     assert (landed.messages[0][2].num_rows, len(landed.quarantine)) == (BURST_S, 5)
     assert {one["reason"] for one in landed.quarantine} == {FLOOD}

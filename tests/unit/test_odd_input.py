@@ -14,7 +14,6 @@ from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE
 from fleetpulse.io.packets import Reader
 from fleetpulse.io.receiver import Arrived
 from fleetpulse.io.recording import inspect, read
-from fleetpulse.io.segments import rows_table
 from streaming.intake import MAX_TOPIC, Intake
 from streaming.landed import decode_parts
 from streaming.merging import Part
@@ -31,7 +30,7 @@ def landed(*messages: tuple[str, bytes], live: bool = True) -> dict[str, list[di
         intake.go_live(NOW)
     arrived = [Arrived(topic, payload, False, (1, number)) for number, (topic, payload) in enumerate(messages, 1)]
     intake.arrived_together(arrived, NOW)
-    part = Part(BRIDGE, 1, 0, rows_table([*intake.waiting.rows()]))
+    part = Part(BRIDGE, 1, 0, intake.waiting.table())
     begun = {table.name: {BRIDGE: 0} for table in (MESSAGES, QUARANTINE, COVERAGE, DEVICES)}
     found = decode_parts([part], decode).by_table(begun)
     return {table.name: rows.to_pylist() for table, rows in found}
