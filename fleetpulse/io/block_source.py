@@ -8,6 +8,7 @@ a tick goes to group 0: it only moves the watermark. One that flushes goes to al
 """
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,13 +28,14 @@ from fleetpulse.columnar.choosing import taken
 from fleetpulse.columnar.wire import to_wire
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import EVERYONE, FLUSH, FROM_DEVICES, Clock, Kind
+from fleetpulse.io import handover
 from fleetpulse.io.history import FOLDER, Piece, pieces, remainders
 from fleetpulse.io.workers import settle
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 FORMAT: Final = "fleet_blocks"
 MAX_ROWS: Final = 1_000_000  # a batch aims at; each costs about as much CPU as 300,000 rows, however small it is
-BLOCK_COLUMNS: Final = "key_group int, received_at timestamp, started_ms long, signals binary, others binary"
+BLOCK_COLUMNS: Final = f"key_group int, received_at timestamp, started_ms long, signals binary, others binary, {handover.COLUMNS}"
 _BLOCK_SCHEMA: Final = pa.schema(
     [
         ("key_group", pa.int32()),
@@ -58,10 +60,12 @@ class Files(InputPartition):
     Attributes:
         paths: Parquet files, in the order of their versions.
         started_ms: ``received_at`` of the first row ever, epoch milliseconds.
+        folder: where blocks of signals are handed over; None where rows carry them.
     """
 
     paths: tuple[str, ...]
     started_ms: int
+    folder: str | None = None
 
 
 class DeltaLog:
@@ -145,7 +149,8 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     Options: ``path`` of the table, ``key_groups``, ``max_rows`` a batch aims at, ``parallelism``; of a new checkpoint
     ``begin``, the first version to read, and ``begin_alone``: its first batch reads nothing; ``through``: the version to stop at;
-    ``settles``: there, one more batch reads nothing: what became due in the one before is said in it.
+    ``settles``: there, one more batch reads nothing: what became due in the one before is said in it;
+    ``handover``: a folder of the query's own, see `handover`.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -157,6 +162,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.alone = options.get("begin_alone") == "1"
         self.through = int(options["through"]) if "through" in options else None
         self.settles = options.get("settles") == "1"
+        self.handover = options.get("handover")
         self._started_ms: int | None = None
 
     def initialOffset(self) -> dict[str, int]:
@@ -194,7 +200,8 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         share = -(-len(paths) // self.parallelism)
         started = self._started()
-        return [Files(tuple(paths[at : at + share]), started) for at in range(0, len(paths), share)]
+        folder = self.handover and handover.folder_for(self.handover, start["version"], end["version"])
+        return [Files(tuple(paths[at : at + share]), started, folder) for at in range(0, len(paths), share)]
 
     def _started(self) -> int:
         if self._started_ms is None:
@@ -210,11 +217,16 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         tables = [read_bronze(path) for path in partition.paths]
         rows = pa.concat_tables(tables, promote_options="default").combine_chunks()  # a file of signals alone has fewer columns
         if rows.num_rows:
-            yield pack(rows, self.key_groups, partition.started_ms)
+            yield handover.hand_over(pack(rows, self.key_groups, partition.started_ms), "signals", partition.folder)
         settle()
 
     def commit(self, end: dict[str, int]) -> None:
         """Nothing to clean up: bronze is kept by its own retention."""
+
+    def stop(self) -> None:
+        """Take away what was handed over last."""
+        if self.handover:
+            shutil.rmtree(self.handover, ignore_errors=True)
 
 
 class BlockSource(DataSource):
@@ -240,15 +252,30 @@ def read_bronze(path: str, row_group: int | None = None) -> pa.Table:
     file = pq.ParquetFile(path, read_dictionary=[*WORDS, "kind", "clock"])
     groups = range(file.num_row_groups) if row_group is None else [row_group]
     table = file.read_row_groups(groups, columns=[*names, "clock", "device_hash"], use_threads=False)
-    if pc.all(_are_signals(table), min_count=0).as_py():
+    if _all_are_signals(table):
         return table
     everything = [*{*ROW_SCHEMA.names} - {*_INSTANTS}, *_INSTANTS.values(), "device_hash"]
     return file.read_row_groups(groups, columns=everything, use_threads=False)
 
 
 def _are_signals(rows: pa.Table) -> pa.ChunkedArray:
-    of_device = _by_word(rows["kind"], lambda words: pc.is_in(words, value_set=_OF_DEVICES))
-    return pc.and_(of_device, _by_word(rows["clock"], lambda words: pc.not_equal(words, Clock.INVALID.value)))
+    return pc.and_(_by_word(rows["kind"], _of_devices), _by_word(rows["clock"], _usable))
+
+
+def _all_are_signals(rows: pa.Table) -> bool:
+    """Look at the words alone, and at the rows where some word is not a signal's: it may be nobody's any more."""
+    words = ((rows["kind"], _of_devices), (rows["clock"], _usable))
+    if all(pc.all(holds(chunk.dictionary), min_count=0).as_py() for column, holds in words for chunk in column.chunks):
+        return True
+    return bool(pc.all(_are_signals(rows), min_count=0).as_py())
+
+
+def _of_devices(kinds: pa.Array) -> pa.Array:
+    return pc.is_in(kinds, value_set=_OF_DEVICES)
+
+
+def _usable(clocks: pa.Array) -> pa.Array:
+    return pc.not_equal(clocks, Clock.INVALID.value)
 
 
 def _by_word(column: pa.ChunkedArray, value: Callable[[pa.Array], pa.Array]) -> pa.ChunkedArray:
@@ -288,12 +315,11 @@ def pack(rows: pa.Table, key_groups: int, started_ms: int) -> pa.RecordBatch:
         key_groups: how many groups there are.
         started_ms: ``received_at`` of the first row ever.
     """
-    plain = _are_signals(rows)
+    plain = None if _all_are_signals(rows) else _are_signals(rows)
     signals: dict[int, bytes] = {}
     others: dict[int, bytes] = {}
     newest: dict[int, int] = {}
-    everything = bool(pc.all(plain).as_py())
-    ours = rows if everything else rows.filter(plain)
+    ours = rows if plain is None else rows.filter(plain)
     if ours.num_rows:
         batch, groups = _signals(ours), ours["device_hash"].to_numpy() % key_groups
         order = np.argsort(groups.astype(np.int16 if key_groups < 2**15 else np.int64), kind="stable")
@@ -305,8 +331,9 @@ def pack(rows: pa.Table, key_groups: int, started_ms: int) -> pa.RecordBatch:
             signals[group] = to_wire(_own_words(batch.slice(begin, end - begin)))
             newest[group] = int(received[begin:end].max())
     deaths = _gateway_deaths(rows)
-    if not everything or deaths.num_rows:
-        for group, batch in _shared_out(rows.filter(pc.invert(plain)), deaths, key_groups):
+    if plain is not None or deaths.num_rows:
+        rest = rows.slice(0, 0) if plain is None else rows.filter(pc.invert(plain))
+        for group, batch in _shared_out(rest, deaths, key_groups):
             others[group] = to_bytes(batch)
             newest[group] = max(newest.get(group, 0), pc.max(batch["received_at_ms"]).as_py())
     found = sorted(newest)

@@ -24,6 +24,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS
 from fleetpulse.io.group_state import GroupState
+from fleetpulse.io.handover import handed
 from fleetpulse.io.workers import settle
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
@@ -67,8 +68,8 @@ class GroupProcessor(StatefulProcessor):
         others: list[Any] = []
         started_ms = 0
         for row in rows:
-            if row.signals is not None:
-                signals.append(from_wire(row.signals))
+            if (block := handed(row, "signals")) is not None:
+                signals.append(from_wire(block))
             if row.others is not None:
                 others += batch_to_rows(from_bytes(row.others))
             started_ms = row.started_ms

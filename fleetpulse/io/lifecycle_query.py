@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -15,6 +16,7 @@ from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, relocate
 from fleetpulse.io.generations import Generation, checkpoint_of
 from fleetpulse.io.group_processor import OUTPUT, TOLD, GroupProcessor, unpacker
 from fleetpulse.io.home import Home
+from fleetpulse.io.spark import folder_of
 
 PAUSE: Final = "200 milliseconds"  # between two looks for new rows
 
@@ -63,6 +65,8 @@ def judged(
     options: dict[str, str | int] = {"path": str(messages), "key_groups": generation.key_groups, "max_rows": max_rows}
     if begin is not None:
         options |= {"begin": begin.version, "begin_alone": int(begin.alone)}
+    if str(spark.conf.get("spark.master")).startswith("local"):  # what one task writes, each other task can read
+        options["handover"] = mkdtemp(prefix="blocks-", dir=folder_of(spark))
     if through is not None:
         options["through"] = through
     if settles:
