@@ -5,7 +5,7 @@ too, and their ratio is to that run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bench import flink_peer
@@ -19,16 +19,33 @@ SIZES: Final = (100_000, 1_000_000)
 FLAT_ROWS: Final = 3_000_000  # a batch, whatever the fleet
 SMALL_DEVICES: Final = 5_000
 SMALLER_DEVICES: Final = 10_000
-WARMING: Final = Fleet(2_000, 6, batches=40)  # what costs the same in every batch is compiled by then
+WARMING: Final = Fleet(2_000, 6, batches=20)  # before the first round: what costs the same in every batch is run, and compiled
 WARMING_LIMIT_S: Final = 600  # the first time, JARs are fetched and what is compiled is compiled
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """One input and who runs over it."""
+    """One input and who runs over it.
+
+    Attributes:
+        fleet: of the input; its first batch is never measured.
+        contenders: in the order in which each round runs them.
+        warm_rounds: before the measured ones: compared, and not counted.
+        rounds: measured ones.
+    """
 
     fleet: Fleet
     contenders: tuple[str, ...]
+    warm_rounds: int = 1
+    rounds: int = 1
+
+    def runs_in(self, number: int, of: int) -> bool:
+        """Return whether it runs in a round of a plan that has so many; a course of fewer rounds runs in the last ones."""
+        return 1 - self.warm_rounds <= number - (of - self.rounds)
+
+    def counts_in(self, number: int, of: int) -> bool:
+        """Return whether such a round is measured."""
+        return number > of - self.rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,51 +54,72 @@ class Plan:
 
     Attributes:
         courses: in the order in which each round runs them.
-        rounds: measured ones, after one that warms up.
         limit_s: how long a contender may take for one run.
     """
 
     courses: tuple[Course, ...]
-    rounds: int
     limit_s: float
 
+    @property
+    def rounds(self) -> range:
+        """The rounds, of which the measured ones count from 1."""
+        last = max(course.rounds for course in self.courses)
+        return range(min(1 - course.warm_rounds + last - course.rounds for course in self.courses), last + 1)
+
     def restricted(self, names: Sequence[str]) -> "Plan":
-        """Return the plan for some of the contenders."""
+        """Return the plan for some of the contenders.
+
+        Raises:
+            Misuse: it runs none of them.
+        """
         courses = tuple(
-            Course(course.fleet, tuple(name for name in course.contenders if name in names)) for course in self.courses
+            replace(course, contenders=tuple(name for name in course.contenders if name in names)) for course in self.courses
         )
-        return Plan(tuple(course for course in courses if course.contenders), self.rounds, self.limit_s)
+        if not (left := tuple(course for course in courses if course.contenders)):
+            raise Misuse(f"this plan runs none of {', '.join(names)}")
+        return Plan(left, self.limit_s)
 
 
 def _quick(devices: Sequence[int]) -> Plan:
-    """Ours and the reference, all devices active, in batches of 1,200,000 to 2,000,000 messages."""
-    courses = tuple(Course(Fleet(count, max(2, 1_200_000 // count), batches=3), (OURS, REFERENCE)) for count in devices or SIZES)
-    return Plan(courses, rounds=1, limit_s=120)
+    """Ours and the reference, all devices active, in batches of 1,200,000 to 2,000,000 messages.
+
+    What is left to compile after the rounds of the first fleet is what the first batch of a greater one compiles.
+    """
+    courses = tuple(
+        Course(
+            Fleet(count, max(2, 1_200_000 // count), batches=3),
+            (OURS, REFERENCE),
+            warm_rounds=0 if place else 3,
+            rounds=1 if place else 2,
+        )
+        for place, count in enumerate(devices or SIZES)
+    )
+    return Plan(courses, limit_s=120)
 
 
 def _small(devices: Sequence[int]) -> Plan:
     """Everyone over a small fleet: do all agree?"""
-    return Plan(tuple(Course(Fleet(count, 6, batches=4), ALL) for count in devices or (SMALL_DEVICES,)), rounds=1, limit_s=300)
+    return Plan(tuple(Course(Fleet(count, 6, batches=4), ALL) for count in devices or (SMALL_DEVICES,)), limit_s=300)
 
 
 def _full(devices: Sequence[int]) -> Plan:
     """Both sizes, all devices and one in twenty active; per-device Python over a smaller fleet."""
     if devices:
         raise Misuse("the full benchmark has its sizes; --devices goes with --quick, --small or --flat")
-    courses = (
-        Course(Fleet(SMALLER_DEVICES, 6), ALL),
-        Course(Fleet(100_000, 12), FAST),
-        Course(Fleet(100_000, 12, one_in=20), FAST),
-        Course(Fleet(1_000_000, 2, batches=4), FAST),
-        Course(Fleet(1_000_000, 12, batches=4, one_in=20), FAST),
+    runs = (
+        (Fleet(SMALLER_DEVICES, 6), ALL),
+        (Fleet(100_000, 12), FAST),
+        (Fleet(100_000, 12, one_in=20), FAST),
+        (Fleet(1_000_000, 2, batches=4), FAST),
+        (Fleet(1_000_000, 12, batches=4, one_in=20), FAST),
     )
-    return Plan(courses, rounds=3, limit_s=600)
+    return Plan(tuple(Course(fleet, contenders, rounds=3) for fleet, contenders in runs), limit_s=600)
 
 
 def _flat(devices: Sequence[int]) -> Plan:
     """Ours over fleets of all sizes, in batches of as many messages: does a message cost the same?"""
-    courses = tuple(Course(Fleet(count, FLAT_ROWS // count, batches=3), (OURS,)) for count in devices or (10_000, *SIZES))
-    return Plan(courses, rounds=5, limit_s=600)
+    fleets = (Fleet(count, FLAT_ROWS // count, batches=3) for count in devices or (10_000, *SIZES))
+    return Plan(tuple(Course(fleet, (OURS,), rounds=5) for fleet in fleets), limit_s=600)
 
 
 QUICK, SMALL, FLAT, FULL = "quick", "small", "flat", "full"

@@ -82,19 +82,19 @@ class Warm:
             )
         self._tree = psutil.Process(self._process.pid)
 
-    def run(self, source: Input, number: int, limit_s: float | None = None) -> Run:
+    def run(self, source: Input, label: str, limit_s: float | None = None) -> Run:
         """Run over an input, and say what it cost.
 
         Args:
             source: the input.
-            number: of the run: where it writes.
+            label: of the run, and of no other: where it writes.
             limit_s: another limit than the process has.
 
         Raises:
             DidNotFinish: it took longer than it may; its process is ended.
             FleetError: it failed.
         """
-        place = self.work / f"run-{number}"
+        place = self.work / f"run-{label}"
         if self.name == flink_peer.NAME:
             return self._on_flink(source, place, limit_s)
         fields = {"path": str(source.path), "counts": source.counts, "newest_ms": source.newest_ms}

@@ -1,6 +1,6 @@
 """The lifecycle job beside its peers: the same input, interleaved runs of warm processes, results compared row by row.
 
-Rule 1: a figure is the median of the measured rounds; before them one round warms up, and is compared but not counted.
+Rule 1: a figure is the median of the measured rounds; those before them warm up, and are compared but not counted.
 Rule 2: contenders that disagree are an error, and no figure is shown.
 Rule 3: a contender that cannot be had, or takes too long, is a row that says so.
 """
@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -76,16 +77,17 @@ def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
     runs: dict[tuple[int, str], list[Run]] = {}
     notes: dict[tuple[int, str], str] = {}
     try:
-        for number in range(plan.rounds + 1):
-            for place, course in enumerate(plan.courses):
-                with _status(shown, f"round {number} of {plan.rounds}: {course.fleet.devices:,} devices"):
+        last = plan.rounds[-1]
+        for number, (place, course) in product(plan.rounds, enumerate(plan.courses)):
+            if course.runs_in(number, last):
+                with _status(shown, f"round {number} of {last}: {course.fleet.devices:,} devices"):
                     source = prepare(course.fleet)
                     found = _round(course, source, number, (plan, work, running, {n for p, n in notes if p == place}))
                 outcome = {name: run for name, run in found.items() if isinstance(run, Run)}
                 notes |= {(place, name): run for name, run in found.items() if isinstance(run, str)}
                 _require_equal(outcome, source, number)
                 for name, run in outcome.items():
-                    if number:
+                    if course.counts_in(number, last):
                         runs.setdefault((place, name), []).append(run)
                     shutil.rmtree(run.out.parent, ignore_errors=True)
     finally:
@@ -115,8 +117,8 @@ def _round(
         try:
             if name not in running:
                 running[name] = Warm(name, work / name, plan.limit_s)
-                running[name].run(prepare(courses.WARMING), -1, courses.WARMING_LIMIT_S)
-            found[name] = running[name].run(source, number)
+                running[name].run(prepare(courses.WARMING), "warming", courses.WARMING_LIMIT_S)
+            found[name] = running[name].run(source, f"round{number}")
         except DidNotFinish:
             found[name] = f"did not finish in {plan.limit_s:.0f} s"
             del running[name]
