@@ -60,13 +60,23 @@ def switch(home: Home, number: int, say: Say, *, dry: bool = False) -> None:
         take_over(home, made, now, say)
 
 
-def discard(home: Home, number: int, say: Say) -> None:
+def discard(home: Home, number: int, say: Say, *, dry: bool = False) -> None:
     """Remove a generation that is held, and is not to be; the one that runs is untouched.
+
+    Args:
+        home: the home.
+        number: of the generation.
+        say: told what is done.
+        dry: only say what would be done.
 
     Raises:
         FleetError: it is not held.
     """
-    discard_generation(home.lifecycle, _held(home, number))
+    held = _held(home, number)
+    if dry:
+        say(f"generation {number}, made by {held.made_by}, is to be removed; the one that runs is untouched")
+        return
+    discard_generation(home.lifecycle, held)
     say(f"generation {number} is removed; generation {load_generations(home.lifecycle).current} is current as before")
 
 

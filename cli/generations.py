@@ -40,12 +40,15 @@ def switch(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: Dry
         give(opened, number, _say, dry=dry_run)
 
 
-def discard(number: NumberArgument, home: HomeOption = DEFAULT_HOME) -> None:
+def discard(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False) -> None:
     """Remove a generation that was made with --hold; the one that runs is untouched, and may go on running."""
     from batch.holding import discard as remove
 
     opened = Home(home)
     opened.record()
+    if dry_run:
+        remove(opened, number, _say, dry=True)
+        return
     with making(opened, "fleet state discard", _say):
         remove(opened, number, _say)
 
@@ -82,6 +85,7 @@ def prune(
     opened = Home(home)
     opened.record()
     if dry_run:
+        opened.require_state_free()
         remove(opened, keep, _say, dry=True)
         return
     with making(opened, "fleet state prune", _say), opened.state_held("fleet state prune"):

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 HoldOption = Annotated[bool, typer.Option("--hold", help="Make it, check it, and wait for: state switch N.")]
 BatchOption = Annotated[int | None, typer.Option("--at-batch", help="After this batch; the newest by default.")]
+OnceStoppedOption = Annotated[
+    bool, typer.Option("--once-stopped", help="With --dry-run: what would be done once the job is stopped, though it runs now.")
+]
 VersionOption = Annotated[int | None, typer.Option("--version", help="The snapshot of this version.")]
 AtOption = Annotated[str | None, typer.Option("--at", help="The newest snapshot of this instant.")]
 _CANARY_RUNS = "5m"
@@ -53,17 +56,28 @@ def _say(words: str) -> None:
 
 
 @contextmanager
-def _work(path: Path, verb: str, *, dry: bool, changes: bool, holds: bool = False) -> "Iterator[Work]":
-    """Give a session over a home; the state is held where it is to be changed."""
+def _looking(path: Path, *, dry: bool = False) -> "Iterator[Work]":
+    """Give a session over a home whose state is read only."""
     home = Home(path)
     home.record()
-    if not changes or dry:
-        with _session(home, dry=dry, changes=False) as work:
+    with _session(home, dry=dry, changes=False) as work:
+        yield work
+
+
+@contextmanager
+def _work(path: Path, verb: str, asked: "Asked") -> "Iterator[Work]":
+    """Give a session over a home whose state is held, since it is to be changed; a dry run is refused where this would be."""
+    home = Home(path)
+    home.record()
+    none_held(home.lifecycle)
+    if asked.dry:
+        if not asked.once_stopped:
+            home.require_state_free()
+        with _session(home, dry=True, changes=False) as work:
             yield work
         return
-    none_held(home.lifecycle)
     by = f"fleet state {verb}"
-    with making(home, by, _say), home.state_held(by), _session(home, dry=dry, changes=True, holds=holds) as work:
+    with making(home, by, _say), home.state_held(by), _session(home, dry=False, changes=True, holds=asked.hold) as work:
         yield work
 
 
@@ -99,7 +113,7 @@ def inspect(home: HomeOption = DEFAULT_HOME, at_batch: BatchOption = None, as_js
     """Show what the checkpoint holds, and what the next start would do."""
     from cli.state_shown import show_inspected
 
-    with _work(home, "inspect", dry=False, changes=False) as work:
+    with _looking(home) as work:
         from batch.verbs import inspect as look
 
         found = look(work.spark, work.home, at_batch)
@@ -123,7 +137,7 @@ def snapshot(
 
     Home(home).record()
     kept_still = nullcontext() if dry_run else making(Home(home), "fleet state snapshot", _say)
-    with kept_still, _work(home, "snapshot", dry=dry_run, changes=False) as work:
+    with kept_still, _looking(home, dry=dry_run) as work:
         if dry_run:
             from batch.snapshot import about
             from fleetpulse.io.checkpoint import stand
@@ -181,6 +195,7 @@ def bootstrap(
     damaged: Annotated[bool, typer.Option("--damaged", help="The present state cannot be read: nothing is compared.")] = False,
     hold: HoldOption = False,
     dry_run: DryOption = False,
+    once_stopped: OnceStoppedOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Go on from a snapshot, from the registry, or from a list of devices, in a new generation."""
@@ -208,7 +223,7 @@ def bootstrap(
 
             return bootstrap_devices(work, listed, named)
 
-        _changing("bootstrap", home, Asked(dry_run, hold, as_json), from_list)
+        _changing("bootstrap", home, Asked(dry_run, hold, as_json, once_stopped), from_list)
         return
     moment = None if at is None else parse_instant_ms(at)
     chosen = find_snapshot(Home(home), version, moment)
@@ -218,7 +233,7 @@ def bootstrap(
 
         return begin(work, chosen, only, damaged=damaged)
 
-    _changing("bootstrap", home, Asked(dry_run, hold, as_json), from_snapshot)
+    _changing("bootstrap", home, Asked(dry_run, hold, as_json, once_stopped), from_snapshot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +243,17 @@ class Asked:
     dry: bool
     hold: bool
     as_json: bool
+    once_stopped: bool
 
     def __post_init__(self) -> None:
+        if self.once_stopped and not self.dry:
+            raise Misuse("--once-stopped is for a dry run beside the running job: give --dry-run with it, or leave it")
         if self.dry and self.as_json:
             raise Misuse("a dry run makes no generation that --json could show: leave one of them")
 
 
 def _changing(name: str, home: Path, asked: Asked, act: "Callable[[Work], Generation | None]") -> None:
-    with _work(home, name, dry=asked.dry, changes=True, holds=asked.hold) as work:
+    with _work(home, name, asked) as work:
         made = act(work)
     if asked.as_json and made is not None:
         typer.echo(json.dumps({"generation": made.number, **asdict(made)}))
@@ -249,6 +267,7 @@ def migrate(
     for_: Annotated[str | None, typer.Option("--for", help="How long both run, with --canary; 5m by default.")] = None,
     hold: HoldOption = False,
     dry_run: DryOption = False,
+    once_stopped: OnceStoppedOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Go on in another stored form, in a new generation."""
@@ -265,13 +284,15 @@ def migrate(
     for_s = parse_duration_ms(for_ or _CANARY_RUNS) / 1000
     if canary and as_json:
         raise Misuse("a canary says what both sides said, to people: leave --json")
-    if canary and not dry_run:
+    if canary and once_stopped:
+        raise Misuse("a canary runs beside the running job: leave --once-stopped")
+    if canary:
         from cli.trial import beside
 
-        with _work(home, "migrate", dry=False, changes=False) as work:
+        with _looking(home, dry=dry_run) as work:
             beside(work, "migrate", form, for_s)
         return
-    _changing("migrate", home, Asked(dry_run, hold, as_json), act)
+    _changing("migrate", home, Asked(dry_run, hold, as_json, once_stopped), act)
 
 
 @state.command("repartition")
@@ -281,6 +302,7 @@ def repartition(
     anew: Annotated[bool, typer.Option("--anew", help="From the state's rows, and not by Spark's own repartitioning.")] = False,
     hold: HoldOption = False,
     dry_run: DryOption = False,
+    once_stopped: OnceStoppedOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Go on with another number of partitions."""
@@ -291,7 +313,7 @@ def repartition(
 
         return (repartition_anew if anew else verb)(work, partitions)
 
-    _changing("repartition", home, Asked(dry_run, hold, as_json), act)
+    _changing("repartition", home, Asked(dry_run, hold, as_json, once_stopped), act)
 
 
 @state.command("rescale")
@@ -300,6 +322,7 @@ def rescale(
     home: HomeOption = DEFAULT_HOME,
     hold: HoldOption = False,
     dry_run: DryOption = False,
+    once_stopped: OnceStoppedOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Go on with another number of key groups, in a new generation."""
@@ -309,7 +332,7 @@ def rescale(
 
         return verb(work, key_groups)
 
-    _changing("rescale", home, Asked(dry_run, hold, as_json), act)
+    _changing("rescale", home, Asked(dry_run, hold, as_json, once_stopped), act)
 
 
 @state.command("rollback")
@@ -318,6 +341,7 @@ def rollback(
     to: Annotated[int | None, typer.Option("--to", help="The generation to go back to; the one before by default.")] = None,
     hold: HoldOption = False,
     dry_run: DryOption = False,
+    once_stopped: OnceStoppedOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Go back to what an earlier generation was; what was judged since is judged again, and not said again."""
@@ -327,7 +351,7 @@ def rollback(
 
         return verb(work, to)
 
-    _changing("rollback", home, Asked(dry_run, hold, as_json), act)
+    _changing("rollback", home, Asked(dry_run, hold, as_json, once_stopped), act)
 
 
 def _shown(found: dict[str, Any], *, as_json: bool) -> None:

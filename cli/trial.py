@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from batch.canary import Trial, canary
 from batch.verbs import Work, check_form
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io.checkpoint import stand
 from fleetpulse.io.desired import stopped_meanwhile
+from fleetpulse.io.generations import none_held
 from fleetpulse.io.home import Home
 from fleetpulse.io.making import making
 from fleetpulse.io.services import runs
@@ -18,8 +20,14 @@ _PATIENCE_S = 120.0
 def beside(work: Work, verb: str, form: int, for_s: float) -> None:
     """Run a generation of another stored form beside the one that runs, and switch if both say the same.
 
+    Args:
+        work: what to work with; dry, it is only said what would be done.
+        verb: which asks for it.
+        form: the stored form.
+        for_s: how long both run side by side, seconds.
+
     Raises:
-        FleetError: nothing runs, another canary does, or they differ.
+        FleetError: nothing runs, a generation is held, another canary runs, or they differ.
     """
     home = work.home
     check_form(home, form)
@@ -28,9 +36,21 @@ def beside(work: Work, verb: str, form: int, for_s: float) -> None:
             f'a canary runs beside the job, and none runs in "{home.path}"; start it: ./fleet up --home {home.path}, '
             f"or leave --canary"
         )
-
+    none_held(home.lifecycle)
+    if work.dry:
+        work.say(_described(home, form, for_s))
+        return
     with making(home, f"fleet state {verb} --canary", work.say):
         canary(work, verb, Trial(home.key_groups(), form, for_s, lambda: _stopped(home, verb)))
+
+
+def _described(home: Home, form: int, for_s: float) -> str:
+    current, at = home.generation(), stand(home.checkpoint)
+    return (
+        f"generation {current.number}: {current.key_groups} key groups, {at.partitions} partitions, stored form {current.form}; "
+        f"a canary of stored form {form} is to judge the live input beside it for {for_s:.0f} s, and to say it aside; then the "
+        f"job is stopped while both are compared, and the canary gets the work where both say the same"
+    )
 
 
 @contextmanager

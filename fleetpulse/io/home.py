@@ -306,16 +306,24 @@ class Home:
         Raises:
             FleetError: another does.
         """
-
-        def refused(other: str) -> FleetError:
-            return FleetError(
-                f'the state of the home "{self.path}" is in use by {other}; where that is the job, stop it alone with: '
-                f"./fleet stream stop --home {self.path}, and start it afterwards with: ./fleet stream start --home {self.path}"
-            )
-
         self.lifecycle.mkdir(parents=True, exist_ok=True)
-        with held(self.lifecycle / "lock", by, refused):
+        with held(self.lifecycle / "lock", by, self._state_in_use_by):
             yield
+
+    def require_state_free(self) -> None:
+        """See that `state_held` would be let in now, and hold nothing.
+
+        Raises:
+            FleetError: somebody holds the checkpoints, in the words of `state_held`.
+        """
+        if (other := self.state_holder()) is not None:
+            raise self._state_in_use_by(other.strip() or "another run")
+
+    def _state_in_use_by(self, other: str) -> FleetError:
+        return FleetError(
+            f'the state of the home "{self.path}" is in use by {other}; where that is the job, stop it alone with: '
+            f"./fleet stream stop --home {self.path}, and start it afterwards with: ./fleet stream start --home {self.path}"
+        )
 
     def state_holder(self) -> str | None:
         """Say who holds the lifecycle job's checkpoints; None where nobody does."""

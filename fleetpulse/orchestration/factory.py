@@ -68,7 +68,7 @@ def change_state(words: Sequence[str], *, question: str | None) -> None:
         words: the verb that makes the new generation, and its arguments.
         question: what a person is asked, with the plan below it; None where nobody is.
     """
-    plan = FleetOperator(task_id="plan", words=[*words, "--dry-run"], gives="told", pool=STATE_POOL)
+    plan = FleetOperator(task_id="plan", words=[*words, "--dry-run", "--once-stopped"], gives="told", pool=STATE_POOL)
     stop = StopStream(task_id="stop")
     act = FleetOperator(task_id="act", words=[*words, "--hold", "--json"], gives="json", pool=STATE_POOL, execution_timeout=_LONG)
     made = "{{ ti.xcom_pull(task_ids='act')['generation'] }}"

@@ -26,7 +26,7 @@ def test_a_gate_that_refuses_leaves_the_old_generation_running_and_the_run_red(
     stand.fail(quality_gate=GATE)
     ended = trial(built("fleet_migrate"))
     assert verbs(stand) == [
-        "state migrate --dry-run",
+        "state migrate --dry-run --once-stopped",
         "stream stop",
         "state migrate --hold --json",
         "quality gate --generation 2 --json",
@@ -68,7 +68,7 @@ def test_a_run_that_finds_the_stream_stopped_by_another_refuses_and_undoes_nothi
     by_another = {"what": "stopped", "by": "airflow fleet_migrate manual__earlier", "at_ms": 1}
     (stand.home / "desired.json").write_text(json.dumps(by_another))
     ended = trial(built("fleet_repartition"))
-    assert verbs(stand) == ["state repartition 2 --dry-run", "stream stop"]
+    assert verbs(stand) == ["state repartition 2 --dry-run --once-stopped", "stream stop"]
     assert stand.wanted() == by_another
     assert ended["stop"] == "failed" and ended["go_back"] in ("upstream_failed", "skipped") and ended[""] == "failed"
 

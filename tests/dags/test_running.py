@@ -53,9 +53,11 @@ def test_a_backtest_has_the_policy_of_its_form(stand: Stand, trial: Trial) -> No
 
 
 def test_a_bootstrap_has_what_its_form_says(stand: Stand, trial: Trial) -> None:
-    stand.fail(**{"state_bootstrap_--version=0_--only=site_=_'north'_--dry-run": "there is no snapshot of version 0"})
+    stand.fail(
+        **{"state_bootstrap_--version=0_--only=site_=_'north'_--dry-run_--once-stopped": "there is no snapshot of version 0"}
+    )
     ended = trial(built("fleet_bootstrap"), version=0, only="site = 'north'")
-    assert stand.calls() == ["state bootstrap --version=0 --only=site = 'north' --dry-run"]
+    assert stand.calls() == ["state bootstrap --version=0 --only=site = 'north' --dry-run --once-stopped"]
     assert ended["plan"] == "failed" and ended["stop"] == "upstream_failed" and ended[""] == "failed"
 
 
