@@ -7,7 +7,7 @@ Rule 2: what is planned is known before anything is changed; ``dry`` ends there.
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from batch.registered import rows_of_devices
 from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.snapshots import DEVICE
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.checkpoint import Stand, is_settled, relocate, stand, unfinished
+from fleetpulse.io.checkpoint import Stand, is_settled, relocate, stand
 from fleetpulse.io.generations import (
     REPARTITION,
     RETIRED,
@@ -33,7 +33,7 @@ from fleetpulse.io.generations import (
 )
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import Taken
-from fleetpulse.io.stored_state import VARIABLES, overview, read_snapshot, rows_as_given, state_rows, timers
+from fleetpulse.io.stored_state import VARIABLES, read_snapshot, rows_as_given, state_rows, timers
 from fleetpulse.ops.reports import listening
 
 Listed = Callable[[int | None], pa.Table]
@@ -344,15 +344,3 @@ def bootstrap_devices(work: Work, listed: Listed, named: str) -> Generation | No
     made = make(work.spark, home, plan, at, work.say)
     give(work, made, at)
     return made
-
-
-def inspect(spark: SparkSession, home: Home, batch: int | None) -> dict[str, Any]:
-    """Return what the current checkpoint holds after a batch, as JSON has it."""
-    generation, at = home.generation(), stand(home.checkpoint, batch)
-    groups = overview(spark, home.checkpoint, at.batch)
-    return {
-        "generation": asdict(generation),
-        "stand": asdict(at),
-        "unfinished": unfinished(home.checkpoint),
-        "groups": [asdict(group) for group in groups],
-    }

@@ -114,14 +114,13 @@ def inspect(home: HomeOption = DEFAULT_HOME, at_batch: BatchOption = None, as_js
     from cli.state_shown import show_inspected
 
     with _looking(home) as work:
-        from batch.verbs import inspect as look
+        from batch.inspecting import inspect as look
 
         found = look(work.spark, work.home, at_batch)
-    found["snapshots"] = [asdict(one) for one in snapshots(Home(home))[:1]]
     if as_json:
         typer.echo(json.dumps(found))
     else:
-        show_inspected(Home(home), found)
+        show_inspected(found)
 
 
 @state.command("snapshot")

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+from deltalake import CommitProperties, write_deltalake
 
 from fleetpulse.core.judgements import Judgement
 from fleetpulse.core.messages import Row, hash64
 from fleetpulse.core.replay import Deployment, replay
-from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, TABLES
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, TABLES
 from fleetpulse.io import compaction, delta
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import promise
@@ -60,6 +63,22 @@ def commit_batch(checkpoint: Path, number: int, watermark_ms: int, *, committed:
     (checkpoint / "offsets" / str(number)).write_text(f'v1\n{metadata}\n{{"version": 1}}\n')
     if committed:
         (checkpoint / "commits" / str(number)).write_text(f"v1\n{json.dumps({'nextBatchWatermarkMs': watermark_ms})}")
+
+
+def take_snapshot(home: Home, batch: int = 1, mode: Any = "overwrite", **more: Any) -> None:
+    """Write a snapshot of nearly nothing.
+
+    Args:
+        home: the home.
+        batch: after which it says it was taken.
+        mode: of the commit.
+        more: what its note says besides, or otherwise.
+    """
+    taken = {"generation": 1, "batch": batch, "bronze": 1, "newest_ms": 1, "frontier_ms": 1, "devices": 1, "key_groups": 1}
+    parts = [{"part": part, "key_group": 0, "device_id": str(batch)} for part in ("device", "group")]
+    note = CommitProperties(custom_metadata={"userMetadata": json.dumps({**taken, **more})})
+    path, rows = str(home.table(DEVICE_SNAPSHOTS.name)), delta.to_table(DEVICE_SNAPSHOTS, parts)
+    write_deltalake(path, rows, mode=mode, commit_properties=note)
 
 
 def shorten(home: Home, version: int, keep_ms: int) -> int:

@@ -174,11 +174,23 @@ def stand(checkpoint: Path, batch: int | None = None) -> Stand:
         _, metadata, offset = (checkpoint / "offsets" / str(chosen)).read_text().splitlines()[:3]
         version = int(json.loads(offset)["version"])
         partitions = int(json.loads(metadata)["conf"]["spark.sql.shuffle.partitions"])
-        watermark_ms = int(json.loads((checkpoint / "commits" / str(chosen)).read_text().splitlines()[1])["nextBatchWatermarkMs"])
     except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
         raise _damaged(checkpoint, chosen, error) from None
+    watermark_ms = watermark_after(checkpoint, chosen)
     newest_ms = watermark_ms + WATERMARK_DELAY_MS if watermark_ms else begun_with(checkpoint)
     return Stand(chosen, version, newest_ms, partitions)
+
+
+def watermark_after(checkpoint: Path, batch: int) -> int | None:
+    """Return Spark's watermark after a committed batch, epoch milliseconds; None where no row has moved it yet.
+
+    Raises:
+        FleetError: the commit is not one of ours.
+    """
+    try:
+        return int(json.loads((checkpoint / "commits" / str(batch)).read_text().splitlines()[1])["nextBatchWatermarkMs"]) or None
+    except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
+        raise _damaged(checkpoint, batch, error) from None
 
 
 def _numbers(folder: Path) -> list[int]:

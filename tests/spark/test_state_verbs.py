@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from batch import snapshot
 from batch.generation import Say
 from batch.holding import discard, switch
+from batch.inspecting import inspect
 from batch.verbs import Work, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
@@ -85,6 +86,10 @@ def test_a_generation_that_is_held_gets_the_work_only_while_the_one_that_runs_st
     judge(spark, home)
     first = migrate(work, 3)
     assert first is not None and home.generation().number == 1
+    looked = inspect(spark, home, None)
+    assert looked["next"]["held"] == {"generation": 2, "made_by": "migrate"} and looked["next"]["versions"] == 0
+    assert looked["watermark_ms"] == looked["stand"]["newest_ms"] - 1 and looked["files"]["kinds"]["zip"] > 0
+    assert sum(group["devices"] for group in looked["groups"]) > 0
     with pytest.raises(FleetError, match=r"generation 2, made by migrate, is held.*state switch 2"):
         rescale(work, 5)
     land(home, rows[thirds[1] : thirds[2]], 2)

@@ -1,20 +1,16 @@
 """The snapshots that are kept: those whose version can be opened, and whose files are all there, without opening each."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
-from fleetpulse.io import delta, snapshot_table
+from fleetpulse.io import snapshot_table
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import files_of, is_whole, snapshots
-from tests.homes import empty
-
-PARTS = ("device", "group")
+from tests.homes import empty, take_snapshot
 
 
 @pytest.fixture
@@ -35,14 +31,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def _take(home: Home, batch: int, mode: Any = "overwrite") -> None:
-    """Write a snapshot after a batch."""
-    taken = {"generation": 1, "batch": batch, "bronze": 1, "newest_ms": 1, "frontier_ms": 1, "devices": 1, "key_groups": 1}
-    rows = delta.to_table(DEVICE_SNAPSHOTS, [{"part": part, "key_group": 0, "device_id": str(batch)} for part in PARTS])
-    note = CommitProperties(custom_metadata={"userMetadata": json.dumps(taken)})
-    write_deltalake(str(home.table(DEVICE_SNAPSHOTS.name)), rows, mode=mode, commit_properties=note)
-
-
 def _kept(home: Home) -> list[int | None]:
     return [one.version for one in snapshots(home)]
 
@@ -50,7 +38,7 @@ def _kept(home: Home) -> list[int | None]:
 def test_a_snapshot_is_kept_while_all_its_files_are_there_and_none_is_opened_to_see_it(home: Home, opened: list[int]) -> None:
     path = home.table(DEVICE_SNAPSHOTS.name)
     for batch in range(1, 6):
-        _take(home, batch)
+        take_snapshot(home, batch)
     DeltaTable(str(path)).optimize.compact()
     assert _kept(home) == [5, 4, 3, 2, 1]
     next(iter(files_of(path, 2))).unlink()
@@ -63,9 +51,9 @@ def test_a_snapshot_is_kept_while_all_its_files_are_there_and_none_is_opened_to_
 def test_a_snapshot_to_which_the_log_no_longer_leads_is_not_kept(home: Home) -> None:
     log = home.table(DEVICE_SNAPSHOTS.name) / "_delta_log"
     for batch in range(1, 4):
-        _take(home, batch)
+        take_snapshot(home, batch)
     DeltaTable(str(log.parent)).create_checkpoint()
-    _take(home, 4)
+    take_snapshot(home, 4)
     for version in range(2):
         (log / f"{version:020d}.json").unlink()
     assert _kept(home) == [4, 3]
@@ -73,8 +61,8 @@ def test_a_snapshot_to_which_the_log_no_longer_leads_is_not_kept(home: Home) -> 
 
 def test_what_another_wrote_beside_what_was_there_is_looked_at_as_a_whole(home: Home, opened: list[int]) -> None:
     path = home.table(DEVICE_SNAPSHOTS.name)
-    _take(home, 1)
-    _take(home, 2, mode="append")
+    take_snapshot(home, 1)
+    take_snapshot(home, 2, mode="append")
     assert _kept(home) == [2, 1] and opened == [2]
     next(iter(files_of(path, 1))).unlink()
     assert _kept(home) == []
