@@ -33,7 +33,7 @@ from fleetpulse.io.generations import (
 )
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import Taken
-from fleetpulse.io.stored_state import VARIABLES, read_snapshot, rows_as_given, state_rows, timers
+from fleetpulse.io.stored_state import VARIABLES, Rows, blaming_snapshot, read_snapshot, rows_as_given, state_rows, timers
 from fleetpulse.ops.reports import listening
 
 Listed = Callable[[int | None], pa.Table]
@@ -246,11 +246,16 @@ def bootstrap(work: Work, snapshot: Taken, only: str | None = None, *, damaged: 
     """
     home = work.home
     assert snapshot.version is not None, "it was read from the table"
-    rows = read_snapshot(work.spark, home, snapshot.version)
     if only is not None and damaged:
         raise FleetError(
             "--only takes what devices have come to from the present state, which --damaged says cannot be read: leave --only"
         )
+    with blaming_snapshot(home, snapshot.version):
+        return _from_rows(work, snapshot, read_snapshot(work.spark, home, snapshot.version), only, damaged=damaged)
+
+
+def _from_rows(work: Work, snapshot: Taken, rows: Rows, only: str | None, *, damaged: bool) -> Generation | None:
+    home = work.home
     fitting = rows.each.filter(F.col("part") == DEVICE) if only is None else _fitting(rows.each, only)
     devices = fitting.count()
     if not devices and snapshot.devices:
@@ -305,7 +310,7 @@ def _fitting(rows: DataFrame, only: str) -> DataFrame:
         chosen.limit(1).collect()
     except PySparkException as error:
         raise FleetError(f'"{only}" is no condition on a device ({str(error).splitlines()[0][:200]}); write one in SQL over the '
-                         f"columns of device_snapshots, such as: site = 'north'") from None  # fmt: skip
+                         f"columns of device_snapshots, such as: site = 'north'") from error  # fmt: skip
     return chosen
 
 

@@ -6,6 +6,7 @@ Rule: one batch is named, and all is read as it was after it.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -206,14 +208,61 @@ def read_snapshot(spark: SparkSession, home: Home, version: int) -> Rows:
         rows.limit(1).collect()
         files = [str(file) for file in files_of(path, version)]
     except (PySparkException, DeltaError) as error:
-        raise FleetError(f"snapshot version {version} cannot be read ({str(error).splitlines()[0][:300]}); name another: "
-                         f"./fleet state snapshots --home {home.path}") from None  # fmt: skip
+        raise _unreadable(home, version, _fault_of(home, version, str(error)) or str(error)) from None
 
     def carried(places: int | None) -> DataFrame:
         numbers = spark.range(0, len(files), 1, max(len(files), 1))
         return numbers.mapInArrow(lambda batches: parcels(_read(files, batches), places), PARCELS)
 
     return Rows(rows, carried)
+
+
+@contextmanager
+def blaming_snapshot(home: Home, version: int) -> Iterator[None]:
+    """Do something with a snapshot's rows; where it fails and the snapshot's files are damaged, the error says that.
+
+    The files are looked through only then: to read a snapshot twice each time would cost more than all else that is planned.
+
+    Args:
+        home: the home.
+        version: of the snapshot.
+
+    Raises:
+        FleetError: a file of the snapshot cannot be read.
+    """
+    try:
+        yield
+    except (PySparkException, Py4JError, FleetError) as error:
+        failed = error.__cause__ if isinstance(error, FleetError) else error
+        by_spark = isinstance(failed, (PySparkException, Py4JError))
+        if not by_spark or (fault := _fault_of(home, version, str(failed))) is None:
+            raise
+        raise _unreadable(home, version, fault) from error
+
+
+def _unreadable(home: Home, version: int, why: str) -> FleetError:
+    return FleetError(
+        f"snapshot version {version} cannot be read: {why.splitlines()[0][:300]}; name another with --version; "
+        f"./fleet state snapshots --home {home.path} lists them"
+    )
+
+
+def _fault_of(home: Home, version: int, told: str) -> str | None:
+    """Read all of a snapshot's files, and return what is wrong with the first that is damaged; None where all are whole.
+
+    One that Spark names in what it ``told`` is damaged, though it can be read here: Spark compares checksums as well.
+    """
+    path: Path | None = None
+    try:
+        for path in files_of(home.table(DEVICE_SNAPSHOTS.name), version):
+            if path.name in told:
+                return told
+            with pq.ParquetFile(path) as file:
+                for _ in file.iter_batches(use_threads=False):
+                    pass
+    except (OSError, pa.ArrowException, DeltaError) as error:
+        return str(error) if path is None else f"file {path.name}: {error}"
+    return None
 
 
 def _read(files: list[str], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -23,7 +23,7 @@ from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import committed, relocate, stand
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
-from fleetpulse.io.snapshot_table import find_snapshot, snapshots, write_snapshot
+from fleetpulse.io.snapshot_table import files_of, find_snapshot, snapshots, write_snapshot
 from fleetpulse.io.stored_state import read_snapshot
 from fleetpulse.ops.agreement import defined, told
 from tests.histories import START
@@ -198,6 +198,23 @@ def test_a_generation_that_differs_in_one_device_is_refused_and_the_device_is_na
     record = load_generations(home.lifecycle)
     assert record.current == 2 and [one.status for one in record.known.values()].count("current") == 1
     assert len(list(home.lifecycle.glob("gen-*"))) == 2, "what differs is removed"
+
+
+@pytest.mark.parametrize("only", [None, "site = 'north'"])
+def test_a_snapshot_that_is_damaged_is_named_whatever_the_state_is(
+    spark: SparkSession, judged: Home, tmp_path: Path, only: str | None
+) -> None:
+    home = _copy(judged, tmp_path / "home")
+    taken, record = find_snapshot(home), load_generations(home.lifecycle)
+    for path in files_of(home.table(DEVICE_SNAPSHOTS.name), taken.version or 0):
+        if "part=device" in str(path):
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+            content = bytearray(path.read_bytes())
+            content[4 : len(content) // 2] = b"\xff" * (len(content) // 2 - 4)  # its pages; what it says of itself is whole
+            path.write_bytes(content)
+    with pytest.raises(FleetError, match=rf"snapshot version {taken.version} cannot be read: .*name another with --version"):
+        bootstrap(Work(spark, home, lambda words: None), taken, only)
+    assert load_generations(home.lifecycle).current == record.current
 
 
 def test_state_that_is_damaged_is_no_ones_successor(spark: SparkSession, judged: Home, tmp_path: Path) -> None:

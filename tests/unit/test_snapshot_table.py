@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from pyspark.errors import PySparkException
 
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
 from fleetpulse.io import snapshot_table
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import files_of, is_whole, snapshots
+from fleetpulse.io.stored_state import blaming_snapshot
 from tests.homes import empty, take_snapshot
 
 
@@ -57,6 +60,39 @@ def test_a_snapshot_to_which_the_log_no_longer_leads_is_not_kept(home: Home) -> 
     for version in range(2):
         (log / f"{version:020d}.json").unlink()
     assert _kept(home) == [4, 3]
+
+
+def test_what_fails_over_a_snapshot_with_a_damaged_file_is_said_of_the_snapshot(home: Home) -> None:
+    take_snapshot(home)
+    take_snapshot(home, 2)
+    files = files_of(home.table(DEVICE_SNAPSHOTS.name), 2)
+    files[-1].write_bytes(files[-1].read_bytes()[:-40])
+    said = rf"(?s)snapshot version 2 cannot be read: file {files[-1].name}: .*; name another with --version; .*state snapshots"
+    with pytest.raises(FleetError, match=said), blaming_snapshot(home, 2):
+        raise PySparkException("Job aborted due to stage failure")
+    with pytest.raises(FleetError, match=said), blaming_snapshot(home, 2):
+        raise FleetError("no condition on a device") from PySparkException("Job aborted due to stage failure")
+    files[-1].unlink()
+    with pytest.raises(FleetError, match=rf"snapshot version 2 cannot be read: file {files[-1].name}"), blaming_snapshot(home, 2):
+        raise PySparkException("Job aborted due to stage failure")
+
+
+def test_what_fails_over_a_whole_snapshot_is_not_said_of_it(home: Home) -> None:
+    take_snapshot(home)
+    with pytest.raises(PySparkException, match="Job aborted"), blaming_snapshot(home, 1):
+        raise PySparkException("Job aborted due to stage failure")
+    with pytest.raises(FleetError, match="no device"), blaming_snapshot(home, 1):
+        raise FleetError("no device fits")
+
+
+def test_a_file_that_spark_names_is_the_snapshots_fault_though_it_can_be_read(home: Home) -> None:
+    take_snapshot(home)
+    name = files_of(home.table(DEVICE_SNAPSHOTS.name), 1)[0].name
+    with (
+        pytest.raises(FleetError, match=rf"snapshot version 1 cannot be read: Checksum error: {name}"),
+        blaming_snapshot(home, 1),
+    ):
+        raise PySparkException(f"Checksum error: {name}")
 
 
 def test_what_another_wrote_beside_what_was_there_is_looked_at_as_a_whole(home: Home, opened: list[int]) -> None:
