@@ -70,7 +70,7 @@ def gated(spark: SparkSession, home: Home, rows: DataFrame, what: Taken, keep: i
     Raises:
         FleetError: it stays shut; nothing is published.
     """
-    known = snapshots(home)
+    known = [one for one in snapshots(home) if one.is_known]
     before_ms = known[0].frontier_ms if known else None
     chosen = is_chosen(load_generations(home.lifecycle), what.generation)
     with written_aside(rows) as files:

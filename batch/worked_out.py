@@ -46,7 +46,7 @@ class State:
 
 def snapshot_state(home: Home, version: int | None = None) -> State | None:
     """Return a snapshot; the newest where no version is given, None where there is none such."""
-    known = snapshots(home)
+    known = [one for one in snapshots(home) if one.is_known]
     for place, one in enumerate(known):
         if one.version is not None and version in (None, one.version):
             older = known[place + 1].frontier_ms if place + 1 < len(known) else None

@@ -24,7 +24,7 @@ from fleetpulse.io.checkpoint import relocate_each
 from fleetpulse.io.generations import none_held
 from fleetpulse.io.home import Home
 from fleetpulse.io.making import making
-from fleetpulse.io.snapshot_table import find_snapshot, snapshots
+from fleetpulse.io.snapshot_table import find_snapshot, is_known, snapshots
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -176,6 +176,10 @@ def list_snapshots(home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False)
     for name in ("version", "written", "generation", "batch", "bronze", "judged up to", "devices", "key groups"):
         table.add_column(name)
     for one in found:
+        if not is_known(one["form"]):
+            more = f"form {one['form']}: of a newer version" if one["form"] else "not of this version"
+            table.add_row(str(one["version"]), format_instant(one["at_ms"]), more)
+            continue
         instants = (one["at_ms"], one["frontier_ms"])
         written, frontier = ("-" if instant is None else format_instant(instant) for instant in instants)
         table.add_row(*map(str, (one["version"], written, one["generation"], one["batch"], one["bronze"], frontier,

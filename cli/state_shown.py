@@ -11,6 +11,7 @@ from rich.table import Table
 from cli.output import console
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.desired import STOPPED
+from fleetpulse.io.snapshot_table import is_known
 
 _KINDS = 4  # of files that are named
 
@@ -64,6 +65,8 @@ def _snapshot(newest: list[dict[str, Any]]) -> str:
     one = newest[0]
     age = format_duration(one["age_ms"] // 1000 * 1000)
     taken = f"after batch {one['batch']} of generation {one['generation']}"
+    if not is_known(one["form"]):
+        taken = f"by another version of fleetpulse (form {one['form']})"
     return f"version {one['version']}, {age} old, of {format_instant(one['at_ms'])}, {taken}"
 
 

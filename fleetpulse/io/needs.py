@@ -78,7 +78,10 @@ def batch_ends(checkpoint: Path) -> list[int]:
 
 
 def _snapshots(home: Home) -> Iterable[Need]:
-    """Yield from where one who begins with a snapshot reads on, of those whose files are there."""
+    """Yield from where one who begins with a snapshot reads on, of those whose files are there.
+
+    One that a newer version took needs it too; where it does not say from where, all of bronze.
+    """
     for one in snapshots(home):
         yield Need(f"snapshot {one.version}", one.bronze)
 

@@ -1,13 +1,15 @@
 """Snapshots of the lifecycle job's state in Delta: each a version of one table, with what it was taken at beside it.
 
-Rule: a snapshot replaces the one before in one commit; older ones are the table's history, as long as that is kept.
+Rule 1: a snapshot replaces the one before in one commit; older ones are the table's history, as long as that is kept.
+Rule 2: what it was taken at has a form with a number. One that is not known here is listed and needs its bronze, and nobody
+begins with it or removes it: whoever took it knows what it says.
 """
 
 import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _CHECKPOINT: Final = "checkpoint.parquet"
+NOTE_FORM: Final = 1  # raise it where a reader of the form before would misread it; entries that it may pass over need not
+_NUMBERS: Final = ("generation", "batch", "bronze", "devices", "key_groups")
+_INSTANTS: Final = ("newest_ms", "frontier_ms", "amended_ms")
 _LOGGED: Final = re.compile(rf"_delta_log/(\d{{20}})\.({re.escape(_CHECKPOINT)}|json)")
 
 
@@ -44,6 +49,8 @@ class Taken:
         version: of the table; None before it is written.
         at_ms: when it was written, epoch milliseconds.
         unmet: the devices for which ``amended_ms`` does not count: their judged and amended history had not met.
+        form: of this note, see `NOTE_FORM`. Where it is not known here, of the other entries those are true that are read all
+            the same; a number that is not there is 0.
     """
 
     generation: int
@@ -57,6 +64,17 @@ class Taken:
     version: int | None = None
     at_ms: int | None = None
     unmet: tuple[str, ...] = ()
+    form: int = NOTE_FORM
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this version of fleetpulse knows what the snapshot says."""
+        return is_known(self.form)
+
+
+def is_known(form: int) -> bool:
+    """Whether a form of notes is one of those that are known here."""
+    return 1 <= form <= NOTE_FORM
 
 
 def write_snapshot(home: Home, rows: "DataFrame", about: Taken) -> None:
@@ -75,14 +93,38 @@ def snapshots(home: Home) -> list[Taken]:
     found: list[Taken] = []
     there = _look(path)
     for commit in DeltaTable(str(path)).history():
-        try:
-            told = json.loads(commit.get("userMetadata") or "null")
-        except ValueError:
-            continue
-        if isinstance(told, dict) and "generation" in told and _is_kept(path, commit, there):
-            unmet = tuple(told.pop("unmet", ()))
-            found.append(Taken(**told, version=commit["version"], at_ms=commit["timestamp"], unmet=unmet))
+        told = note_of(commit)
+        if told is not None and _is_kept(path, commit, there):
+            found.append(replace(told, version=commit["version"], at_ms=commit["timestamp"]))
     return found
+
+
+def note_of(commit: Mapping[str, Any]) -> Taken | None:
+    """Return what a commit says that a snapshot was taken at; None where it says nothing of the kind.
+
+    Further entries are passed over. A note without a form is of the first; one that lacks what the form wants has the form 0.
+
+    Args:
+        commit: an entry of the table's history.
+    """
+    try:
+        told = json.loads(commit.get("userMetadata") or "null")
+    except ValueError:
+        return None
+    if not isinstance(told, dict) or "generation" not in told:
+        return None
+    form = told.get("form", 1)
+    numbers = {name: told[name] for name in _NUMBERS if isinstance(told.get(name), int)}
+    instants = {name: told[name] for name in _INSTANTS if isinstance(told.get(name), int)}
+    unmet = told.get("unmet", [])
+    is_whole_note = len(numbers) == len(_NUMBERS) and {"newest_ms", "frontier_ms"} <= told.keys() and isinstance(unmet, list)
+    if not isinstance(form, int) or (is_known(form) and not is_whole_note):
+        form = 0
+    return Taken(
+        **{"newest_ms": None, "frontier_ms": None, **dict.fromkeys(_NUMBERS, 0), **numbers, **instants},
+        unmet=tuple(map(str, unmet)) if isinstance(unmet, list) else (),
+        form=form,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +184,7 @@ def find_snapshot(home: Home, version: int | None = None, at_ms: int | None = No
     """Return a snapshot: the newest, that of a version, or the newest that was there at an instant (epoch milliseconds).
 
     Raises:
-        FleetError: there is none such.
+        FleetError: there is none such, or another version of fleetpulse took it.
     """
     known = snapshots(home)
     if not known:
@@ -158,4 +200,16 @@ def find_snapshot(home: Home, version: int | None = None, at_ms: int | None = No
             f"there is no snapshot {asked}; kept are {', '.join(str(one.version) for one in reversed(kept))}, the oldest of "
             f"{format_instant(kept[-1].at_ms or 0)}; name one of these"
         )
+    if not known[0].is_known:
+        ours = [str(one.version) for one in snapshots(home) if one.is_known]
+        raise FleetError(
+            f"snapshot version {known[0].version} was taken by {_taker(known[0])}: its note has form {known[0].form}, and "
+            f"this one knows forms up to {NOTE_FORM}; use the fleetpulse that took it, or name another with --version: "
+            f"this one knows {', '.join(reversed(ours)) or 'none of those that are kept'}"
+        )
     return known[0]
+
+
+def _taker(taken: Taken) -> str:
+    """Say in words who took a snapshot that is not known here."""
+    return "a newer version of fleetpulse" if taken.form > NOTE_FORM else "another version of fleetpulse"

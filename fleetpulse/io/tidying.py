@@ -17,6 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.beside_spark import commit_for_good
+from fleetpulse.io.snapshot_table import note_of
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
@@ -184,12 +185,16 @@ def remove_files(paths: Iterable[Path], *, dry_run: bool = False) -> tuple[int, 
 def kept_versions(table: Path, keep_ms: int | None, now_ms: int) -> list[int]:
     """Return the versions of a table that stay: those of the last day, and the newest of each day of the time that is kept.
 
+    A snapshot that another version of fleetpulse took stays however old it is: what it is good for is not known here.
+
     Args:
         table: a table whose every version is a whole, written over the one before.
         keep_ms: counted back from the newest version, or from now where that lies ahead; None keeps all.
         now_ms: the time, epoch milliseconds.
     """
-    history = [(int(one["version"]), int(one["timestamp"])) for one in DeltaTable(str(table)).history()]
+    commits = DeltaTable(str(table)).history()
+    history = [(int(one["version"]), int(one["timestamp"])) for one in commits]
+    unknown = {int(one["version"]) for one in commits if (note := note_of(one)) is not None and not note.is_known}
     base_ms = min(now_ms, max(at_ms for _, at_ms in history))
     if keep_ms is None:
         return sorted(version for version, _ in history)
@@ -197,7 +202,7 @@ def kept_versions(table: Path, keep_ms: int | None, now_ms: int) -> list[int]:
     for version, at_ms in history:
         if base_ms - at_ms <= keep_ms:
             of_day[at_ms // DAY_MS] = max(version, of_day.get(at_ms // DAY_MS, 0))
-    return sorted({*of_day.values(), *(version for version, at_ms in history if base_ms - at_ms <= DAY_MS)})
+    return sorted({*unknown, *of_day.values(), *(version for version, at_ms in history if base_ms - at_ms <= DAY_MS)})
 
 
 def cutoff_text(cutoff_ms: int) -> str:

@@ -174,7 +174,7 @@ def _whole(home: Home, removed_below: int, through_ms: int) -> list[_Snapshot]:
     return [
         _Snapshot(one, one.newest_ms, one.frontier_ms, frozenset(one.unmet))
         for one in snapshots(home)
-        if one.newest_ms is not None and one.frontier_ms is not None
+        if one.is_known and one.newest_ms is not None and one.frontier_ms is not None
         if one.bronze >= removed_below and one.newest_ms <= through_ms
     ]
 

@@ -64,6 +64,13 @@ def test_the_newest_snapshot_has_an_age(home: Home, capsys: pytest.CaptureFixtur
     assert "version 1, 1h2m3s old, of " in _told(home, capsys, now_ms)
 
 
+def test_a_newest_snapshot_of_a_newer_version_is_told_as_that(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    take_snapshot(home, form=9, more=1)
+    now_ms = snapshots(home)[0].at_ms or 0
+    assert _looked(home, now_ms=now_ms)["snapshots"][0]["form"] == 9
+    assert "by another version of fleetpulse (form 9)" in _told(home, capsys, now_ms)
+
+
 def test_the_files_of_the_state_are_told_to_programs_too(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     place = home.checkpoint / "state" / "0" / "0"
     place.mkdir(parents=True)

@@ -1,18 +1,24 @@
 """The snapshots that are kept: those whose version can be opened, and whose files are all there, without opening each."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 from pyspark.errors import PySparkException
+from typer.testing import CliRunner
 
+from cli.main import app
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
 from fleetpulse.io import snapshot_table
 from fleetpulse.io.home import Home
-from fleetpulse.io.snapshot_table import files_of, is_whole, snapshots
+from fleetpulse.io.needs import needs
+from fleetpulse.io.snapshot_table import NOTE_FORM, files_of, find_snapshot, is_whole, snapshots
 from fleetpulse.io.stored_state import blaming_snapshot
+from fleetpulse.io.tidying import DAY_MS, kept_versions
 from tests.homes import empty, take_snapshot
 
 
@@ -93,6 +99,56 @@ def test_a_file_that_spark_names_is_the_snapshots_fault_though_it_can_be_read(ho
         blaming_snapshot(home, 1),
     ):
         raise PySparkException(f"Checksum error: {name}")
+
+
+def test_a_snapshot_of_a_newer_version_is_listed_and_refused_by_its_name(home: Home) -> None:
+    take_snapshot(home)
+    take_snapshot(home, 2, form=NOTE_FORM + 1, devices={"online": 3}, unmet={"e": 1}, deep=True)
+    assert [(one.version, one.is_known, one.form) for one in snapshots(home)] == [(2, False, NOTE_FORM + 1), (1, True, 1)]
+    assert find_snapshot(home, 1).version == 1
+    for version in (None, 2):
+        with pytest.raises(
+            FleetError, match=r"snapshot version 2 was taken by a newer version .* has form 2.* up to 1; .*knows 1$"
+        ):
+            find_snapshot(home, version)
+
+
+def test_entries_that_a_form_does_not_have_are_passed_over_and_those_that_it_wants_are_not(home: Home) -> None:
+    take_snapshot(home, 1, more={"deep": True})
+    take_snapshot(home, 2, devices=None)
+    assert [(one.batch, one.is_known) for one in snapshots(home)] == [(2, False), (1, True)]
+    with pytest.raises(FleetError, match="snapshot version 2 was taken by another version"):
+        find_snapshot(home)
+
+
+def test_a_snapshot_of_a_newer_version_needs_its_bronze_and_all_where_it_does_not_say_which(home: Home) -> None:
+    take_snapshot(home, 1, form=NOTE_FORM + 1, bronze=7, more=1)
+    assert ("snapshot 1", 7) in [(one.who, one.version) for one in needs(home)]
+    take_snapshot(home, 2, form=NOTE_FORM + 1, bronze="of several tables")
+    assert ("snapshot 2", 0) in [(one.who, one.version) for one in needs(home)]
+
+
+def test_a_snapshot_of_a_newer_version_is_not_thinned_out(home: Home) -> None:
+    path = home.table(DEVICE_SNAPSHOTS.name)
+    take_snapshot(home, 1, form=NOTE_FORM + 1)
+    take_snapshot(home, 2)
+    take_snapshot(home, 3)
+    for version in (0, 1, 2):
+        commit = path / "_delta_log" / f"{version:020d}.json"
+        commit.write_text(re.sub(r'"timestamp":\d+', f'"timestamp":{version * DAY_MS}', commit.read_text()))
+    assert kept_versions(path, 2 * DAY_MS, 2**60) == [1, 3]
+
+
+def test_a_snapshot_of_a_newer_version_stands_in_no_verbs_way(home: Home) -> None:
+    take_snapshot(home)
+    take_snapshot(home, 2, form=NOTE_FORM + 1, more=1)
+    listed = CliRunner().invoke(app, ["state", "snapshots", "--home", str(home.path)])
+    assert listed.exit_code == 0 and "form 2: of a newer version" in " ".join(listed.output.split())
+    told = CliRunner().invoke(app, ["state", "snapshots", "--json", "--home", str(home.path)])
+    assert [json.loads(line)["form"] for line in told.output.splitlines()] == [2, 1]
+    refused = CliRunner().invoke(app, ["state", "bootstrap", "--dry-run", "--home", str(home.path)])
+    assert isinstance(refused.exception, FleetError) and "--version" in str(refused.exception)
+    assert CliRunner().invoke(app, ["maintain", "--dry-run", "--home", str(home.path)]).exit_code == 0
 
 
 def test_what_another_wrote_beside_what_was_there_is_looked_at_as_a_whole(home: Home, opened: list[int]) -> None:
