@@ -21,6 +21,7 @@ from batch.registered import rows_of_devices
 from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.snapshots import DEVICE
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io.belonging import require_own
 from fleetpulse.io.checkpoint import Stand, is_settled, relocate, stand
 from fleetpulse.io.generations import (
     REPARTITION,
@@ -212,6 +213,7 @@ def rollback(work: Work, to: int | None = None) -> Generation | None:
             f"there is no generation {to or 'before this one'} to go back to; kept are: {', '.join(kept) or 'none'}"
             + (f"; name one: ./fleet state rollback --to {kept[-1]}" if kept else "")
         )
+    require_own(home, chosen.number)
     folder = checkpoint_of(home.lifecycle, chosen.number)
     then = stand(folder)
     work.say(

@@ -20,6 +20,7 @@ from cli.sizes import size_of
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import format_instant, parse_duration_ms, parse_instant_ms
+from fleetpulse.io.belonging import require_own
 from fleetpulse.io.checkpoint import relocate_each
 from fleetpulse.io.generations import none_held
 from fleetpulse.io.home import Home
@@ -89,6 +90,7 @@ def _session(home: Home, *, dry: bool, changes: bool, holds: bool = False) -> "I
     from batch.session import batch_session, plainly_named, told_of
     from batch.verbs import Work
 
+    require_own(home, home.generation().number)
     relocate_each(home.lifecycle)  # the home may have been moved
     with plainly_named(home) as named, ExitStack() as stack:
 

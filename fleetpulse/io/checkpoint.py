@@ -72,15 +72,20 @@ def committed(checkpoint: Path) -> list[int]:
     return _numbers(checkpoint / "commits")
 
 
+def begun(checkpoint: Path) -> list[int]:
+    """Return the batches that were begun and are kept, in order; those that were committed are among them."""
+    return _numbers(checkpoint / "offsets")
+
+
 def unfinished(checkpoint: Path) -> int | None:
     """Return the batch that was begun and not committed: the next start does it again; None where there is none."""
-    begun, done = _numbers(checkpoint / "offsets"), committed(checkpoint)
-    return begun[-1] if begun and (not done or begun[-1] > done[-1]) else None
+    started, done = begun(checkpoint), committed(checkpoint)
+    return started[-1] if started and (not done or started[-1] > done[-1]) else None
 
 
 def newest_begun(checkpoint: Path) -> int:
     """Return the version of bronze at which the newest batch that was begun ends."""
-    batch = _numbers(checkpoint / "offsets")[-1]
+    batch = begun(checkpoint)[-1]
     try:
         return int(json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])["version"])
     except (OSError, ValueError, IndexError, KeyError, TypeError) as error:

@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.address import write_secret
 from fleetpulse.io.generations import Generation, checkpoint_of, load_generations
-from fleetpulse.io.locks import held, holder
+from fleetpulse.io.locks import folder_held, held, holder
 from fleetpulse.io.segments import list_segments
 
 HOME_VERSION: Final = 1
@@ -43,6 +43,10 @@ def _in_words(deployment: Deployment) -> str:
         f"a lateness of {format_duration(deployment.allowed_lateness_ms)}, a clock lead of "
         f"{format_duration(deployment.max_clock_lead_ms)} and a jitter of {format_duration(deployment.verdict_jitter_ms)}"
     )
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)
 
 
 def bridge_job(bridge: str) -> str:
@@ -159,6 +163,10 @@ class Home:
             )
         return record
 
+    def id(self) -> str | None:
+        """Return what tells this home from all others; None in one from before there were ids, until it is prepared."""
+        return self.record().get("id")
+
     def deployment(self) -> Deployment:
         """Return lateness, clock lead and jitter, as they were fixed when the home was made."""
         return Deployment(**self.record()["deployment"])
@@ -196,6 +204,8 @@ class Home:
                     f'the home "{self.path}" judges with {_in_words(made_for)}; got {_in_words(deployment)}; '
                     f"leave them out, or name another --home"
                 )
+            if self.id() is None:  # it is from before there were ids
+                self._change_record(lambda record: record.setdefault("id", _new_id()))
         else:
             if odd := [sign for sign in _NOT_IN_PATHS if sign in str(self.path.absolute())]:
                 raise FleetError(
@@ -208,6 +218,7 @@ class Home:
                 )
             record = {
                 "version": HOME_VERSION,
+                "id": _new_id(),
                 "deployment": asdict(deployment or Deployment()),
                 "key_groups": KEY_GROUPS,
                 "form": STORED_FORM,
@@ -240,8 +251,7 @@ class Home:
         Raises:
             FleetError: a bridge or a site is missing that was there before: what the broker keeps for it would be lost.
         """
-        record = self.record()
-        before: Mapping[str, Sequence[str]] = record.get("bridges", {})
+        before: Mapping[str, Sequence[str]] = self.record().get("bridges", {})
         if KAFKA in before and KAFKA not in bridges:
             raise FleetError(
                 f'the home "{self.path}" takes messages from Kafka, and Kafka keeps what comes for it; got no setting kafka; '
@@ -255,8 +265,7 @@ class Home:
                 )
         now = {name: sorted(sites) for name, sites in bridges.items()}
         if now != before:
-            record["bridges"] = now
-            self._write_record(record)
+            self._change_record(lambda record: record.update(bridges=now))
 
     def _strangers(self) -> str:
         """Name some of what lies in a folder that is no home; empty where a home may begin."""
@@ -268,9 +277,17 @@ class Home:
 
     def remember(self, recording: str, facts: dict[str, Any]) -> None:
         """Write down what a recording is played with, so that the same command can go on with it."""
-        record = self.record()
-        record["recordings"][recording] = facts
-        self._write_record(record)
+        self._change_record(lambda record: record["recordings"].update({recording: facts}))
+
+    def _change_record(self, change: Callable[[dict[str, Any]], object]) -> None:
+        """Change what is written down, and lose nothing that another process writes down meanwhile."""
+        try:
+            with folder_held(self.path):
+                record = self.record()
+                change(record)
+                self._write_record(record)
+        except OSError as error:
+            raise FleetError(f'the home "{self.path}" cannot be written ({error.strerror}); {_cure(error)}') from None
 
     def _write_record(self, record: dict[str, Any]) -> None:
         try:

@@ -11,6 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
+from fleetpulse.io.belonging import mark_own, require_own
 from fleetpulse.io.block_source import FORMAT, MAX_ROWS, BlockSource
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, relocate
 from fleetpulse.io.generations import Generation, checkpoint_of
@@ -107,9 +108,14 @@ def start(
         told: the table that judgements go to; None takes the home's.
         silent: judge, and say nothing: what is read has been said by another generation.
         settles: end with a batch that reads nothing: Spark makes none where it goes on with nothing new to be read.
+
+    Raises:
+        FleetError: the checkpoint is another home's, or ahead of bronze.
     """
     generation = generation or home.generation()
     checkpoint = checkpoint_of(home.lifecycle, generation.number)
+    require_own(home, generation.number)
+    mark_own(home, generation.number)
     relocate(checkpoint)
     rows = judged(
         spark,

@@ -16,7 +16,9 @@ from batch.verbs import Work, bootstrap, migrate, repartition, repartition_anew,
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io import delta
+from fleetpulse.io.belonging import marked_with
 from fleetpulse.io.checkpoint import stand
+from fleetpulse.io.generations import checkpoint_of
 from fleetpulse.io.home import Home
 from fleetpulse.io.lifecycle_query import start
 from fleetpulse.io.snapshot_table import find_snapshot
@@ -86,6 +88,7 @@ def test_a_generation_that_is_held_gets_the_work_only_while_the_one_that_runs_st
     judge(spark, home)
     first = migrate(work, 3)
     assert first is not None and home.generation().number == 1
+    assert marked_with(home.checkpoint) == marked_with(checkpoint_of(home.lifecycle, 2)) == home.id() is not None
     looked = inspect(spark, home, None)
     assert looked["next"]["held"] == {"generation": 2, "made_by": "migrate"} and looked["next"]["versions"] == 0
     assert looked["watermark_ms"] == looked["stand"]["newest_ms"] - 1 and looked["files"]["kinds"]["zip"] > 0
