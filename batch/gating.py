@@ -52,6 +52,19 @@ def generation_state(spark: SparkSession, home: Home, number: int) -> Iterator[S
         yield State(f"generation {number}", files, what, chosen=is_chosen(load_generations(home.lifecycle), number))
 
 
+def require_sound(spark: SparkSession, home: Home, made: Generation, keep: int) -> None:
+    """Look at a generation that was made, before it gets the work.
+
+    Raises:
+        FleetError: nothing may be built on it.
+    """
+    with generation_state(spark, home, made.number) as state:
+        report = gate(home, state, lambda: spark, keep=keep)
+    refuse(
+        report, f"generation {made.number} is removed; generation {load_generations(home.lifecycle).current} goes on as before"
+    )
+
+
 @contextmanager
 def written_aside(rows: DataFrame) -> Iterator[tuple[Path, ...]]:
     """Write rows of a state into a folder of the session that is removed afterwards; give its files."""

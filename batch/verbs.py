@@ -53,6 +53,7 @@ class Work:
         say: told each step.
         dry: whether to end where everything is known and nothing is changed.
         holds: whether what is made is held, to be looked at, and gets the work by a word of its own.
+        gate: looks at what was made, before that; it raises where nothing may be built on it. None looks at nothing more.
     """
 
     session: SparkSession | Callable[[], SparkSession]
@@ -60,6 +61,7 @@ class Work:
     say: Say
     dry: bool = False
     holds: bool = False
+    gate: Callable[["Work", Generation], None] | None = None
 
     @property
     def spark(self) -> SparkSession:
@@ -68,7 +70,17 @@ class Work:
 
 
 def give(work: Work, made: Generation, at: Stand) -> None:
-    """Give the work to a generation that was made and checked, or hold it."""
+    """Give the work to a generation that was made and checked, or hold it; what does not pass the gate is removed.
+
+    Raises:
+        FleetError: it does not pass.
+    """
+    if work.gate is not None:
+        try:
+            work.gate(work, made)
+        except BaseException:
+            discard_generation(work.home.lifecycle, made)
+            raise
     (hold if work.holds else take_over)(work.home, made, at, work.say)
 
 

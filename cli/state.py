@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fleetpulse.io.generations import Generation
 
 HoldOption = Annotated[bool, typer.Option("--hold", help="Make it, check it, and wait for: state switch N.")]
+GateOption = Annotated[bool, typer.Option("--gate", help="Only if what is made passes ./fleet quality gate.")]
 BatchOption = Annotated[int | None, typer.Option("--at-batch", help="After this batch; the newest by default.")]
 OnceStoppedOption = Annotated[
     bool, typer.Option("--once-stopped", help="With --dry-run: what would be done once the job is stopped, though it runs now.")
@@ -78,12 +79,13 @@ def _work(path: Path, verb: str, asked: "Asked") -> "Iterator[Work]":
             yield work
         return
     by = f"fleet state {verb}"
-    with making(home, by, _say), home.state_held(by), _session(home, dry=False, changes=True, holds=asked.hold) as work:
-        yield work
+    gate = _state_gate(home) if asked.gate else None
+    with making(home, by, _say), home.state_held(by), _session(home, dry=False, changes=True) as work:
+        yield replace(work, holds=asked.hold, gate=gate)
 
 
 @contextmanager
-def _session(home: Home, *, dry: bool, changes: bool, holds: bool = False) -> "Iterator[Work]":
+def _session(home: Home, *, dry: bool, changes: bool) -> "Iterator[Work]":
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -100,7 +102,7 @@ def _session(home: Home, *, dry: bool, changes: bool, holds: bool = False) -> "I
             return stack.enter_context(batch_session(named, size_of(home)))
 
         try:
-            yield Work(session, named, _say, dry, holds)
+            yield Work(session, named, _say, dry)
         except (PySparkException, Py4JError) as error:
             anew = f"begin anew from a snapshot: ./fleet state bootstrap --damaged --home {home.path}"
             cure = f"where it is damaged, {anew}" if changes else "the job may have gone on meanwhile: try again"
@@ -155,14 +157,31 @@ def _gate(work: "Work") -> "Gate":
     Raises:
         FleetError: what looks at it is not installed.
     """
+    keep = _looks_kept(work.home)
+    from batch.gating import gated
+
+    return lambda rows, what: gated(work.spark, work.home, rows, what, keep)
+
+
+def _state_gate(home: Home) -> "Callable[[Work, Generation], None]":
+    """Return what looks at a generation before it gets the work, with the errors of `_gate`."""
+    keep = _looks_kept(home)
+
+    def look(work: "Work", made: "Generation") -> None:
+        from batch.gating import require_sound
+
+        require_sound(work.spark, work.home, made, keep)
+
+    return look
+
+
+def _looks_kept(home: Home) -> int:
     from cli.quality import require_installed
 
     require_installed()
-    from batch.gating import gated
     from fleetpulse.settings import load_settings
 
-    keep = load_settings(work.home.path).keep_quality_runs
-    return lambda rows, what: gated(work.spark, work.home, rows, what, keep)
+    return load_settings(home.path).keep_quality_runs
 
 
 @state.command("snapshots")
@@ -198,6 +217,7 @@ def bootstrap(
     devices: Annotated[Path | None, typer.Option("--devices", help="A CSV or Parquet file of devices instead.")] = None,
     registry: Annotated[bool, typer.Option("--registry", help="The registered devices instead.")] = False,
     damaged: Annotated[bool, typer.Option("--damaged", help="The present state cannot be read: nothing is compared.")] = False,
+    gate: GateOption = False,
     hold: HoldOption = False,
     dry_run: DryOption = False,
     once_stopped: OnceStoppedOption = False,
@@ -228,7 +248,7 @@ def bootstrap(
 
             return bootstrap_devices(work, listed, named)
 
-        _changing("bootstrap", home, Asked(dry_run, hold, as_json, once_stopped), from_list)
+        _changing("bootstrap", home, Asked(dry_run, hold, as_json, once_stopped, gate), from_list)
         return
     moment = None if at is None else parse_instant_ms(at)
     chosen = find_snapshot(Home(home), version, moment)
@@ -238,7 +258,7 @@ def bootstrap(
 
         return begin(work, chosen, only, damaged=damaged)
 
-    _changing("bootstrap", home, Asked(dry_run, hold, as_json, once_stopped), from_snapshot)
+    _changing("bootstrap", home, Asked(dry_run, hold, as_json, once_stopped, gate), from_snapshot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +269,7 @@ class Asked:
     hold: bool
     as_json: bool
     once_stopped: bool
+    gate: bool = False
 
     def __post_init__(self) -> None:
         if self.once_stopped and not self.dry:
@@ -270,6 +291,7 @@ def migrate(
     form: Annotated[int, typer.Option("--form", help="The stored form to go on in.")] = STORED_FORM,
     canary: Annotated[bool, typer.Option("--canary", help="Beside the running job first; only if both say the same.")] = False,
     for_: Annotated[str | None, typer.Option("--for", help="How long both run, with --canary; 5m by default.")] = None,
+    gate: GateOption = False,
     hold: HoldOption = False,
     dry_run: DryOption = False,
     once_stopped: OnceStoppedOption = False,
@@ -282,8 +304,8 @@ def migrate(
 
         return verb(work, form)
 
-    if canary and hold:
-        raise Misuse("a canary switches where both say the same, and --hold waits: name one of them")
+    if canary and (hold or gate):
+        raise Misuse("a canary switches where both say the same: leave --hold and --gate, or make it without a canary")
     if for_ is not None and not canary:
         raise Misuse("--for says how long a canary runs beside the job: give --canary with it, or leave it")
     for_s = parse_duration_ms(for_ or _CANARY_RUNS) / 1000
@@ -297,7 +319,7 @@ def migrate(
         with _looking(home, dry=dry_run) as work:
             beside(work, "migrate", form, for_s)
         return
-    _changing("migrate", home, Asked(dry_run, hold, as_json, once_stopped), act)
+    _changing("migrate", home, Asked(dry_run, hold, as_json, once_stopped, gate), act)
 
 
 @state.command("repartition")
@@ -305,6 +327,7 @@ def repartition(
     partitions: Annotated[int, typer.Argument(help="How many partitions the state is to have.")],
     home: HomeOption = DEFAULT_HOME,
     anew: Annotated[bool, typer.Option("--anew", help="From the state's rows, and not by Spark's own repartitioning.")] = False,
+    gate: GateOption = False,
     hold: HoldOption = False,
     dry_run: DryOption = False,
     once_stopped: OnceStoppedOption = False,
@@ -318,13 +341,14 @@ def repartition(
 
         return (repartition_anew if anew else verb)(work, partitions)
 
-    _changing("repartition", home, Asked(dry_run, hold, as_json, once_stopped), act)
+    _changing("repartition", home, Asked(dry_run, hold, as_json, once_stopped, gate), act)
 
 
 @state.command("rescale")
 def rescale(
     key_groups: Annotated[int, typer.Option("--key-groups", help="How many key groups there are to be.")],
     home: HomeOption = DEFAULT_HOME,
+    gate: GateOption = False,
     hold: HoldOption = False,
     dry_run: DryOption = False,
     once_stopped: OnceStoppedOption = False,
@@ -337,7 +361,7 @@ def rescale(
 
         return verb(work, key_groups)
 
-    _changing("rescale", home, Asked(dry_run, hold, as_json, once_stopped), act)
+    _changing("rescale", home, Asked(dry_run, hold, as_json, once_stopped, gate), act)
 
 
 @state.command("rollback")

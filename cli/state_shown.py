@@ -32,7 +32,7 @@ def show_inspected(found: dict[str, Any]) -> None:
         "kept": f"batches {batches['oldest']} to {batches['newest']}: --at-batch takes one of these",
         "judged": f"up to {format_instant(min(frontiers))}" if frontiers else "nothing yet",
         "devices": f"{sum(group['devices'] for group in groups):,}: "
-        + (", ".join(f"{count:,} {mode}" for mode, count in modes.most_common()) or "none"),
+        + (", ".join(f"{count:,} {mode}" for mode, count in modes.most_common()) or "by mode once a batch was judged"),
         "waiting": f"{sum(group['waiting'] for group in groups):,} messages, whose time has not come",
         "skew": _skew([group["block_bytes"] + group["waiting_bytes"] for group in groups]),
         "rocksdb": _files(found["files"]),

@@ -61,7 +61,7 @@ def test_the_state_of_a_running_fleet_is_moved_about_and_its_verdicts_stay_right
         assert fleet("stream", "stop", "--home", str(home)).returncode == 0
         _kill_at("building generation", "state", "rescale", "--key-groups", "3", "--home", str(home))
         assert Home(home).generation().number == 2
-        done = _state(home, "rescale", "--key-groups", "3")
+        done = _state(home, "rescale", "--key-groups", "3", "--gate")
         assert done.returncode == 0, done.stderr
         assert running.poll() is None, "the run goes on without its job"
         assert fleet("stream", "start", "--home", str(home)).returncode == 0

@@ -14,9 +14,10 @@ import pytest
 from batch.generation import take_over
 from batch.holding import discard, hold, switch
 from batch.pruning import prune
+from batch.verbs import Work, give
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoint import stand
-from fleetpulse.io.generations import checkpoint_of, load_generations
+from fleetpulse.io.generations import Generation, checkpoint_of, load_generations
 from fleetpulse.io.home import Home
 from tests.unit.test_generations import _batch as batch
 from tests.unit.test_generations import _begun as begun
@@ -107,3 +108,18 @@ def test_killed_before_any_change_a_verb_is_given_again_and_finishes_or_says_why
     prune(home, 5, _quietly, dry=False)
     left = {number for number in (1, 2, 3) if checkpoint_of(home.lifecycle, number).exists()}
     assert left == {number for number, status in ENDS[verb][1].items() if status not in ("discarded", "pruned")}
+
+
+def test_what_does_not_pass_the_gate_is_removed_and_the_one_that_runs_goes_on(held: Home) -> None:
+    def shut(work: Work, made: Generation) -> None:
+        raise FleetError(f"nothing may be built on generation {made.number}")
+
+    discard(held, 3, _quietly)
+    made = begun(held)
+    shutil.copytree(held.checkpoint, checkpoint_of(held.lifecycle, made.number))
+    work = Work(lambda: pytest.fail("no session is needed"), held, _quietly, gate=shut)
+    with pytest.raises(FleetError, match="nothing may be built on generation 4"):
+        give(work, made, stand(held.checkpoint))
+    record = load_generations(held.lifecycle)
+    assert (record.current, record.known[4].status) == (2, "discarded")
+    assert not checkpoint_of(held.lifecycle, 4).exists()
