@@ -181,7 +181,7 @@ def take_over(home: Home, made: Generation, at: Stand, say: Say) -> None:
     if not checkpoint_of(home.lifecycle, made.number).exists():
         raise FleetError(f"the checkpoint of generation {made.number} is gone; nothing has changed; make it again")
     record = load_generations(home.lifecycle)
-    save_generations(home.lifecycle, record.switched(made.number, asdict(at)))
+    save_generations(home.lifecycle, record.switched(made.number, {**asdict(at), "retired_at_ms": int(time.time() * 1000)}))
     say(f"generation {made.number} is current; generation {record.current} is kept: ./fleet state rollback goes back")
 
 

@@ -3,7 +3,7 @@
 Rule 1: rows are promised to be gone (`kept.promise`) before the first one goes.
 Rule 2: every step may be broken off by kill -9 and done again; the next maintenance takes away what it left.
 Rule 3: a step that others are in the way of is left for the next time: the jobs go first.
-Rule 4: ages count back from the newest row, or from now where a clock that was ahead has stamped that one.
+Rule 4: ages of rows count back from the newest one, or from now where a clock that was ahead has stamped that one.
 """
 
 import re
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from batch import amend
+from batch.pruning import going, prune
 from fleetpulse.core.judgements import AMENDMENTS, Verdict
 from fleetpulse.core.tables import (
     DEVICE_SNAPSHOTS,
@@ -27,15 +28,16 @@ from fleetpulse.core.tables import (
 )
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import compaction, delta, leftovers, tidying
-from fleetpulse.io.generations import load_generations
+from fleetpulse.io.generations import checkpoint_of, left_over, load_generations
 from fleetpulse.io.history import FOLDER
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms, promise
-from fleetpulse.io.making import maintaining
+from fleetpulse.io.making import keeping_makers_out, maintaining
 from fleetpulse.io.needs import Need, floor, needs
 from fleetpulse.ops.beginnings import CAME_LATE, DONE, LATE
 
 _AHEAD_MS: Final = 3_600_000  # rows land while it works, and clocks differ a little: that is not worth a word
+_WAYS_BACK: Final = 1  # generations that no longer run and stay, however old
 _BUSY: Final = "left for the next time: others were writing"
 _OURS_ASIDE: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
 _SUMMARIES: Final = f"kind = '{Verdict.SUMMARY.value}'"
@@ -55,6 +57,7 @@ class Keep:
     quality_ms: int | None
     logs_ms: int | None
     replaced_ms: int
+    generations_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ def maintain(
         there = [path for path in sorted((home.path / "tables").glob("*")) if (path / "_delta_log").exists()]
         if not dry_run:
             _remove_aside(there)
+        yield from _generations(home, keep, now_ms, say, dry_run=dry_run)
         wanted = needs(home)
         if home.table(DEVICE_SNAPSHOTS.name) in there:
             yield from _thin_out(home, keep, now_ms, dry_run=dry_run)
@@ -121,6 +125,32 @@ def _remove_aside(there: list[Path]) -> None:
         for leftover in [*(path / FOLDER).glob(".*.tmp"), *(path / "_delta_log").glob(".*.json.*.tmp")]:
             if leftover.parent.name == FOLDER or _OURS_ASIDE.fullmatch(leftover.name):
                 leftover.unlink(missing_ok=True)
+
+
+def _generations(home: Home, keep: Keep, now_ms: int, say: Callable[[str], None], *, dry_run: bool) -> Iterator[Step]:
+    """Prune old generations that no longer run: each holds bronze back. The job's hold on its own is not in the way of that."""
+    if keep.generations_ms is None:
+        return
+    before_ms = now_ms - keep.generations_ms
+    record = load_generations(home.lifecycle)
+    if not going(record, _WAYS_BACK, before_ms) and not left_over(home.lifecycle, record):
+        return
+    with keeping_makers_out(home, "fleet maintain") as other:
+        if other:
+            yield Step("checkpoints", "hold", note=f"old generations stay until the next maintenance: {other} is at work")
+            return
+        record = load_generations(home.lifecycle)
+        doomed = [(number, *_size(checkpoint_of(home.lifecycle, number))) for number in going(record, _WAYS_BACK, before_ms)]
+        prune(home, _WAYS_BACK, say, dry=dry_run, before_ms=before_ms)
+    for number, files, size in doomed:
+        retired = format_instant(record.retired_at_ms(number) or 0)
+        yield Step("checkpoints", "delete", files, size, note=f"of generation {number}, retired {retired}")
+
+
+def _size(folder: Path) -> tuple[int, int]:
+    """Return how many files a folder has, and how large they are together."""
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    return len(sizes), sum(sizes)
 
 
 def _bronze(home: Home, keep: Keep, wanted: list[Need], now_ms: int, *, dry_run: bool) -> Iterator[Step]:

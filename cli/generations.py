@@ -79,7 +79,7 @@ def prune(
     keep: Annotated[int, typer.Option("--keep", min=0, help="How many of those that no longer run are kept.")] = 1,
     dry_run: DryOption = False,
 ) -> None:
-    """Remove the checkpoints of generations that no longer run."""
+    """Remove the checkpoints of generations that no longer run; the one that runs is untouched, and may go on running."""
     from batch.pruning import prune as remove
 
     opened = Home(home)
@@ -88,5 +88,5 @@ def prune(
         opened.require_state_free()
         remove(opened, keep, _say, dry=True)
         return
-    with making(opened, "fleet state prune", _say), opened.state_held("fleet state prune"):
+    with making(opened, "fleet state prune", _say):
         remove(opened, keep, _say, dry=False)

@@ -57,6 +57,7 @@ def _steps(home: Home, say: Callable[[str], None], *, dry_run: bool) -> Iterator
         quality_ms=settings.keep_quality,
         logs_ms=settings.keep_logs,
         replaced_ms=settings.keep_replaced,
+        generations_ms=settings.keep_generations,
     )
     for step in run(home, keep, dry_run=dry_run, say=say):
         yield {**asdict(step), "dry_run": dry_run}

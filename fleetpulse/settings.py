@@ -167,6 +167,8 @@ class Settings(BaseSettings):
         keep_late: how long it keeps judgements of single messages (late, clock, duplicate, after_decommission, unknown_device,
             refused), but for what ``fleet amend`` is to look at. Transitions stay for ever: a device's mode is its newest one.
         keep_device_snapshots: how long it keeps snapshots, one a day; the newest stays.
+        keep_generations: how long it keeps the checkpoint of a generation that no longer runs, from when another took over; the
+            newest of them stays, so that there is a way back.
         keep_logs: how long it keeps the log of a process that writes nothing, and what Airflow writes down of a run.
         keep_quality: how long it keeps what came of the looks at the data, in ``quality_results`` and ``quality_failures``.
         keep_quality_runs: of how many looks at the data the results and pages below ``quality`` are kept.
@@ -198,6 +200,7 @@ class Settings(BaseSettings):
     keep_summaries: Kept = "30d"  # pyright: ignore[reportAssignmentType]
     keep_late: Kept = FOREVER  # pyright: ignore[reportAssignmentType]
     keep_device_snapshots: Kept = "90d"  # pyright: ignore[reportAssignmentType]
+    keep_generations: Kept = "30d"  # pyright: ignore[reportAssignmentType]
     keep_logs: Kept = "30d"  # pyright: ignore[reportAssignmentType]
     keep_quality: Kept = "90d"  # pyright: ignore[reportAssignmentType]
     keep_quality_runs: Annotated[int, Field(ge=1, le=1_000)] = 20

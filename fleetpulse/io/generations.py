@@ -34,8 +34,9 @@ class Generation:
         made_from: what from: a generation and its batch, a snapshot's version, a file.
         made_at_ms: when, epoch milliseconds.
         status: new, held (made, and not yet given the work), current, retired, discarded or pruned.
-        stands: where it was stopped when another took over: batch, version of bronze, frontier; of one that is held, where
-            the current one stood when it was made, and the ``beside`` of that; empty otherwise.
+        stands: where it was stopped when another took over: batch, version of bronze, frontier, and when that was
+            (``retired_at_ms``; older ones have none); of one that is held, where the current one stood when it was made, and
+            the ``beside`` of that; empty otherwise.
     """
 
     number: int
@@ -81,6 +82,18 @@ class Generations:
     def held(self) -> Generation | None:
         """Return the one that waits to be given the work."""
         return next((one for one in self.known.values() if one.status == HELD), None)
+
+    def retired_at_ms(self, number: int) -> int | None:
+        """Return when another took over from a generation, epoch milliseconds; None where nobody wrote down when.
+
+        Of one that was retired before that was written down, when the next one was made that came to run.
+        """
+        one = self.of(number)
+        if one is not None and (at_ms := one.stands.get("retired_at_ms")) is not None:
+            return int(at_ms)
+        ran = (later for later in self.known.values() if later.number > number and later.status in (CURRENT, RETIRED, PRUNED))
+        successor = min(ran, key=lambda later: later.number, default=None)
+        return successor.made_at_ms or None if successor is not None else None
 
     def of_the_same_groups(self, number: int) -> list[int]:
         """Return a generation and those of whose checkpoints it is a copy: what their groups said last may still be so."""
@@ -206,12 +219,17 @@ def sweep(lifecycle: Path, record: Generations) -> Generations:
     for one in record.known.values():
         if one.status == NEW:
             record = record.with_one(replace(one, status=DISCARDED))
-    for one in record.known.values():
-        if one.status in (DISCARDED, PRUNED):
-            shutil.rmtree(checkpoint_of(lifecycle, one.number), ignore_errors=True)
+    for folder in left_over(lifecycle, record):
+        shutil.rmtree(folder, ignore_errors=True)
     for aside in lifecycle.glob("told-*"):  # what a canary said
         shutil.rmtree(aside, ignore_errors=True)
     return record
+
+
+def left_over(lifecycle: Path, record: Generations) -> list[Path]:
+    """Return the checkpoints that are there still of generations that were removed: whoever did that was killed."""
+    folders = [checkpoint_of(lifecycle, one.number) for one in record.known.values() if one.status in (DISCARDED, PRUNED)]
+    return [folder for folder in folders if folder.exists()]
 
 
 def discard_generation(lifecycle: Path, made: Generation) -> None:

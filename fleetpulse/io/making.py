@@ -52,6 +52,27 @@ def maintaining(home: Home, say: Callable[[str], None], patience_s: float = PATI
 
 
 @contextmanager
+def keeping_makers_out(home: Home, by: str) -> Iterator[str]:
+    """Let nobody make a generation or a snapshot for a moment, where nobody does; does not wait. For one who maintains.
+
+    Args:
+        home: the home.
+        by: who, in words.
+
+    Yields:
+        Who is at work, so that they are not kept out; empty where nobody is.
+    """
+    home.lifecycle.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as locks:
+        other = ""
+        try:
+            locks.enter_context(held(_making(home), by, _Busy))
+        except _Busy as busy:
+            other = str(busy)
+        yield other
+
+
+@contextmanager
 def _alone(paths: Sequence[Path], by: str, say: Callable[[str], None], patience_s: float) -> Iterator[None]:
     """Hold the locks of some files, taken in order; the operating system lets go of them whatever way the process dies."""
     limit, told = time.monotonic() + patience_s, False

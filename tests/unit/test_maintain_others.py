@@ -15,6 +15,8 @@ from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS
 from fleetpulse.io import delta, leftovers
 from fleetpulse.io.generations import begin_generation, checkpoint_of, load_generations, save_generations
 from fleetpulse.io.home import Home
+from fleetpulse.io.making import making
+from fleetpulse.io.needs import needs
 from tests.histories import START
 from tests.maintained import DAY_MS, DAY_S, KEEP, NOW_S, four_days, judged_up_to, run_maintain
 
@@ -116,6 +118,68 @@ def test_what_a_group_said_last_stays_in_a_copy_of_the_generation_that_said_it(h
     _summaries_said(home, (3, 0, 99))
     run_maintain(home)
     assert _summaries_left(home) == [(3, 0, 99)]
+
+
+def _retired(home: Home, *days_ago: int) -> None:
+    """Let a generation after the other take over, so many days before now."""
+    for ago in days_ago:
+        source, at_ms = {"generation": home.generation().number}, int(NOW_S * 1000) - ago * DAY_MS
+        made = begin_generation(home.lifecycle, home.generation(), key_groups=2, form=3, made_by="test", made_from=source)
+        judged_up_to(home, 40, generation=checkpoint_of(home.lifecycle, made.number).name)
+        switched = load_generations(home.lifecycle).switched(made.number, {"batch": 0, "retired_at_ms": at_ms})
+        save_generations(home.lifecycle, switched)
+
+
+def _checkpoints(home: Home) -> list[str]:
+    return sorted(path.name for path in home.lifecycle.glob("gen-*"))
+
+
+def test_old_generations_that_no_longer_run_are_pruned_but_for_the_newest_and_hold_nothing_back_then(home: Home) -> None:
+    _retired(home, 90, 45, 40)
+    kept = replace(KEEP, generations_ms=42 * DAY_MS)
+    with home.state_held("the lifecycle job"):  # it runs, and need not stop for that
+        dry, done = run_maintain(home, kept, dry_run=True), run_maintain(home, kept)
+    told = [(step.did, step.files, "generation " + step.note.split()[2]) for step in done if step.table == "checkpoints"]
+    assert told == [("delete", 2, "generation 1,"), ("delete", 2, "generation 2,")]
+    assert [step for step in dry if step.table == "checkpoints"] == [step for step in done if step.table == "checkpoints"]
+    assert _checkpoints(home) == ["gen-0003", "gen-0004"]
+    assert {need.who for need in needs(home)} == {"generation 3, which may be gone back to", "generation 4"}
+    run_maintain(home, replace(KEEP, generations_ms=DAY_MS))
+    assert _checkpoints(home) == ["gen-0003", "gen-0004"]  # the way back stays, however old
+
+
+def test_generations_that_are_young_or_kept_for_ever_are_not_pruned(home: Home) -> None:
+    _retired(home, 20, 10)
+    for kept in (replace(KEEP, generations_ms=30 * DAY_MS), replace(KEEP, generations_ms=None)):
+        run_maintain(home, kept)
+        assert _checkpoints(home) == ["gen-0001", "gen-0002", "gen-0003"]
+
+
+def test_while_somebody_makes_a_generation_none_is_pruned_and_the_next_maintenance_takes_what_a_killed_one_left(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _retired(home, 90, 45)
+    with monkeypatch.context() as alone:
+        alone.setattr("fleetpulse.io.making.MAINTAIN_LOCK", "another.lock")  # as one who takes his first lock just now
+        with making(home, "fleet state rescale", lambda words: None):
+            alone.undo()
+            held = list(maintain(home, replace(KEEP, generations_ms=DAY_MS), dry_run=False, now_s=NOW_S))
+    assert [step.did for step in held if step.table == "checkpoints"] == ["hold"]
+    assert "fleet state rescale" in next(step.note for step in held if step.table == "checkpoints")
+    assert len(_checkpoints(home)) == 3
+    with monkeypatch.context() as killed:
+        killed.setattr("shutil.rmtree", lambda path, **how: None)
+        run_maintain(home, replace(KEEP, generations_ms=DAY_MS))
+    run_maintain(home, replace(KEEP, generations_ms=DAY_MS))
+    assert _checkpoints(home) == ["gen-0002", "gen-0003"]
+
+
+def test_a_generation_that_was_retired_before_that_was_written_down_is_as_old_as_its_successor(home: Home) -> None:
+    _switched(home, "test")
+    _switched(home, "test")
+    record = load_generations(home.lifecycle)
+    made = [record.known[number].made_at_ms for number in (2, 3)]
+    assert [record.retired_at_ms(number) for number in (1, 2, 3)] == [*made, None]
 
 
 def test_what_amendments_say_stays_as_long_as_transitions_do(home: Home) -> None:
