@@ -77,7 +77,8 @@ def supervise(
 ) -> None:
     """Look at the lifecycle job once, and start it where it is dead and to run; to be called each minute.
 
-    Exit code 1 where it is stale, beyond a threshold, backing off, left stopped by a run of Airflow, or nobody runs it.
+    Exit code 1 where it is stale, beyond a threshold, backing off, left stopped by a run of Airflow, nobody runs it, or no bridge
+    listens.
     """
     from fleetpulse.ops.supervision import as_facts, look_after
     from fleetpulse.settings import load_settings

@@ -157,8 +157,8 @@ class Settings(BaseSettings):
         state_store: where Spark keeps state: ``rocksdb``; asking for ``hdfs`` is refused with the reason.
         restarts: how often ``fleet up`` starts a process that died again by itself, within ten minutes. The lifecycle job is then
             left to who supervises it, where somebody does; otherwise the run ends.
-        stale_after: for how long the lifecycle job may judge nothing of what waits before ``fleet stream supervise`` calls it
-            stale.
+        stale_after: for how long the lifecycle job may judge nothing of what waits, or no bridge may say a word, before ``fleet
+            stream supervise`` calls it stale.
         keep_messages: how long ``fleet maintain`` keeps messages, counted back from the newest one (from now where that lies
             ahead); at least a day, or ``forever``, like each of the next. Our own rows (registry, policies, gaps, commands) stay.
         keep_quarantine: how long it keeps what could not be decoded.

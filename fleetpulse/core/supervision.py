@@ -31,7 +31,7 @@ class Standing(StrEnum):
     LEFT = "left stopped"  # by a run of Airflow, for longer than its work may take
     STARTED = "started"  # by this look
     BACKING_OFF = "backing off"  # dead, and not to be started yet
-    STALE = "stale"  # it runs, and judges nothing of what there is
+    STALE = "stale"  # it runs, and judges nothing of what there is, or there is nothing: no bridge says a word
     CRITICAL = "critical"  # a figure is beyond its threshold
     DOWN = "down"  # nobody runs it who could start it
 
@@ -58,6 +58,8 @@ class Seen:
         stale_after_ms: for how long nothing may be judged while something waits, and for how long it may be starting.
         starting_ms: for how long looks have found it starting.
         wanted_ago_ms: how long ago was said whether it is to run.
+        unheard_ms: how long ago, by the clock, the newest row was received: bridges that listen write ticks where no device
+            speaks; None where nothing was, or a recording is played, which has a time of its own.
     """
 
     wanted: bool
@@ -74,6 +76,7 @@ class Seen:
     stale_after_ms: int
     starting_ms: int = 0
     wanted_ago_ms: int = 0
+    unheard_ms: int | None = None
 
     @property
     def starting(self) -> bool:
@@ -145,6 +148,9 @@ def _running(seen: Seen) -> Decision:
     if behind_ms > seen.stale_after_ms and seen.still_ms > seen.stale_after_ms:
         why = f"it has judged nothing for {_minutes(seen.still_ms)}, and is {_minutes(behind_ms)} behind what was received"
         return Decision(Standing.STALE, why)
+    if seen.unheard_ms is not None and seen.unheard_ms > seen.stale_after_ms:
+        why = f"nothing has been received for {_minutes(seen.unheard_ms)}, not even a bridge's tick: no bridge listens"
+        return Decision(Standing.STALE, f"{why}; see the bridge's log, and the broker")
     if seen.critical:
         return Decision(Standing.CRITICAL, "; ".join(seen.critical))
     return Decision(

@@ -34,6 +34,7 @@ class Look:
         batch: the newest batch that was judged; None before the first.
         judged_ms: the ``received_at`` up to which it has judged, epoch milliseconds; None before the first.
         behind_ms: how far that lies behind what was received; None where nothing was.
+        unheard_ms: how long ago the newest row was received; None where nothing was, or a recording is played.
         starts: how often it was started by a look, of late.
     """
 
@@ -45,6 +46,7 @@ class Look:
     batch: int | None
     judged_ms: int | None
     behind_ms: int | None
+    unheard_ms: int | None
     starts: int
 
 
@@ -54,7 +56,7 @@ def look_after(home: Home, by: str, stale_after_ms: int, now_ms: int | None = No
     Args:
         home: the home.
         by: who looks; it is written down where the job is started.
-        stale_after_ms: for how long nothing may be judged while something waits, and for how long it may be starting.
+        stale_after_ms: for how long nothing may be judged while something waits, nothing may be received, and it may be starting.
         now_ms: the instant; None takes the clock's.
     """
     now_ms = now_ms or int(time.time() * 1000)
@@ -88,7 +90,9 @@ def _seen(
 ) -> Seen:
     path = home.run("lifecycle")
     said = read_status(path)
-    stands = [found.received_at_ms for name in home.bridges() if (found := position(home.segments_of(name))) is not None]
+    found = [one for name in home.bridges() if (one := position(home.segments_of(name))) is not None]
+    stands = [one.received_at_ms for one in found]
+    heard = [one.received_at_ms for one in found if one.recording is None]
     return Seen(
         wanted=wanted.what == RUNNING,
         by=wanted.by,
@@ -103,6 +107,7 @@ def _seen(
         now_ms=now_ms,
         stale_after_ms=stale_after_ms,
         wanted_ago_ms=max(0, now_ms - wanted.at_ms),
+        unheard_ms=max(0, now_ms - max(heard)) if heard else None,
     )
 
 
@@ -125,6 +130,7 @@ def _told(home: Home, found: Decision, seen: Seen, reached: tuple[int, int] | No
         reached[0] if reached else None,
         reached[1] if reached and reached[1] > 1 else None,
         seen.behind_ms,
+        seen.unheard_ms,
         len(starts),
     )
 

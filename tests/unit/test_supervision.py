@@ -24,7 +24,9 @@ from fleetpulse.core.supervision import (
 from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import GIVEN_UP, read_status, write_status
+from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
 from fleetpulse.ops.supervision import look_after
+from tests.homes import commit_batch
 
 pytestmark = pytest.mark.unit
 NOW_MS = 1_800_000_000_000
@@ -66,6 +68,13 @@ def home(tmp_path: Path) -> Home:
         (replace(WELL, said_ago_ms=6 * MINUTE_MS), Standing.STALE, "said nothing for 6m"),
         (replace(WELL, behind_ms=3_600_000, still_ms=MINUTE_MS), Standing.RUNNING, "1h behind"),  # it is catching up
         (replace(WELL, behind_ms=3_600_000, still_ms=11 * MINUTE_MS), Standing.STALE, "judged nothing for 11m"),
+        (replace(WELL, behind_ms=0, unheard_ms=10 * MINUTE_MS), Standing.RUNNING, "0s behind"),
+        (
+            replace(WELL, behind_ms=0, unheard_ms=360 * MINUTE_MS),
+            Standing.STALE,
+            "nothing has been received for 6h, not even a bridge",
+        ),
+        (replace(WELL, wanted=False, unheard_ms=360 * MINUTE_MS), Standing.STOPPED, "to be stopped"),
         (replace(WELL, critical=("memory is critical",)), Standing.CRITICAL, "memory"),
     ],
 )
@@ -119,6 +128,27 @@ def test_a_job_whose_every_process_is_a_young_one_is_not_starting_for_ever(home:
         assert [look(minutes) for minutes in range(4)] == ["starting", "starting", "starting", "stale"]
         assert look(1, "running") == "running"
         assert look(4) == "starting", "it ran in between"
+
+
+def _received(home: Home, at_ms: int, recording: str | None = None, number: int = 1) -> None:
+    """Write a segment of one tick, as a bridge that listens does, or as one that plays a recording."""
+    row = SegmentRow(at_ms, "fleet/_/b/tick", b"{}", "bridge" if recording is None else "recording", recording)
+    write_segment(home.segments, number, rows_table([row]), bridge="bridge-1", last_canary_ms=at_ms)
+
+
+def test_a_job_that_has_judged_all_there_is_is_not_well_where_no_bridge_says_a_word(home: Home) -> None:
+    now_ms = int(time.time() * 1000)
+    commit_batch(home.checkpoint, 1, now_ms)
+    with home.locked("fleet up"):
+        write_status(home.run("lifecycle"), {"state": "running"})
+        _received(home, now_ms)
+        early, late = (look_after(home, "me", MINUTE_MS, now_ms + ago_ms) for ago_ms in (MINUTE_MS, 2 * MINUTE_MS))
+        assert (early.state, early.behind_ms, early.unheard_ms) == ("running", 0, MINUTE_MS)
+        assert (late.state, late.sound) == ("stale", False)
+        assert late.why.startswith("nothing has been received for 2m")
+        _received(home, now_ms, "r", 2)
+        played = look_after(home, "me", MINUTE_MS, now_ms + 2 * MINUTE_MS)
+    assert (played.state, played.unheard_ms) == ("running", None), "a recording has a time of its own"
 
 
 def died(home: Home, *, supervised: bool) -> Job:
