@@ -272,31 +272,40 @@ _FUTURE: Final = Suite(
 _VOLUME: Final = Suite(
     "volume",
     "messages",
-    "The newest whole hour of each site, beside the median of the day before it, and how long ago the site was heard.",
+    "The newest whole hour of each site that was heard within eight days, beside the median of the day before it, and how long "
+    "ago the site was heard, counted back from the newest row that has landed.",
     ("messages", "stand"),
     f"""
-    WITH heard AS (SELECT site, received_at FROM messages CROSS JOIN stand
-                   WHERE kind IN ({among(SIGNALS)}) AND unix_millis(stand.landed) - unix_millis(received_at) < 90000000),
+    WITH lately AS (SELECT site, received_at, unix_millis(stand.landed) - unix_millis(received_at) AS ago_ms
+                    FROM messages CROSS JOIN stand
+                    WHERE kind IN ({among(SIGNALS)}) AND unix_millis(stand.landed) - unix_millis(received_at) < 691200000),
+    known_site AS (SELECT site, max(received_at) AS heard_at, min(ago_ms) AS silent_ms,
+                       count(DISTINCT floor(ago_ms / 3600000)) AS known_hours
+                   FROM lately GROUP BY 1),
+    heard AS (SELECT site, received_at FROM lately WHERE ago_ms < 90000000),
     hours AS (SELECT site, count(*) AS n,
                   CAST(floor((unix_millis(stand.landed) - unix_millis(received_at)) / 3600000) AS BIGINT) AS ago
               FROM heard CROSS JOIN stand GROUP BY 1, 3),
     pauses AS (SELECT site, unix_millis(received_at) - lag(unix_millis(received_at)) OVER
                       (PARTITION BY site ORDER BY received_at) AS pause_ms FROM heard),
     pause AS (SELECT site AS paused, max(pause_ms) AS longest_ms, count(*) AS messages FROM pauses GROUP BY 1),
-    last_heard AS (SELECT site AS heard_site, max(received_at) AS heard_at FROM heard GROUP BY 1),
-    before AS (SELECT site, median(n) AS usual, count(*) AS known FROM hours WHERE ago > 0 GROUP BY 1)
-    SELECT before.site, coalesce(hours.n, 0) AS messages_of_the_hour, usual, known, heard_at, longest_ms,
+    before AS (SELECT site AS usual_site, median(n) AS usual, count(*) AS known FROM hours WHERE ago > 0 GROUP BY 1)
+    SELECT known_site.site, coalesce(hours.n, 0) AS messages_of_the_hour, usual, known, heard_at, longest_ms,
         CASE WHEN known >= 6 THEN coalesce(hours.n, 0) >= usual * 0.5 END AS not_half_of_usual,
         CASE WHEN known >= 6 THEN coalesce(hours.n, 0) <= usual * 3 END AS not_thrice_as_usual,
-        CASE WHEN messages >= 100 THEN unix_millis(stand.landed) - unix_millis(heard_at) <= 60000 + 3 * longest_ms END AS is_fresh
-    FROM before CROSS JOIN stand LEFT JOIN hours ON hours.site = before.site AND hours.ago = 0
-    JOIN pause ON paused = before.site JOIN last_heard ON heard_site = before.site
+        CASE WHEN messages >= 100 THEN silent_ms <= 60000 + 3 * longest_ms END AS is_fresh,
+        CASE WHEN known_hours >= 6 THEN silent_ms < 90000000 END AS is_heard_each_day
+    FROM known_site CROSS JOIN stand LEFT JOIN before ON usual_site = known_site.site
+    LEFT JOIN hours ON hours.site = known_site.site AND hours.ago = 0 LEFT JOIN pause ON paused = known_site.site
     """,
     ("site",),
     (
         holds("not_half_of_usual", "a site sends half of what it usually does in an hour, at the least", Severity.WARNING),
         holds("not_thrice_as_usual", "a site sends thrice what it usually does, at the most", Severity.WARNING),
         holds("is_fresh", "a site is silent for thrice its longest pause and a minute, at the most", Severity.WARNING),
+        holds(
+            "is_heard_each_day", "a site that was heard in the week before is heard within a day and an hour", Severity.WARNING
+        ),
     ),
     ("messages_of_the_hour", "usual", "heard_at", "longest_ms"),
 )

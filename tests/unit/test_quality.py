@@ -260,7 +260,9 @@ def test_a_planted_defect_is_caught_by_the_suite_that_should(named: str, clean: 
 
 def test_there_are_more_than_twenty_kinds_of_defects_and_every_law_has_one() -> None:
     laws = {(suite.name, one.name) for suite in SUITES for one in suite.expectations if one.form == "holds"}
-    of_volume = {("volume", one) for one in ("not half of usual", "not thrice as usual", "is fresh")}  # planted below
+    of_volume = {
+        ("volume", one) for one in ("not half of usual", "not thrice as usual", "is fresh", "is heard each day")
+    }  # planted below
     caught = {(one.suite, one.expectation) for one in DEFECTS.values()} | of_volume
     others = {("stream_health table", "key is unique"), ("state as judged", "is there"), ("state as judged", "is due")}
     assert len(DEFECTS) > 20
@@ -277,6 +279,10 @@ VOLUME = """
     INSERT INTO copied BY NAME
     SELECT 'floods' AS site, 'heartbeat' AS kind, 'floods' AS device_id,
         TIMESTAMPTZ '2024-01-01 09:00:05Z' + INTERVAL (number) SECOND AS received_at FROM range(3500) AS numbers(number);
+    INSERT INTO copied BY NAME
+    SELECT site, 'heartbeat' AS kind, site AS device_id,
+        TIMESTAMPTZ '2024-01-01 10:00:00Z' - INTERVAL (hours + number) HOUR AS received_at
+    FROM range(6) AS numbers(number), (VALUES ('dead', 26), ('rare', 20), ('gone', 190)) AS sites(site, hours);
     DROP VIEW messages;
     ALTER TABLE copied RENAME TO messages;
 """
@@ -289,7 +295,8 @@ def test_a_site_that_sends_little_or_much_or_nothing_is_reported(clean: Home, ex
         plant(tables, "stand", "UPDATE stand SET landed = TIMESTAMPTZ '2024-01-01 10:00:00Z'")
         answers = answers_of(expectations, tables, suite)
     said = {name: sorted(row["site"] for row in one.shown) for name, one in answers.items()}
-    assert said == {"not half of usual": ["drops", "stops"], "not thrice as usual": ["floods"], "is fresh": ["stops"]}
+    volumes = {"not half of usual": ["drops", "stops"], "not thrice as usual": ["floods"], "is fresh": ["stops"]}
+    assert said == {**volumes, "is heard each day": ["dead"]}
     assert {one.severity for one in suite.expectations} == {"warning"}
 
 
