@@ -17,7 +17,7 @@ from fleetpulse.io.home import Home
 ROOT: Final = Path(__file__).parents[1]
 HOST: Final = "127.0.0.1"
 USERS: Final = {"admin": "admin", "operator": "op", "viewer": "viewer"}  # name -> Airflow's role
-_TASKS: Final = 4  # at a time: each is a process, and the verbs have a JVM of their own
+_TASKS: Final = 4  # at a time, one more than the pools have slots: each is a process, and the verbs have a JVM of their own
 
 
 def folder(home: Home) -> Path:

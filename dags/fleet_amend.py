@@ -19,6 +19,7 @@ from airflow.sdk import DAG, Param
 from fleetpulse.orchestration.assets import JUDGEMENTS, LATE
 from fleetpulse.orchestration.factory import fleet_dag
 from fleetpulse.orchestration.operators import FleetOperator
+from fleetpulse.orchestration.pools import HEAVY_POOL
 
 FORM = {
     "device": Param(None, type=["null", "string"], title="Device", description="empty: all that something came late for"),
@@ -40,6 +41,7 @@ def build(*, alarmed: bool = True) -> DAG:
         FleetOperator(
             task_id="amend",
             words=["amend", "--again-within=10m", "--device={{ params.device or '' }}", "--since={{ params.since or '' }}"],
+            pool=HEAVY_POOL,
             outlets=[JUDGEMENTS],
             execution_timeout=timedelta(hours=2),  # what is done with by then stays done with
         )

@@ -17,6 +17,7 @@ from airflow.sdk import DAG, Param, chain, task
 
 from fleetpulse.orchestration.backtests import Backtest, BacktestOnSpark, WritePolicy
 from fleetpulse.orchestration.factory import fleet_dag
+from fleetpulse.orchestration.pools import HEAVY_POOL
 
 FORM = {
     "policy": Param(
@@ -43,8 +44,8 @@ def build(*, alarmed: bool = True) -> DAG:
             WritePolicy(task_id="write_policy"),
             choose(),
             [
-                Backtest(task_id="backtest", execution_timeout=timedelta(hours=2)),
-                BacktestOnSpark(task_id="backtest_on_spark", execution_timeout=timedelta(hours=2)),
+                Backtest(task_id="backtest", pool=HEAVY_POOL, execution_timeout=timedelta(hours=2)),
+                BacktestOnSpark(task_id="backtest_on_spark", pool=HEAVY_POOL, execution_timeout=timedelta(hours=2)),
             ],
         )
     return made

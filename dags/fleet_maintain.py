@@ -18,7 +18,8 @@ from airflow.sdk import DAG, chain
 
 from fleetpulse.orchestration.assets import JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.orchestration.factory import fleet_dag
-from fleetpulse.orchestration.operators import STATE_POOL, Recurring
+from fleetpulse.orchestration.operators import Recurring
+from fleetpulse.orchestration.pools import HEAVY_POOL, STATE_POOL
 from fleetpulse.orchestration.tidying import TidyAirflow
 
 
@@ -35,7 +36,7 @@ def build(*, alarmed: bool = True) -> DAG:
             execution_timeout=timedelta(hours=2),
             outlets=[MESSAGES, JUDGEMENTS, STREAM_HEALTH],
         )
-        chain(maintain, TidyAirflow(task_id="tidy"))
+        chain(maintain, TidyAirflow(task_id="tidy", pool=HEAVY_POOL))
     return made
 
 

@@ -19,6 +19,7 @@ from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable, Param, c
 from fleetpulse.orchestration.assets import ALERTS, DEVICE_SNAPSHOTS, QUALITY_RESULTS
 from fleetpulse.orchestration.factory import fleet_dag
 from fleetpulse.orchestration.operators import BuildDocs, FleetOperator, Outcome
+from fleetpulse.orchestration.pools import HEAVY_POOL
 
 FORM = {"suite": Param(None, type=["null", "string"], title="Suite", description="empty: all of them")}
 
@@ -39,10 +40,11 @@ def build(*, alarmed: bool = True) -> DAG:
             task_id="check",
             words=["quality", "run", "--suite={{ params.suite or '' }}", "--json"],
             gives="json",
+            pool=HEAVY_POOL,
             outlets=[QUALITY_RESULTS],
             execution_timeout=timedelta(hours=2),  # all of bronze is looked at
         )
-        docs = BuildDocs(task_id="docs", trigger_rule="all_done")  # of what failed above all
+        docs = BuildDocs(task_id="docs", pool=HEAVY_POOL, trigger_rule="all_done")  # of what failed above all
         chain(check, docs, Outcome(task_id="outcome", of=["check", "docs"]))
     return made
 

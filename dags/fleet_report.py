@@ -16,6 +16,7 @@ from airflow.sdk import DAG, Param, chain
 
 from fleetpulse.orchestration.factory import fleet_dag
 from fleetpulse.orchestration.operators import FleetOperator
+from fleetpulse.orchestration.pools import HEAVY_POOL
 from fleetpulse.orchestration.sensors import WaitForFrontier
 
 FORM = {"day": Param(None, type=["null", "string"], format="date", title="Day", description="empty: the day before (UTC)")}
@@ -35,7 +36,7 @@ def build(*, alarmed: bool = True) -> DAG:
         alarmed=alarmed,
     ) as made:
         judged = WaitForFrontier(task_id="judged", instant=ENDS, patience=timedelta(hours=6))
-        report = FleetOperator(task_id="report", words=["availability", "--day", DAY, "--json"], gives="rows")
+        report = FleetOperator(task_id="report", words=["availability", "--day", DAY, "--json"], gives="rows", pool=HEAVY_POOL)
         chain(judged, report)
     return made
 

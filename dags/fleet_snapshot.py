@@ -17,7 +17,8 @@ from airflow.sdk import DAG
 
 from fleetpulse.orchestration.assets import DEVICE_SNAPSHOTS
 from fleetpulse.orchestration.factory import fleet_dag
-from fleetpulse.orchestration.operators import STATE_POOL, Recurring
+from fleetpulse.orchestration.operators import Recurring
+from fleetpulse.orchestration.pools import STATE_POOL
 
 
 def build(*, alarmed: bool = True) -> DAG:

@@ -3,9 +3,7 @@
 Run as ``python -m fleetpulse.orchestration.database`` with Airflow's environment; again, it changes nothing.
 """
 
-from typing import Final
-
-POOLS: Final = {"fleet_state": (1, "one thing at a time on the lifecycle job's checkpoint")}
+from fleetpulse.orchestration.pools import POOLS
 
 
 def prepare() -> None:

@@ -13,7 +13,8 @@ from airflow.sdk import DAG, CronTriggerTimetable, chain
 from airflow.sdk.definitions.param import ParamsDict
 
 from fleetpulse.orchestration.alerts import deadline, tell_of_failure
-from fleetpulse.orchestration.operators import STATE_POOL, FleetOperator, GoBack, Outcome, StartStream, StopStream
+from fleetpulse.orchestration.operators import FleetOperator, GoBack, Outcome, StartStream, StopStream
+from fleetpulse.orchestration.pools import STATE_POOL
 from fleetpulse.orchestration.sensors import Approval, WaitForBatch
 
 OWNER: Final = "fleet operations"

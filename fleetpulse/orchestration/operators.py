@@ -17,11 +17,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from fleetpulse.orchestration.assets import facts_of
 from fleetpulse.orchestration.pages import DataDocsLink
 from fleetpulse.orchestration.place import PLACE, Place
+from fleetpulse.orchestration.pools import STATE_POOL
 from fleetpulse.orchestration.verbs import Ended, Verb
 
 REFUSED: Final = "refused"  # under this key a task leaves its reason to others of its run
 ANSWERED: Final = "answered"  # and a person's answer: a task that skips what follows returns nothing
-STATE_POOL: Final = "fleet_state"  # one slot: one task at a time changes a checkpoint
 BY: Final = "airflow {{ dag.dag_id }} {{ run_id }}"  # who stopped the stream, as desired.json names it
 _NO: Final = "Reject"  # what Airflow calls this answer
 _MOST_RETURNED: Final = 64 * 1024 * 1024  # bytes of a result: it goes into Airflow's database

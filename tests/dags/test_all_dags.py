@@ -7,6 +7,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 from pkgutil import resolve_name
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -83,6 +84,45 @@ def test_who_touches_the_state_is_in_its_pool(name: str, dags: dict[str, Any]) -
         words = getattr(task, "words", [""])
         touches = words[:1] in ([], ["state"], ["maintain"]) or words[:2] in (["stream", "stop"], ["stream", "start"])
         assert (task.pool == "fleet_state") == (touches or "gate" in words[:2]), task.task_id
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_whatever_may_take_long_is_in_a_pool(name: str, dags: dict[str, Any]) -> None:
+    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+
+    from fleetpulse.orchestration.operators import FleetOperator
+    from fleetpulse.orchestration.pools import POOLS
+
+    for task in dags[name].tasks:
+        long = isinstance(task, FleetOperator | SparkSubmitOperator) and name != "fleet_supervise"
+        assert (task.pool in POOLS) == long, task.task_id
+    heavy = {task.task_id for task in dags[name].tasks if task.pool == "fleet_heavy"}
+    assert heavy >= {"check", "amend", "backtest", "backtest_on_spark"} & set(dags[name].task_ids)
+
+
+def test_the_pools_leave_a_task_to_who_looks_after_the_stream() -> None:
+    from cli.airflow_environment import environment
+    from fleetpulse.io.home import Home
+    from fleetpulse.orchestration.pools import POOLS
+
+    name = "AIRFLOW__CORE__PARALLELISM"
+    written = (line.partition("=") for line in (ROOT / "infra" / "airflow.env").read_text().splitlines())
+    beside = {key: value for key, _, value in written}
+    with TemporaryDirectory() as home:
+        for found in (environment(Home(Path(home)), 8080), beside):
+            assert sum(slots for slots, _ in POOLS.values()) < int(found[name])
+
+
+def test_the_pools_are_made_and_made_again(airflow: Path) -> None:
+    from airflow.models.pool import Pool
+
+    from fleetpulse.orchestration.database import prepare
+    from fleetpulse.orchestration.pools import POOLS
+
+    for _ in range(2):
+        prepare()
+        made = {pool.pool: pool.slots for pool in Pool.get_pools()}
+        assert {name: made[name] for name in POOLS} == {name: slots for name, (slots, _) in POOLS.items()}
 
 
 @pytest.mark.parametrize("name", FILES)
