@@ -90,7 +90,8 @@ class WorkedOut:
         about, self._known = state.about, evidence.by_bronze(self._home, self._of_state.newest_ms)
         facts = {"subject": state.subject, "key_groups": about.key_groups, "devices": heads.devices, "worlds": len(heads.worlds)}
         stated = {"stated_newest_ms": about.newest_ms, "stated_frontier_ms": about.frontier_ms or 0}
-        more = {"frontier_before_ms": state.before_ms, "chosen": state.chosen}
+        job_ms = None if self._judged is None else self._judged.frontier_ms
+        more = {"frontier_before_ms": state.before_ms, "job_frontier_ms": job_ms, "chosen": state.chosen}
         listens = {"listens_as_bronze": evidence.listens_as(heads.worlds[0], self._known)}
         self.tables.put("taken", one_row({**self._of_state.row(), **facts, **stated, **more, **listens}))
 

@@ -169,13 +169,15 @@ _WAITING: Final = Suite(
     ),
     ("boot", "waiting", "due"),
 )
+_OLD_MS: Final = 172_800_000  # a snapshot is taken each hour: two days without one
 _SNAPSHOT: Final = Suite(
     "snapshot",
     "device_snapshots",
     "A snapshot, or a generation's state, as a whole.",
     ("state", "taken"),
-    """
-    SELECT taken.subject, taken.frontier, taken.frontier_before, taken.key_groups, taken.devices, taken.worlds,
+    f"""
+    SELECT taken.subject, taken.frontier, taken.job_frontier, taken.frontier_before, taken.key_groups, taken.devices,
+        taken.worlds,
         (SELECT count(*) FROM state WHERE part = 'device') AS found, (SELECT count(*) FROM state WHERE part = 'group') AS groups,
         (SELECT count(*) FROM state WHERE part = 'group') = taken.key_groups
             AND (SELECT count(DISTINCT key_group) FROM state WHERE part = 'group') = taken.key_groups AS every_key_group_is_there,
@@ -185,7 +187,8 @@ _SNAPSHOT: Final = Suite(
             AS stands_where_it_was_taken,
         taken.listens_as_bronze AS listened_as_bronze_says,
         CASE WHEN taken.frontier_before IS NOT NULL THEN coalesce(taken.frontier >= taken.frontier_before, false) END
-            AS frontier_does_not_run_backwards
+            AS frontier_does_not_run_backwards,
+        unix_millis(taken.job_frontier) - unix_millis(taken.frontier) <= {_OLD_MS} AS is_recent
     FROM taken
     """,
     ("subject",),
@@ -196,7 +199,8 @@ _SNAPSHOT: Final = Suite(
         holds("listened_as_bronze_says", "frontier, gaps and policies are those that the rows of bronze up to there give"),
         holds("as_many_devices_as_were_counted", "there are as many devices as were counted when it was taken"),
         holds("frontier_does_not_run_backwards", "it is not older than the snapshot before it", Severity.WARNING),
+        holds("is_recent", "it is two days behind what the job has judged, at the most", Severity.WARNING),
     ),
-    ("frontier", "frontier_before", "key_groups", "groups", "worlds", "devices", "found"),
+    ("frontier", "frontier_before", "job_frontier", "key_groups", "groups", "worlds", "devices", "found"),
 )
 OF_STATE: Final = (_SNAPSHOT, _STATE, _AS_JUDGED, _WAITING)

@@ -204,6 +204,8 @@ DEFECTS = {
     "an older snapshot": Defect(
         "snapshot", "frontier does not run backwards", "taken",
         "UPDATE taken SET frontier_before = frontier + INTERVAL 1 SECOND"),
+    "a snapshot that nobody took anew": Defect(
+        "snapshot", "is recent", "taken", "UPDATE taken SET job_frontier = frontier + INTERVAL 49 HOUR"),
     "a column of another type": Defect(
         "columns", "as declared", "declared_columns", "UPDATE declared_columns SET stored = 'string' WHERE declared = 'long'"),
 }  # fmt: skip

@@ -21,6 +21,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import Policies, parse_policy
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
+from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import Stand
 from fleetpulse.io.expectations import Expectations
 from fleetpulse.io.generations import DISCARDED, RETIRED, Generation, Generations, save_generations
@@ -28,7 +29,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.kept import promise
 from fleetpulse.io.suite_rows import opened
 from tests.histories import START, row, signal
-from tests.homes import empty, land
+from tests.homes import commit_batch, empty, land
 from tests.looked_at import eventful, judged_home, state_rows, write_state
 from tests.unit.test_quality import NAMED, looked_at, plant
 
@@ -278,3 +279,23 @@ def test_what_is_taken_back_before_it_is_said_is_none_of_the_laws_while_a_jitter
     assert failed_in(home, "amendments") == {}
     later = ("stand", "UPDATE stand SET settled = frontier")
     assert failed_in(home, "amendments", later) == {"takes back what was said": 1}
+
+
+def test_a_snapshot_that_the_job_has_left_behind_is_reported_and_shuts_no_gate(tmp_path: Path) -> None:
+    home = judged_home(tmp_path / "home", eventful(SEED), DEPLOYMENT)
+    later_ms = START + 3 * 86_400_000
+    tick = {
+        "device_id": "_",
+        "site": "_",
+        "kind": "tick",
+        "clock": "bridge",
+        "received_at_ms": later_ms,
+        "event_time_ms": later_ms,
+    }
+    arrival = {"origin": "bridge", "bridge": "b", "segment": 2, "digest": 0, "device_hash": 0}
+    delta.append(home, MESSAGES, delta.to_table(MESSAGES, [{**tick, **arrival}]), "test", 2)
+    commit_batch(home.checkpoint, 2, later_ms)
+    report = run(home, ["snapshot"])
+    found = {(one.expectation, one.outcome, one.severity) for one in report.findings() if one.outcome != "passed"}
+    assert found == {("is recent", "failed", "warning")}
+    refuse(report, "nothing")
