@@ -18,7 +18,7 @@ from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable, Param, c
 
 from fleetpulse.orchestration.assets import ALERTS, DEVICE_SNAPSHOTS, QUALITY_RESULTS
 from fleetpulse.orchestration.factory import fleet_dag
-from fleetpulse.orchestration.operators import BuildDocs, FleetOperator, Outcome
+from fleetpulse.orchestration.operators import BuildDocs, Looks, Outcome
 from fleetpulse.orchestration.pools import HEAVY_POOL
 
 FORM = {"suite": Param(None, type=["null", "string"], title="Suite", description="empty: all of them")}
@@ -36,7 +36,7 @@ def build(*, alarmed: bool = True) -> DAG:
         params=FORM,
         alarmed=alarmed,
     ) as made:
-        check = FleetOperator(
+        check = Looks(
             task_id="check",
             words=["quality", "run", "--suite={{ params.suite or '' }}", "--json"],
             gives="json",

@@ -5,8 +5,8 @@
 **What it changes**: adds a version to the table `device_snapshots`, if its rows pass the checks. The stream goes on.
 A bootstrap begins from one of these versions.
 
-**Red** means: a check failed, and nothing was published; the first line says which, and names rows. The state itself is then
-suspect: look at `./fleet state inspect` before changing anything.
+**Red** means: a check failed, and nothing was published; the first line says which, and names rows. The task is linked with the
+*Data Docs*, which say more. The state itself is then suspect: look at `./fleet state inspect` before changing anything.
 
 **To undo**: nothing has to be undone; maintenance thins old versions out.
 """
@@ -17,8 +17,7 @@ from airflow.sdk import DAG
 
 from fleetpulse.orchestration.assets import DEVICE_SNAPSHOTS
 from fleetpulse.orchestration.factory import fleet_dag
-from fleetpulse.orchestration.operators import Recurring
-from fleetpulse.orchestration.pools import STATE_POOL
+from fleetpulse.orchestration.operators import TakeSnapshot
 
 
 def build(*, alarmed: bool = True) -> DAG:
@@ -26,13 +25,7 @@ def build(*, alarmed: bool = True) -> DAG:
     with fleet_dag(
         "fleet_snapshot", __doc__, schedule="7 * * * *", within=timedelta(minutes=50), tags=["state"], alarmed=alarmed
     ) as made:
-        Recurring(
-            task_id="snapshot",
-            words=["state", "snapshot", "--gate", "--json"],
-            gives="json",
-            pool=STATE_POOL,
-            outlets=[DEVICE_SNAPSHOTS],
-        )
+        TakeSnapshot(task_id="snapshot", outlets=[DEVICE_SNAPSHOTS])
     return made
 
 

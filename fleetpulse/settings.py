@@ -171,7 +171,8 @@ class Settings(BaseSettings):
             newest of them stays, so that there is a way back.
         keep_logs: how long it keeps the log of a process that writes nothing, and what Airflow writes down of a run.
         keep_quality: how long it keeps what came of the looks at the data, in ``quality_results`` and ``quality_failures``.
-        keep_quality_runs: of how many looks at the data the results and pages below ``quality`` are kept.
+        keep_quality_runs: of how many looks at the data the results and pages below ``quality`` are kept; with Airflow there are
+            three an hour, and each reads all that are kept for the first page: 10 s of CPU with 200.
         keep_replaced: for how long it leaves files that others have replaced, and the log's old versions, to whoever is
             reading them.
     """
@@ -203,7 +204,7 @@ class Settings(BaseSettings):
     keep_generations: Kept = "30d"  # pyright: ignore[reportAssignmentType]
     keep_logs: Kept = "30d"  # pyright: ignore[reportAssignmentType]
     keep_quality: Kept = "90d"  # pyright: ignore[reportAssignmentType]
-    keep_quality_runs: Annotated[int, Field(ge=1, le=1_000)] = 20
+    keep_quality_runs: Annotated[int, Field(ge=1, le=1_000)] = 200
     keep_replaced: Annotated[Milliseconds, Field(ge=3_600_000)] = "1d"  # pyright: ignore[reportAssignmentType]
 
     def all_bridges(self) -> dict[str, tuple[str, ...]]:

@@ -13,7 +13,7 @@ from airflow.sdk import DAG, CronTriggerTimetable, chain
 from airflow.sdk.definitions.param import ParamsDict
 
 from fleetpulse.orchestration.alerts import deadline, tell_of_failure
-from fleetpulse.orchestration.operators import FleetOperator, GoBack, Outcome, StartStream, StopStream
+from fleetpulse.orchestration.operators import FleetOperator, GoBack, Looks, Outcome, StartStream, StopStream
 from fleetpulse.orchestration.pools import STATE_POOL
 from fleetpulse.orchestration.sensors import Approval, WaitForBatch
 
@@ -73,7 +73,7 @@ def change_state(words: Sequence[str], *, question: str | None) -> None:
     stop = StopStream(task_id="stop")
     act = FleetOperator(task_id="act", words=[*words, "--hold", "--json"], gives="json", pool=STATE_POOL, execution_timeout=_LONG)
     made = "{{ ti.xcom_pull(task_ids='act')['generation'] }}"
-    gate = FleetOperator(
+    gate = Looks(
         task_id="gate",
         words=["quality", "gate", "--generation", made, "--json"],
         gives="json",

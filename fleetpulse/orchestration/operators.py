@@ -141,10 +141,21 @@ class Recurring(FleetOperator):
         return super().execute(context)
 
 
-class BuildDocs(FleetOperator):
-    """Build the pages of the looks at the data; the task is linked with them."""
+class Looks(FleetOperator):
+    """Run a verb that looks at the data; the task is linked with the pages of the looks, above all where it refuses."""
 
     operator_extra_links = (DataDocsLink(),)
+
+
+class TakeSnapshot(Looks, Recurring):
+    """Publish a snapshot, where a look at its rows finds nothing."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(words=["state", "snapshot", "--gate", "--json"], gives="json", pool=STATE_POOL, **kwargs)
+
+
+class BuildDocs(Looks):
+    """Build the pages of the looks at the data."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(words=["quality", "docs"], **kwargs)

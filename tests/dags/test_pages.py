@@ -98,7 +98,14 @@ def test_airflow_loads_the_plugin(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dag", "task", "links"), [("fleet_backtest", "backtest", {"Report"}), ("fleet_quality", "docs", {"Data Docs"})]
+    ("dag", "task", "links"),
+    [
+        ("fleet_backtest", "backtest", {"Report"}),
+        ("fleet_quality", "check", {"Data Docs"}),
+        ("fleet_quality", "docs", {"Data Docs"}),
+        ("fleet_snapshot", "snapshot", {"Data Docs"}),
+        *((f"fleet_{change}", "gate", {"Data Docs"}) for change in ("bootstrap", "migrate", "repartition", "rescale")),
+    ],
 )
 def test_a_task_is_linked_with_what_it_made(dag: str, task: str, links: set[str]) -> None:
     from airflow.serialization.serialized_objects import DagSerialization
