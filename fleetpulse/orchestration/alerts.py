@@ -3,6 +3,7 @@
 Rule 1: nothing here raises, and nothing waits long: a failure that cannot be told is as red as one that is.
 Rule 2: the same sentence of the same task is told once an hour, whatever figures stand in it: a supervisor that looks each minute
 does not cry each minute. That holds for each way by itself: one that did not work is tried again with the next failure.
+Rule 3: a figure that is part of a name tells one thing from another, and each run that a person triggered is told of by itself.
 """
 
 import asyncio
@@ -27,7 +28,9 @@ _LOG: Final = logging.getLogger(__name__)
 AGAIN_S: Final = 3_600.0
 _POST_S: Final = 5.0
 _ENDED: Final = ("success", "failed")  # the states of a run that has ended, as Airflow stores them
-_FIGURES: Final = re.compile(r"(?:\d[\d.,]*(?:ms|[smhd](?![a-z]))?)+")  # 3, 1,200, 0.5, 4m, 1h30m
+# 3, 1,200, 0.5, 4m, 1h30m; not of a name (pump-2, gen-0002, "7", 2026-01-31T12:00:00Z, 10.0.0.1:1883)
+_FIGURES: Final = re.compile(r"""(?<![\w./:'"-])(?:\d+(?:[.,]\d+)*(?:ms|[smhd])?)+(?![\w/'"-]|[.,:]\d)""")
+_BY_ITSELF: Final = ("scheduled__", "asset_triggered__", "backfill__")  # so Airflow names runs that nobody triggered
 
 
 def tell_of_failure(context: Mapping[str, Any]) -> None:
@@ -111,7 +114,8 @@ def _publish(place: Place, dag_id: str, payload: bytes) -> bool:
 def _mark(told: dict[str, str]) -> str:
     """Return what a failure is known by: durations, counts and shares change from one look to the next, and are left out."""
     words = _FIGURES.sub("", told["reason"].splitlines()[0])
-    return hashlib.sha256("\n".join((told["dag"], told["task"], words)).encode()).hexdigest()[:16]
+    run = "" if told["run"].startswith(_BY_ITSELF) else told["run"]
+    return hashlib.sha256("\n".join((told["dag"], told["task"], run, words)).encode()).hexdigest()[:16]
 
 
 def _told_lately(note: Path) -> dict[str, float]:

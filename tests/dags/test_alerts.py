@@ -58,3 +58,34 @@ def test_a_way_that_was_down_is_tried_again_though_the_other_one_worked(tmp_path
     ways["webhook"] = True
     assert alerts.tell(place, told) == ["webhook"]
     assert alerts.tell(place, told) == []
+
+
+def _known_by(reason: str, run: str = "scheduled__2026-01-31T12:00:00+00:00") -> str:
+    from fleetpulse.orchestration.alerts import _mark
+
+    return _mark({"dag": "fleet_amend", "run": run, "task": "amend", "reason": reason})
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("device pump-1 is not known", "device pump-2 is not known"),
+        ('there is no device "17"', 'there is no device "18"'),
+        ("first: device_id a life 2026-01-31T12:00:00.000Z", "first: device_id a life 2026-01-31T12:00:01.000Z"),
+        ("nobody answers at 10.0.0.1:1883", "nobody answers at 10.0.0.2:1883"),
+        ("gen-0002/offsets cannot be read", "gen-0003/offsets cannot be read"),
+        ("line4 stands still", "line5 stands still"),
+    ],
+)
+def test_a_figure_in_a_name_tells_one_failure_from_another(one: str, other: str) -> None:
+    assert _known_by(one) != _known_by(other)
+
+
+def test_each_run_that_a_person_triggered_is_told_of_and_of_a_schedule_one_an_hour() -> None:
+    reason = "3 rows fail"
+    by_hand = {
+        _known_by(reason, run) for run in ("manual__2026-01-31T12:00:00+00:00", "manual__2026-01-31T12:07:00+00:00", "mine")
+    }
+    assert len(by_hand) == 3
+    by_itself = {_known_by(reason, run) for run in ("scheduled__1", "scheduled__2", "asset_triggered__3")}
+    assert len(by_itself) == 1

@@ -299,11 +299,17 @@ def test_a_failure_is_told_by_webhook_and_topic_once_an_hour_and_never_raises(br
         ("the job is stale: it has judged nothing for 59m30s, and is 1h behind", True),
         ("the job is stale: it has judged nothing for 12h, and is 1d2h5m behind", True),
         ("the job is stale: it has judged nothing for 1m, and is 250ms behind", True),
+        ("the job is stale: it has judged nothing for 2m30s, and is 0.5s behind", True),
         ("the job is down: nobody runs it who could start it", False),
     ],
 )
 def test_a_failure_is_known_by_its_words_and_not_by_its_figures(sentence: str, same: bool) -> None:
     from fleetpulse.orchestration.alerts import _mark
 
-    first = {"dag": "a", "task": "b", "reason": "the job is stale: it has judged nothing for 11m, and is 1,200ms behind"}
+    first = {
+        "dag": "a",
+        "run": "scheduled__1",
+        "task": "b",
+        "reason": "the job is stale: it has judged nothing for 11m, and is 1,200ms behind",
+    }
     assert (_mark({**first, "reason": sentence}) == _mark(first)) == same
