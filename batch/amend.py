@@ -78,20 +78,26 @@ class Amended:
     effective_from_ms: int | None = None
 
 
-def amend_and_settle(home: Home, wanted: Wanted, judged: Callable[[int], bool]) -> list[Amended]:
+def amend_and_settle(
+    home: Home, wanted: Wanted, judged: Callable[[int], bool], say: Callable[[str], None] = lambda _: None
+) -> list[Amended]:
     """Amend, see `amend_home`, and once more when what corrects is in effect: only then is a device done with.
 
     Args:
         home: the home.
         wanted: what is to be amended.
         judged: waits until all up to an instant of event time is judged, epoch milliseconds; returns whether it is.
+        say: see `amend_home`.
     """
-    first = amend_home(home, wanted)
+    first = amend_home(home, wanted, say)
     sent = [one.effective_from_ms for one in first if one.effective_from_ms is not None]
-    if wanted.dry_run or not sent or not judged(max(sent)):
+    if wanted.dry_run or not sent:
+        return first
+    say(f"waiting until what corrects is judged, up to {format_instant(max(sent))}")
+    if not judged(max(sent)):
         return first
     done = {one.device_id: one for one in first}
-    for one in amend_home(home, wanted):
+    for one in amend_home(home, wanted, say):
         was = done.get(one.device_id, Amended(one.device_id, 0, 0, corrected=False, left=None))
         done[one.device_id] = replace(
             one,
@@ -102,8 +108,13 @@ def amend_and_settle(home: Home, wanted: Wanted, judged: Callable[[int], bool]) 
     return [done[device_id] for device_id in sorted(done)]
 
 
-def amend_home(home: Home, wanted: Wanted) -> list[Amended]:
+def amend_home(home: Home, wanted: Wanted, say: Callable[[str], None] = lambda _: None) -> list[Amended]:
     """Amend the judgements of a home, see `Wanted`; return what became of each device that was looked at.
+
+    Args:
+        home: the home; its jobs may run.
+        wanted: which devices, since when, and whether anything is written.
+        say: told how far it has come, when each group of devices is done.
 
     Raises:
         FleetError: another amend is at work, or the table of judgements is of an older version.
@@ -118,6 +129,8 @@ def amend_home(home: Home, wanted: Wanted) -> list[Amended]:
         counts = not (wanted.device_ids or wanted.dry_run or wanted.since_ms is not None)
         order = sorted(concerned, key=lambda device_id: (concerned[device_id], device_id))
         found = reach(home, order, through_ms)
+        if order:
+            say(f"devices to be looked at: {len(order):,}")
         done = {
             device_id: Amended(device_id, 0, 0, corrected=False, left=why, final=True) for device_id, why in found.why.items()
         }
@@ -125,6 +138,7 @@ def amend_home(home: Home, wanted: Wanted) -> list[Amended]:
             for first in range(0, len(order), _AT_ONCE):
                 group = _Group(order[first : first + _AT_ONCE], begun, found.why)
                 done |= {one.device_id: one for one in _amend_some(home, group, through_ms, wanted)}
+                say(f"devices looked at: {len(done):,} of {len(concerned):,}")
                 still = [at_ms for device_id, at_ms in concerned.items() if device_id not in done or _is_unmet(done[device_id])]
                 if counts and still and min(still) - 1 > before_ms:  # who is broken off now has not to begin anew
                     before_ms = min(still) - 1

@@ -45,13 +45,17 @@ def amend(
         require_known(opened, device_id)
     wanted = Wanted(tuple(dict.fromkeys(device or ())), None if since is None else parse_instant_ms(since), dry_run)
     if again_within is None:
-        done = amend_home(opened, wanted)
+        done = amend_home(opened, wanted, _say)
     else:
-        done = amend_and_settle(opened, wanted, _Judged(opened, parse_duration_ms(again_within) / 1000))
+        done = amend_and_settle(opened, wanted, _Judged(opened, parse_duration_ms(again_within) / 1000), _say)
     if json_lines:
         as_json([asdict(one) for one in done])
     else:
         _show(done, opened, dry_run=dry_run)
+
+
+def _say(words: str) -> None:
+    typer.echo(words, err=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,6 +257,19 @@ def test_a_device_whose_rows_retention_has_removed_is_listed_once_and_does_not_h
     )
 
 
+def test_whoever_waits_is_told_of_each_group_of_devices(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("batch.amend._AT_ONCE", 2)
+    names = ("e", "f", "g", "h")
+    judged.take(*(signal(125, name) for name in names), tick(200))
+    judged.take(*(signal(130, name, received_s=210) for name in names), tick(220))
+    amend_by_command(judged.home.path, dry_run=True, json_lines=True)
+    out, told = capsys.readouterr()
+    assert len(out.splitlines()) == 5
+    assert told.splitlines() == ["devices to be looked at: 5", *(f"devices looked at: {done} of 5" for done in (2, 4, 5))]
+
+
 def test_two_amends_do_not_work_at_once(judged: Judged) -> None:
     with (judged.home.path / "amend.lock").open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
