@@ -15,14 +15,16 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
+from deltalake import write_deltalake
 
 from fleetpulse.columnar.blocks import KINDS, SIGNAL_SCHEMA
 from fleetpulse.columnar.group import KeyGroup, Step, begin
+from fleetpulse.columnar.snapshots import taken
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.messages import Kind, hash64
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.io import compaction, delta
 from fleetpulse.io.home import Home
 from fleetpulse.io.needs import Need
@@ -56,6 +58,8 @@ def calibrate(told: Callable[[str], None]) -> Figures:
         figures = _of_bronze(figures, home)
         told("judgements")
         figures = replace(figures, judgements=_of_judgements(home), health_bytes=_of_health(home))
+        told("snapshots")
+        figures = _of_snapshots(figures, Path(folder))
     told("the fold")
     slower = max(0.5, fold_us() / REFERENCE_FOLD_US)
     of_this = {name: getattr(figures, name) * slower for name in ("message_us", "touched_us", "batch_s", "ingest_us")}
@@ -263,6 +267,23 @@ def _of_judgements(home: Home) -> Parquet:
         found.append(newest_file(home, JUDGEMENTS.name))
     slope, constant = np.polyfit(sizes, found, 1, w=1 / np.array(found)).tolist()
     return Parquet(max(0.0, constant), slope)
+
+
+def snapshot_files(folder: Path, devices: int, away: float = 0.1) -> tuple[dict[str, int], dict[str, int]]:
+    """Return by kind (``device``, ``signal``, ``group``) the rows and the bytes of a snapshot that is written into a folder."""
+    group, step = built(devices, _CALLS, 0.01, away)
+    rows = pa.Table.from_batches(taken(0, group.to_bytes(), dict(step.chunks), _end_ms(_CALLS - 1), DEPLOYMENT))
+    names = [column.name for column in DEVICE_SNAPSHOTS.columns]
+    write_deltalake(str(folder), rows.select(names), partition_by=list(DEVICE_SNAPSHOTS.partitioned_by))
+    sizes = {path.parent.name.partition("=")[2]: path.stat().st_size for path in folder.rglob("*.parquet")}
+    return {part: pc.sum(pc.equal(rows["part"], part)).as_py() for part in sizes}, sizes
+
+
+def _of_snapshots(figures: Figures, folder: Path) -> Figures:
+    (few, small), (many, large) = (snapshot_files(folder / f"snapshot-{size}", size) for size in (1_000, 8_000))
+    each = {part: (large[part] - small[part]) / (many[part] - few[part]) for part in ("device", "signal")}
+    whole = sum(small.values()) - sum(few[part] * size for part, size in each.items())
+    return replace(figures, snapshot=Parquet(whole, each["device"]), snapshot_waiting_bytes=each["signal"])
 
 
 def _of_health(home: Home) -> float:

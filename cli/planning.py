@@ -109,7 +109,9 @@ def _of_home(home: Home) -> tuple[Fleet, int]:
 
     home.record()  # says so where there is no fleet
     settings = load_settings(home.path)
-    return fleet_of(home, settings.keep_messages), heap_mb(settings.heap) * 1_048_576
+    kept_ms = settings.keep_device_snapshots
+    fleet = replace(fleet_of(home, settings.keep_messages), keep_snapshot_days=None if kept_ms is None else kept_ms / DAY_MS)
+    return fleet, heap_mb(settings.heap) * 1_048_576
 
 
 def _standing(home: Path | None) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
 from fleetpulse.io.checkpoint import committed, stand
 from fleetpulse.io.delta import query
 from fleetpulse.io.home import Home
 from fleetpulse.ops.planning import Fleet
 
 _DAY_MS = 86_400_000
+_PLANNED = (MESSAGES, JUDGEMENTS, QUARANTINE, DEVICE_SNAPSHOTS, STREAM_HEALTH)
 
 
 def fleet_of(home: Home, keep_ms: int | None) -> Fleet:
@@ -57,7 +58,8 @@ def standing_of(home: Home) -> dict[str, Any]:
     """Return what a home takes now, by the names that a plan has; what is not known yet is left out."""
     found: dict[str, Any] = {
         "storage_bytes": {
-            table.name: _size(home.table(table.name)) for table in (MESSAGES, JUDGEMENTS, QUARANTINE, STREAM_HEALTH)
+            **{table.name: _size(home.table(table.name)) for table in _PLANNED},
+            "checkpoints": _size(home.lifecycle),
         },
         "checkpoint_bytes": _size(home.checkpoint / "state"),
         "key_groups": home.key_groups(),

@@ -24,6 +24,8 @@ SNAPSHOT_EVERY: Final = 10  # batches between two whole copies of the state
 _REMEMBERED_CODES: Final = 16  # the most errors of a device, see core.policy.MAX_ERRORS
 _LEAST_BATCH_S: Final = 0.2  # the job looks for new rows so often
 _PIECE_ROWS: Final = 2_000_000
+SNAPSHOTS_A_DAY: Final = 24  # that the DAG fleet_snapshot takes; of days before the last one maintenance leaves one each
+_CHECKPOINTS: Final = 2  # the one that runs, and that of the generation before it, the way back
 _MB: Final = 1_000_000
 
 
@@ -63,6 +65,8 @@ class Figures:
         piece: the same rows when `fleet maintain` has put them together.
         metrics_bytes: share of a metric's bytes that is left in a file.
         judgements: files of judgements.
+        snapshot: a snapshot of devices.
+        snapshot_waiting_bytes: a message in it that waits.
         health_bytes: a row of ``stream_health``.
         quarantined_bytes: a row of ``quarantine`` besides its payload.
         message_us: CPU of the lifecycle job a message, microseconds.
@@ -88,6 +92,8 @@ class Figures:
     piece: Parquet = field(default_factory=lambda: Parquet(6_100, 23.7, 12.9))
     metrics_bytes: float = 0.25
     judgements: Parquet = field(default_factory=lambda: Parquet(6_410, 32.3))
+    snapshot: Parquet = field(default_factory=lambda: Parquet(25_200, 71.1))
+    snapshot_waiting_bytes: float = 30.8
     health_bytes: float = 254
     quarantined_bytes: float = 60
     message_us: float = 1.4
@@ -118,6 +124,7 @@ class Fleet:
         id_bytes: of a device's id.
         tolerance: which share of a batch's time its checkpoint may take.
         keep_days: how long messages are kept; None for ever.
+        keep_snapshot_days: how long a snapshot a day is kept; likewise.
         bytes_a_message: of bronze, where a running home tells; None takes the figures'.
     """
 
@@ -133,6 +140,7 @@ class Fleet:
     id_bytes: float = 15
     tolerance: float = 0.1
     keep_days: float | None = 90
+    keep_snapshot_days: float | None = 90
     bytes_a_message: float | None = None
 
     @property
@@ -160,7 +168,7 @@ class Plan:
         checkpoint_s: of it, how long the checkpoint does.
         checkpoint_every: batches between two, so that it stays within the tolerance.
         memory_bytes: of the lifecycle job.
-        storage: bytes by table, a month out.
+        storage: bytes by table, and of checkpoints, a month out.
     """
 
     messages_per_s: float
@@ -282,6 +290,7 @@ def plan(fleet: Fleet, figures: Figures, days: int = MONTH_DAYS) -> Plan:
     ingest = fleet.messages_per_s * figures.ingest_us / 1e6 / BUSY
     written = (state - waiting) * active
     largest = fleet.devices / groups * figures.working_bytes
+    checkpoint = state * math.ceil(VERSIONS / SNAPSHOT_EVERY + 1) + written * VERSIONS
     return Plan(
         messages_per_s=fleet.messages_per_s,
         key_groups=groups,
@@ -292,12 +301,12 @@ def plan(fleet: Fleet, figures: Figures, days: int = MONTH_DAYS) -> Plan:
         ingest_cores=max(1, math.ceil(ingest)),
         bridges=max(1, math.ceil(ingest)),
         state_bytes=state,
-        checkpoint_bytes=state * math.ceil(VERSIONS / SNAPSHOT_EVERY + 1) + written * VERSIONS,
+        checkpoint_bytes=checkpoint,
         batch_s=batch_s,
         checkpoint_s=checkpoint_s,
         checkpoint_every=max(1, math.ceil(checkpoint_s / (batch_s * fleet.tolerance))),
         memory_bytes=figures.heap_bytes + cores * (figures.worker_bytes + largest) + state,
-        storage=storage(fleet, figures, groups, batch_s, days),
+        storage={**storage(fleet, figures, groups, batch_s, days), "checkpoints": _CHECKPOINTS * checkpoint},
     )
 
 
@@ -308,6 +317,19 @@ def message_bytes(fleet: Fleet, figures: Figures, rows: float, *, landed: bool) 
     files, metrics = figures.landed if landed else figures.piece, fleet.metrics_bytes * figures.metrics_bytes
     of_a_dictionary = min(rows, ROW_GROUP)
     return files.size(of_a_dictionary, fleet.devices) / of_a_dictionary + metrics
+
+
+def snapshot_bytes(fleet: Fleet, figures: Figures) -> float:
+    """Return the bytes of one snapshot: a row for each device, and for each message that waits."""
+    waiting = fleet.messages_per_s * fleet.lateness_ms / 1000
+    longer_ids = max(0.0, fleet.id_bytes - figures.id_bytes)
+    return figures.snapshot.size(fleet.devices) + fleet.devices * longer_ids + waiting * figures.snapshot_waiting_bytes
+
+
+def snapshots_kept(fleet: Fleet, days: int) -> float:
+    """Return how many snapshots there are after so many days, as `fleet maintain` leaves them."""
+    kept_days = days if fleet.keep_snapshot_days is None else min(days, fleet.keep_snapshot_days)
+    return SNAPSHOTS_A_DAY + max(0.0, kept_days - 1)
 
 
 def storage(fleet: Fleet, figures: Figures, groups: int, batch_s: float, days: int) -> dict[str, float]:
@@ -322,5 +344,6 @@ def storage(fleet: Fleet, figures: Figures, groups: int, batch_s: float, days: i
         "messages": a_day * kept_days * message_bytes(fleet, figures, _PIECE_ROWS, landed=False),
         "judgements": (found + summaries) * figures.judgements.row_bytes,
         "quarantine": a_day * kept_days * fleet.refused_share * (figures.quarantined_bytes + payload),
+        "device_snapshots": snapshots_kept(fleet, days) * snapshot_bytes(fleet, figures),
         "stream_health": min(batches, 7 * 86_400 / batch_s if batch_s else 0.0) * figures.health_bytes,
     }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batch.calibrate import built, load, newest_file, piece_bytes, save, signals, transitions
+from batch.calibrate import built, load, newest_file, piece_bytes, save, signals, snapshot_files, transitions
 from cli.planning import show_plan
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Origin
@@ -26,6 +26,8 @@ from fleetpulse.ops.planning import (
     group_bytes,
     key_groups,
     plan,
+    snapshot_bytes,
+    snapshots_kept,
 )
 from streaming.landing import Landing
 from tests.histories import START, signal
@@ -87,6 +89,25 @@ def test_judgements_are_foretold(devices: int, tmp_path: Path) -> None:
     delta.create(home, JUDGEMENTS)
     delta.append(home, JUDGEMENTS, rows, "test", 1)
     assert _is_near(FIGURES.judgements.size(rows.num_rows), newest_file(home, JUDGEMENTS.name))
+
+
+@pytest.mark.parametrize(("devices", "away"), [(1_500, 0.0), (6_000, 0.1), (15_000, 0.4)])
+def test_a_snapshot_is_foretold(devices: int, away: float, tmp_path: Path) -> None:
+    rows, sizes = snapshot_files(tmp_path, devices, away)
+    fleet = Fleet(devices, lateness_ms=1_000, interval_ms=round(1_000 * devices / rows["signal"]), copy_share=0)
+    assert _is_near(snapshot_bytes(fleet, FIGURES), sum(sizes.values()))
+
+
+def test_a_month_out_snapshots_and_the_way_back_are_stored_as_well() -> None:
+    fleet = Fleet(100_000)
+    found = plan(fleet, FIGURES)
+    assert snapshots_kept(fleet, 30) == 24 + 29, "all of the last day, and one of each day before it"
+    assert snapshots_kept(Fleet(100_000, keep_snapshot_days=7), 30) == 24 + 6
+    assert found.storage["device_snapshots"] == 53 * snapshot_bytes(fleet, FIGURES)
+    assert found.storage["checkpoints"] == 2 * found.checkpoint_bytes
+    assert (
+        plan(Fleet(100_000, lateness_ms=3_600_000), FIGURES).storage["device_snapshots"] > 2 * found.storage["device_snapshots"]
+    )
 
 
 @pytest.mark.parametrize("devices", [1, 100, 40_000, 100_000, 1_000_000, 20_000_000])
@@ -153,6 +174,8 @@ def test_a_home_shows_what_it_takes_beside_what_is_planned(tmp_path: Path, capsy
     assert told["fleet"]["interval_ms"] == pytest.approx(10_000, rel=0.05)
     assert (told["now"]["key_groups"], told["now"]["partitions"]) == (home.key_groups(), 2)
     assert told["now"]["storage_bytes"]["messages"] > 0
+    assert told["now"]["storage_bytes"].keys() == told["plan"]["storage_bytes"].keys()
+    assert told["now"]["storage_bytes"]["checkpoints"] > 0
     show_plan(home=home.path)
     assert "messages a second" in (shown := capsys.readouterr().out)
     assert " 0.51 " in shown
