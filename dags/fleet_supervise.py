@@ -6,7 +6,10 @@
 started again from its checkpoint, with growing pauses between tries. One that was stopped on purpose stays so;
 where a run stopped it twelve hours ago and has not started it again, that is red.
 
-**Red** means: critical, or stale. The first line of the task's failure says why; `./fleet status` and the home's `logs` say more.
+**Red** means one of these; the first line of the task's failure says which, and why: *critical* (a figure is beyond its
+threshold), *stale* (it judges nothing of what waits, or no bridge says a word), *backing off* (it died again, and is not to be
+started yet), *down* (nobody runs it who could start it), *left stopped* (by a run, twelve hours ago). `./fleet status` and the
+home's `logs` say more.
 
 **To undo**: `./fleet stream stop` keeps the stream stopped, and this DAG obeys it; `./fleet stream start` lets it run again.
 """

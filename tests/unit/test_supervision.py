@@ -16,6 +16,7 @@ from fleetpulse.core.supervision import (
     LONGEST_CHANGE_MS,
     LONGEST_WAIT_MS,
     REMEMBERED_MS,
+    SOUND,
     Decision,
     Seen,
     Standing,
@@ -82,6 +83,12 @@ def test_a_job_is_judged_by_what_is_wanted_and_what_can_be_seen(seen: Seen, stan
     found = decide(seen)
     assert (found.standing, found.start) == (standing, False)
     assert word in found.why
+
+
+def test_the_runbook_names_each_standing_for_which_its_dag_is_red() -> None:
+    text = (Path(__file__).parents[2] / "dags" / "fleet_supervise.py").read_text()
+    red = text[text.index("**Red**") : text.index("**To undo**")]
+    assert {one for one in Standing if f"*{one.value}*" in red} == set(Standing) - SOUND
 
 
 def test_each_start_in_vain_makes_the_next_wait_twice_as_long_and_is_forgotten_in_the_end() -> None:
