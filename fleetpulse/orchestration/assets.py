@@ -11,7 +11,7 @@ from airflow.sdk import Asset, AssetWatcher
 
 from fleetpulse.core.messages import ALERTS as ALERTS_BELOW
 from fleetpulse.orchestration.place import PLACE
-from fleetpulse.orchestration.triggers import AlertWatch, DeltaLogWatch
+from fleetpulse.orchestration.triggers import AlertWatch, DeltaLogWatch, judged_of
 
 _LOG: Final = logging.getLogger(__name__)
 GROUP: Final = "fleet"
@@ -40,6 +40,7 @@ LATE: Final = Asset(
                 table=str(PLACE.home / "tables" / "judgements"),
                 notes=str(PLACE.notes),
                 name="late_events",
+                home=str(PLACE.home),
                 part="kind=late",
                 least_s=LATE_EVERY_S,
             ),
@@ -62,9 +63,6 @@ def facts_of(home: Path, name: str) -> dict[str, Any]:
     Returns:
         ``version``, ``rows``, and of the job ``batch`` and ``received_at_ms``, up to which it has judged (epoch milliseconds).
     """
-    from fleetpulse.io.checkpoint import judged_up_to
-    from fleetpulse.io.home import Home
-
     found: dict[str, Any] = {}
     path = home / "tables" / name
     try:
@@ -73,8 +71,7 @@ def facts_of(home: Path, name: str) -> dict[str, Any]:
 
             table = DeltaTable(str(path))
             found |= {"version": table.version(), "rows": sum(table.get_add_actions()["num_records"].to_pylist())}
-        if reached := judged_up_to(Home(home).checkpoint):
-            found |= {"batch": reached[0], "received_at_ms": reached[1]}
+        found |= judged_of(home)
     except Exception as error:  # noqa: BLE001 - the verb has done its work: a note that is missing does not undo it
         _LOG.warning("what became of %s cannot be read: %s", name, error)
     return found

@@ -84,25 +84,38 @@ class DeltaLogWatch(BaseEventTrigger):
         table: the table's folder.
         notes: the folder where it writes down how far it has come.
         name: of that note.
+        home: the installation whose job is asked how far it has judged; empty: nobody is asked.
         part: fires for files below this folder of the table only, such as ``kind=late``; empty for all.
         least_s: seconds between two events.
         every_s: seconds between two looks.
     """
 
     def __init__(
-        self, *, table: str, notes: str, name: str, part: str = "", least_s: float = 60.0, every_s: float = LOOK_S
+        self,
+        *,
+        table: str,
+        notes: str,
+        name: str,
+        home: str = "",
+        part: str = "",
+        least_s: float = 60.0,
+        every_s: float = LOOK_S,
     ) -> None:
         super().__init__()
+        self.home = home
         self.table, self.notes, self.name, self.part = table, notes, name, part
         self.least_s, self.every_s = least_s, every_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return what makes it anew."""
-        told = {"table": self.table, "notes": self.notes, "name": self.name, "part": self.part}
+        told = {"table": self.table, "notes": self.notes, "name": self.name, "home": self.home, "part": self.part}
         return f"{_HERE}.DeltaLogWatch", {**told, "least_s": self.least_s, "every_s": self.every_s}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look for ever; an event is ``{"table", "from_version", "version", "rows"}``, of the versions after the first."""
+        """Look for ever; an event is ``{"table", "from_version", "version", "rows"}``, of the versions after the first.
+
+        With a home it says how far the job has judged as well, see `judged_of`.
+        """
         note = Path(self.notes) / f"watch-{self.name}.json"
         seen, told_s = await asyncio.to_thread(_position, note)
         if seen is None:
@@ -112,7 +125,9 @@ class DeltaLogWatch(BaseEventTrigger):
             if time.time() - told_s >= self.least_s:
                 newest, rows = await asyncio.to_thread(_since, Path(self.table), seen, self.part)
                 if rows:
-                    yield TriggerEvent({"table": Path(self.table).name, "from_version": seen, "version": newest, "rows": rows})
+                    said = {"table": Path(self.table).name, "from_version": seen, "version": newest, "rows": rows}
+                    judged = await asyncio.to_thread(judged_of, Path(self.home)) if self.home else {}
+                    yield TriggerEvent({**said, **judged})
                     told_s = time.time()
                 if newest != seen:
                     seen = newest
@@ -168,6 +183,23 @@ class AlertWatch(BaseEventTrigger):
         finally:
             if line is not None:
                 line.close()
+
+
+def judged_of(home: Path) -> dict[str, int]:
+    """Return how far the job has judged; nothing before its first batch, or where that cannot be read: it is a note.
+
+    Returns:
+        ``batch``, and ``received_at_ms``, the watermark: up to which ``received_at`` it has judged (epoch milliseconds).
+    """
+    from fleetpulse.core.errors import FleetError
+    from fleetpulse.io.checkpoint import judged_up_to
+    from fleetpulse.io.home import Home
+
+    try:
+        reached = judged_up_to(Home(home).checkpoint)
+    except (FleetError, OSError, ValueError):
+        return {}
+    return {"batch": reached[0], "received_at_ms": reached[1]} if reached else {}
 
 
 def batch_of(home: str) -> int | None:

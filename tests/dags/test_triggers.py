@@ -15,10 +15,11 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.io.address import BrokerAddress, save_address
 from fleetpulse.io.alerts import send
 from fleetpulse.io.broker import Broker
+from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from tests.airflows import OF_AIRFLOW
 from tests.histories import START, signal, tick
-from tests.homes import Judged, empty
+from tests.homes import Judged, commit_batch, empty
 
 pytestmark = OF_AIRFLOW
 
@@ -96,6 +97,29 @@ def test_a_watcher_of_a_log_says_what_came_since_and_goes_on_there_after_a_resta
         {"table": "table", "from_version": 1, "version": 3, "rows": 6},
         True,
     ]
+
+
+def test_an_event_of_late_messages_says_how_far_the_job_has_judged(tmp_path: Path, watch: Any) -> None:
+    from fleetpulse.orchestration.assets import LATE, PLACE
+
+    home = empty(tmp_path / "home", Deployment())
+    append(tmp_path, rows(1))
+
+    async def course() -> list[Any]:
+        said: list[Any] = [await nothing(watch(home=str(home.path)))]
+        append(tmp_path, rows(1))
+        said.append(await first(watch(home=str(home.path))))  # before the first batch
+        commit_batch(home.checkpoint, 4, START)
+        append(tmp_path, rows(2))
+        said.append(await first(watch(home=str(home.path))))
+        return said
+
+    _, before, after = asyncio.run(course())
+    assert before == {"table": "table", "from_version": 0, "version": 1, "rows": 1}
+    reached = judged_up_to(home.checkpoint)
+    assert reached is not None
+    assert after == {**before, "from_version": 1, "version": 2, "rows": 2, "batch": 4, "received_at_ms": reached[1]}
+    assert [vars(watcher.trigger)["home"] for watcher in LATE.watchers] == [str(PLACE.home)]
 
 
 def test_a_commit_that_only_rewrites_or_is_of_another_part_is_no_news(tmp_path: Path, watch: Any) -> None:
