@@ -16,7 +16,7 @@ from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io import delta
-from fleetpulse.io.block_source import DeltaLog
+from fleetpulse.io.delta_log import DeltaLog
 from fleetpulse.io.generations import Generation, Generations, save_generations
 from fleetpulse.io.home import KEY_GROUPS, Home
 from fleetpulse.io.lifecycle_query import start

@@ -12,8 +12,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.block_source import DeltaLog
 from fleetpulse.io.checkpoint import Stand, committed, stand, unfinished, watermark_after
+from fleetpulse.io.delta_log import DeltaLog
 from fleetpulse.io.desired import desired
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home

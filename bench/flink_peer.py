@@ -23,7 +23,7 @@ from bench.generate import KINDS, Input
 from bench.worker import MEMORY
 from cli.environment import EnvironmentFault, find_uv, gist
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.block_source import DeltaLog
+from fleetpulse.io.delta_log import DeltaLog
 from fleetpulse.io.jars import Jar, resolve_jars
 from fleetpulse.io.java import cache_dir, find_java
 

@@ -12,8 +12,8 @@ from typing import Final
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.block_source import DeltaLog
 from fleetpulse.io.checkpoint import begun, newest_begun
+from fleetpulse.io.delta_log import DeltaLog
 from fleetpulse.io.generations import checkpoint_of
 from fleetpulse.io.home import Home
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from fleetpulse.core.messages import EVERYONE, Clock, Kind, Row
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.delta import files_of, query, query_files
+from fleetpulse.io.delta_log import DeltaLog
 from fleetpulse.io.home import Home
 
 ROW: Final = ", ".join(
@@ -55,8 +56,6 @@ def rows_behind(home: Home, device_ids: Sequence[str], begin: tuple[int, int], t
 
 def _beside(home: Home, version: int, newest_ms: int) -> list[Path]:
     """Return the files from a version on that may hold rows received within the millisecond of the last ones before it."""
-    from fleetpulse.io.block_source import DeltaLog  # and with it pyspark, which who only looks does without
-
     log, files = DeltaLog(home.table(MESSAGES.name)), list[Path]()
     latest = log.latest()
     while version <= latest:

@@ -19,7 +19,8 @@ from batch.maintain import maintain
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE
 from fleetpulse.io import delta, needs
-from fleetpulse.io.block_source import BlockReader, DeltaLog
+from fleetpulse.io.block_source import BlockReader
+from fleetpulse.io.delta_log import DeltaLog
 from fleetpulse.io.generations import begin_generation, checkpoint_of, load_generations, save_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms, require_kept

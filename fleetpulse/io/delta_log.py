@@ -1,0 +1,88 @@
+"""What the versions of a Delta table appended, read from its log: file names and counts, never a row.
+
+Rule: versions that rewrite or remove (OPTIMIZE, retention) are passed over; a version that is gone is an error, not a gap.
+Versions that were put together are read from their piece, see `history`.
+"""
+
+import json
+from pathlib import Path
+from urllib.parse import unquote
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.history import FOLDER, Piece, pieces, remainders
+
+
+class DeltaLog:
+    """The appended files of a Delta table's versions, read from its log."""
+
+    def __init__(self, table: Path) -> None:
+        self.table = table
+        self.log = table / "_delta_log"
+        self._pieces: dict[int, list[Piece]] = {}
+        self._looked_at = -1
+
+    def latest(self) -> int:
+        """Return the newest version; -1 where there is none."""
+        versions = [int(path.stem) for path in self.log.glob("*.json") if path.stem.isdecimal()]
+        return max(versions, default=-1)
+
+    def appended(self, version: int) -> list[tuple[str, int]]:
+        """Return path and number of rows of each file that a version appended.
+
+        What a version adds while it removes others is not new: DELETE says of what it leaves that data changed.
+
+        Raises:
+            FleetError: the version is no longer in the log.
+        """
+        try:
+            lines = (self.log / f"{version:020d}.json").read_text().splitlines()
+        except FileNotFoundError:
+            raise FleetError(
+                f"version {version} of {self.table.name} is gone from its log, and has not been judged; "
+                f"restore it from a backup, or begin a new generation from a snapshot"
+            ) from None
+        files: list[tuple[str, int]] = []
+        for line in lines:
+            action = json.loads(line)
+            add = action.get("add")
+            if "remove" in action:
+                return []
+            if add and add.get("dataChange", True):
+                rows = json.loads(add.get("stats") or "{}").get("numRecords", 0)
+                files.append((str(self.table / unquote(add["path"])), rows))
+        return files
+
+    def span(self, version: int, through: int | None = None) -> tuple[list[tuple[str, int]], int]:
+        """Return the files that a version appended, or the piece that begins with it, and the version to go on with.
+
+        Args:
+            version: to be read.
+            through: the version that is not to be read any more; None where there is none such.
+
+        Raises:
+            FleetError: the version is gone.
+        """
+        known = self._known_pieces().get(version, ())
+        if piece := next((one for one in known if through is None or one.end <= through), None):
+            return [(str(self.table / piece.name), piece.rows)], piece.end
+        return self.appended(version), version + 1
+
+    def _known_pieces(self) -> dict[int, list[Piece]]:
+        try:
+            changed = (self.table / FOLDER).stat().st_mtime_ns
+        except FileNotFoundError:
+            return {}
+        if changed != self._looked_at:  # asked several times a second, changed once a day
+            self._pieces, self._looked_at = pieces(self.table), changed
+        return self._pieces
+
+    def first_file(self) -> str | None:
+        """Return the file that holds the first row ever; None where the log has come to no row yet."""
+        if left := remainders(self.table):
+            return str(left[max(left)])
+        version, latest = 0, self.latest()
+        while version <= latest:
+            files, version = self.span(version)
+            if files:
+                return files[0][0]
+        return None
