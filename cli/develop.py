@@ -269,12 +269,19 @@ def bench_expiry(
 
 def bench_state(
     quick: Annotated[bool, typer.Option("--quick", help="100,000 devices instead of 1,000,000.")] = False,
+    recording: Annotated[
+        Path | None, typer.Option("--recording", help="Only this: a recording played, and tried under another policy.")
+    ] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
 ) -> None:
     """Measure what moving the state costs, beside reading and writing the same rows with plain Spark."""
+    from bench.backtest import bench_backtest
     from bench.state import bench_state as run
 
-    _show_measured(run(quick=quick, say=_told), "moving the state", json_lines=json_lines)
+    if recording is not None and not recording.is_file():
+        raise Misuse(f'there is no recording "{recording}"')
+    measured = run(quick=quick, say=_told) if recording is None else bench_backtest(recording, _told)
+    _show_measured(measured, "moving the state", json_lines=json_lines)
 
 
 def bench_quality(

@@ -1,0 +1,65 @@
+"""A recording judged again under another policy, beside playing it through everything: ``./fleet bench state --recording FILE``.
+
+Rule 1: both are commands, as a person types them, with the start of their processes; each is run once before, to be warm.
+Rule 2: CPU is that of the command and of all that it started and waited for.
+"""
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from fleetpulse.core.errors import FleetError
+
+BAR: Final = 20.0
+_ROOT: Final = Path(__file__).parents[1]
+_LIMIT_S: Final = 1_200.0
+_PLAYED: Final = ("--timeout", "60m", "--lateness", "5m")
+_TRIED: Final = '[rules]\ntimeout = "45m"\n'
+
+
+def bench_backtest(recording: Path, say: Callable[[str], None]) -> Iterable[dict[str, Any]]:
+    """Play a recording and try a policy on it; yield a row for each, and how many times faster the trial is.
+
+    Args:
+        recording: gzip or plain NDJSON.
+        say: told each step.
+
+    Raises:
+        FleetError: a command failed.
+    """
+    place = Path(tempfile.mkdtemp(prefix="fleet-bench-backtest-"))
+    policy = place / "tried.toml"
+    policy.write_text(_TRIED)
+    try:
+        for home in ("first", "second"):
+            say(f"playing the recording, the {home} time")
+            played = _run("replay", str(recording.resolve()), "--home", str(place / home), *_PLAYED)
+        for number in ("first", "second"):
+            say(f"trying another policy, the {number} time")
+            tried = _run("backtest", "--policy", str(policy), "--home", str(place / "second"), "--json")
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    times = round(played["wall_s"] / tried["wall_s"], 1)
+    yield {"what": "recording played", **played, "times": 1.0, "bar": None}
+    yield {"what": "recording backtested", **tried, "times": times, "bar": BAR}
+
+
+def _run(*words: str) -> dict[str, float]:
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    command = [sys.executable, "-P", "-m", "cli", *words]
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    done = subprocess.run(
+        command, env=environment, cwd=_ROOT, capture_output=True, text=True, errors="replace", check=False, timeout=_LIMIT_S
+    )
+    wall_s, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise FleetError(f"./fleet {words[0]} failed: {done.stderr.strip()[-500:]}")
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall_s": round(wall_s, 2), "cpu_s": round(cpu_s, 2)}
