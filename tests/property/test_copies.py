@@ -36,6 +36,9 @@ def _block(rows: list[Row], started_ms: int) -> SparkRow:
         started_ms=started_ms,
         signals=to_wire(signals_to_batch(signals)) if signals else None,
         others=to_bytes(rows_to_batch(others)) if others else None,
+        file=None,
+        begin=None,
+        size=None,
     )
 
 
