@@ -7,29 +7,29 @@ Rule 2: what the running one still had to say where the newer one began is pendi
 import json
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
-import pyarrow.parquet as pq
+import pyarrow as pa
 
 from batch.carried import compare, packed, summed
 from batch.generation import Plan, await_end, build, settle, state_of, take_over
 from batch.verbs import Work
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import COMPARED, Verdict
+from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io.checkpoint import Stand, newest_begun, query_id, stand
+from fleetpulse.io.checkpoint import newest_begun, query_id, stand
+from fleetpulse.io.delta import connect, fetch, open_files
 from fleetpulse.io.generations import Generation, checkpoint_of, discard_generation
 from fleetpulse.io.lifecycle_query import start
+from fleetpulse.ops.agreement import AS_COMPARED
 
-Bag = Counter[tuple[Any, ...]]
 _SHOWN: Final = 5
+_MEMORY: Final = "1GB"  # of the comparison; what is more goes to the disk
 _LOOK_S: Final = 0.5
 
 
@@ -70,7 +70,6 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
     )
     with packed(plan.rows, plan.key_groups) as given:  # at once: the running job keeps a batch until it has done twenty more
         made = build(spark, home, plan, given, began, say)
-    pending = _pending(given.account.pending)
     aside = home.lifecycle / f"told-{made.number:04d}"
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -80,12 +79,17 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
             at = settle(spark, home, say, newest_begun(checkpoint_of(home.lifecycle, made.number)))
             await_end(start(spark, home, None, generation=made, through=at.version, told=aside))
             say("comparing what both have said, all devices, and all that waits")
-            was = _said(home.table(JUDGEMENTS.name), query_id(home.checkpoint), began, at)
-            now = pending + _said(aside, query_id(checkpoint_of(home.lifecycle, made.number)), None, None)
-            if was != now:
-                raise _differ(current, made, was, now)
+            was = _files(home.table(JUDGEMENTS.name), query_id(home.checkpoint), began.batch, at.batch)
+            now = _files(aside, query_id(checkpoint_of(home.lifecycle, made.number)))
+            try:
+                judged = _agreed(aside / "spilled", was, now, given.account.pending)
+            except FleetError as error:
+                raise FleetError(
+                    f"generation {made.number} does not say what generation {current.number} says, and is discarded: "
+                    f"{error}; nothing has changed"
+                ) from error
             compare(summed(state_of(spark, home, current, at)), summed(state_of(spark, home, made)), made)
-            say(f"{sum(was.values()):,} judgements, all the same")
+            say(f"{judged:,} judgements, all the same")
             take_over(home, made, at, say)
     except BaseException:
         if home.generation().number != made.number:
@@ -108,21 +112,46 @@ def _side_by_side(work: Work, made: Generation, aside: Path, for_s: float) -> No
         query.stop()
 
 
-def _pending(contents: Iterable[str]) -> Bag:
-    return Counter(_compared(json.loads(content)) for content in contents)
+def _agreed(scratch: Path, was: Iterable[Path], now: Iterable[Path], pending: Iterable[str]) -> int:
+    """Compare what two generations have written, summaries left out, in bounded memory; what was pending is of the second.
+
+    Returns:
+        How many judgements there are.
+
+    Raises:
+        FleetError: they differ: by how many, and in what.
+    """
+    with connect() as connection:
+        connection.execute(f"SET memory_limit='{_MEMORY}'")
+        connection.execute("SET temp_directory=$folder", {"folder": str(scratch)})
+        for name, files in (("was", was), ("now", now)):
+            open_files(connection, name, JUDGEMENTS, list(files))
+        form = connection.sql(f"SELECT {AS_COMPARED} FROM was LIMIT 0").to_arrow_table().schema
+        connection.register("pending", pa.Table.from_pylist([json.loads(content) for content in pending], form))
+        said = f"SELECT {AS_COMPARED} FROM {{}} WHERE kind <> '{Verdict.SUMMARY}'"
+        connection.execute(
+            "CREATE TABLE differ AS SELECT * EXCLUDE side, sum(side) AS times "
+            f"FROM (SELECT *, 1 AS side FROM ({said.format('was')}) UNION ALL SELECT *, -1 FROM ({said.format('now')}) "
+            "UNION ALL SELECT *, -1 FROM pending) GROUP BY ALL HAVING sum(side) <> 0"
+        )
+        [counts] = fetch(
+            connection,
+            "SELECT (SELECT count(*) FROM was WHERE kind <> ?) AS judged, "
+            "coalesce(sum(greatest(times, 0)), 0)::BIGINT AS missing, "
+            "coalesce(sum(greatest(-times, 0)), 0)::BIGINT AS extra FROM differ",
+            [Verdict.SUMMARY],
+        )
+        if counts["missing"] or counts["extra"]:
+            shown = fetch(connection, f"SELECT kind, device_id FROM differ ORDER BY ALL LIMIT {_SHOWN}")
+            raise FleetError(
+                f"{counts['missing']:,} judgements are missing, {counts['extra']:,} are too many: "
+                + ", ".join(f"{one['kind']} of {one['device_id']}" for one in shown)
+            )
+        return int(counts["judged"])
 
 
-def _said(table: Path, query: str | None, after: Stand | None, through: Stand | None) -> Bag:
-    """Return what a query has written to a table, summaries left out, in the batches after one and through another."""
-    bag: Bag = Counter()
-    for path in _files(table, query, after.batch if after else -1, through.batch if through else None):
-        kind = path.parent.name.removeprefix("kind=")
-        if kind != Verdict.SUMMARY:
-            bag.update(_compared({**row, "kind": kind}) for row in pq.ParquetFile(path).read().to_pylist())
-    return bag
-
-
-def _files(table: Path, query: str | None, after: int, through: int | None) -> Iterator[Path]:
+def _files(table: Path, query: str | None, after: int = -1, through: int | None = None) -> Iterator[Path]:
+    """Name the files that a query has written to a table, in the batches after one and through another."""
     for commit in sorted((table / "_delta_log").glob("*.json")):
         if not commit.stem.isdecimal():
             continue
@@ -130,22 +159,3 @@ def _files(table: Path, query: str | None, after: int, through: int | None) -> I
         batches = [one["txn"]["version"] for one in actions if "txn" in one and one["txn"]["appId"] == query]
         if batches and batches[0] > after and (through is None or batches[0] <= through):
             yield from (table / unquote(one["add"]["path"]) for one in actions if "add" in one)
-
-
-def _compared(row: dict[str, Any]) -> tuple[Any, ...]:
-    values: list[Any] = []
-    for name in COMPARED:
-        stored = row.get(name, row.get(name.removesuffix("_ms")))
-        values.append(round(stored.timestamp() * 1000) if isinstance(stored, datetime) else stored)
-    return tuple(values)
-
-
-def _differ(before: Generation, after: Generation, was: Bag, now: Bag) -> FleetError:
-    shown = [
-        f"{one[COMPARED.index('kind')]} of {one[COMPARED.index('device_id')]}" for one in ((was - now) | (now - was)).elements()
-    ]
-    return FleetError(
-        f"generation {after.number} does not say what generation {before.number} says, and is discarded: "
-        f"{sum((was - now).values()):,} judgements are missing, {sum((now - was).values()):,} are too many: "
-        f"{', '.join(shown[:_SHOWN])}; nothing has changed"
-    )

@@ -12,8 +12,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Final
 
-from cli.chaos.kills import Kill, Victim
+from cli.chaos.kills import Kill
 from cli.chaos.load import Acknowledged, Identity
+from cli.chaos.victims import Victim
 from fleetpulse.core.messages import FROM_DEVICES, Row
 from fleetpulse.core.replay import outcome
 from fleetpulse.io import delta

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from cli.chaos.kills import Victim
+from cli.chaos.victims import Victim
 from cli.output import as_json, as_table, console
 from fleetpulse.core.errors import FleetError
 

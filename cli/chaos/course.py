@@ -10,8 +10,9 @@ from random import Random
 from typing import Final
 
 from cli.chaos.accounts import Account, account
-from cli.chaos.kills import OF_JOBS, Killing, Victim
+from cli.chaos.kills import Killing
 from cli.chaos.load import PATIENCE_S, Load
+from cli.chaos.victims import OF_JOBS, Victim
 from cli.processes import Run
 from cli.standing import judged_to_the_end
 from fleetpulse.core.errors import FleetError

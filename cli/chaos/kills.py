@@ -10,12 +10,12 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from enum import StrEnum
 from random import Random
 from typing import Final
 
 import psutil
 
+from cli.chaos.victims import Victim
 from cli.processes import Job, Run
 from cli.running import WATCH_S
 from fleetpulse.core.errors import FleetError
@@ -31,17 +31,6 @@ RECOVERY_S: Final = 600.0  # the longest that is waited for one
 _LOOK_S: Final = 0.1
 
 
-class Victim(StrEnum):
-    """The kinds of kill."""
-
-    BRIDGE = "bridge"
-    BROKER = "broker"  # started again at once
-    LANDING = "landing"
-    LIFECYCLE = "lifecycle"  # the job itself, or its JVM
-    OUTAGE = "outage"  # the broker, away for longer than the timeout
-
-
-OF_JOBS: Final = (Victim.BRIDGE, Victim.LANDING, Victim.LIFECYCLE)
 _OF_BROKER: Final = (Victim.BROKER, Victim.OUTAGE)
 
 

@@ -168,7 +168,7 @@ def reading(
         tables: their names.
         only: spares files whose statistics say that none of these values is in them; the SQL must ask for them all the same.
     """
-    with _connect() as connection:
+    with connect() as connection:
         for name in tables:
             table = declared(name)
             files = [file.path for file in files_of(home, table, *only[name])] if name in only else paths_of(home, table)
@@ -186,7 +186,8 @@ def open_files(connection: "DuckDBPyConnection", name: str, table: Table, files:
         _from_files(connection, table, files).create_view(name, replace=True)
 
 
-def _connect() -> "DuckDBPyConnection":
+def connect() -> "DuckDBPyConnection":
+    """Return a connection of DuckDB in which nothing is known yet, with instants in UTC."""
     import duckdb  # 25 MB that who only writes does without
 
     connection = duckdb.connect()
@@ -204,7 +205,7 @@ class Mirror:
 
     def __init__(self, home: Home, tables: Sequence[str]) -> None:
         self.home = home
-        self.connection = _connect()
+        self.connection = connect()
         self._known: dict[str, set[Path]] = {name: set() for name in tables}
         for name in tables:
             self.connection.execute(f"CREATE TABLE {name} AS SELECT * FROM {_no_rows(declared(name))}")
@@ -337,7 +338,7 @@ def query(
 
 def query_files(table: Table, files: Sequence[Path], sql: str, parameters: Iterable[Any] = ()) -> pa.Table:
     """Run SQL over some files of a table, which it knows by its name."""
-    with _connect() as connection:
+    with connect() as connection:
         open_files(connection, table.name, table, files)
         return connection.sql(sql, params=list(parameters)).to_arrow_table()
 

@@ -15,7 +15,7 @@ from fleetpulse.io.delta import query
 from fleetpulse.io.home import Home
 
 Bag = Counter[tuple[Any, ...]]
-_TOLD: Final = ", ".join(
+AS_COMPARED: Final = ", ".join(  # of SQL over rows of judgements: the columns of `COMPARED`
     f"epoch_ms({name.removesuffix('_ms')}) AS {name}"
     if name.endswith("_ms") and name not in ("runtime_ms", "late_by_ms")
     else f'"{name}"'
@@ -25,7 +25,7 @@ _TOLD: Final = ", ".join(
 
 def told(home: Home) -> Bag:
     """Return what the job said, as a bag of values in the order of `COMPARED`."""
-    rows = query(home, f"SELECT {_TOLD} FROM judgements WHERE kind NOT IN ('summary', 'retract', 'add')")
+    rows = query(home, f"SELECT {AS_COMPARED} FROM judgements WHERE kind NOT IN ('summary', 'retract', 'add')")
     return Counter(tuple({**row, "last_errors": tuple(json.loads(row["last_errors"] or "[]"))}.values()) for row in rows)
 
 

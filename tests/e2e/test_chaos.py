@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.chaos.accounts import FAULTS
-from cli.chaos.kills import Victim
+from cli.chaos.victims import Victim
 from tests.e2e.test_replay import await_none_left, begin, fleet
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]  # a slow machine waits for two cold starts of the job

@@ -39,7 +39,7 @@ def judged_live(rows: Sequence[Row], cuts: Sequence[int], deployment: Deployment
 @contextmanager
 def opened(judgements: Sequence[dict[str, Any]], rows: Sequence[Row]) -> Iterator[DuckDBPyConnection]:
     """Open tables with these rows."""
-    with delta._connect() as connection:
+    with delta.connect() as connection:
         for table, content in ((JUDGEMENTS, judgements), (DEVICES, registry_entries(rows))):
             held = delta.to_table(table, content)
             connection.register(f"{table.name}_held", held)

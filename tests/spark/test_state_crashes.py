@@ -6,22 +6,25 @@ What a kill leaves behind is the disk as it is then: at each step the home is co
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from batch import snapshot
-from batch.verbs import Work, bootstrap, bootstrap_devices, migrate, repartition, repartition_anew, rescale, rollback
+from batch.canary import Trial, canary
+from batch.verbs import Work, bootstrap, bootstrap_devices, check_form, migrate, repartition, repartition_anew, rescale, rollback
 from fleetpulse.columnar.seeds import REGISTERED_SCHEMA
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Kind
-from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import committed, relocate, stand
-from fleetpulse.io.generations import load_generations
+from fleetpulse.io.generations import checkpoint_of, load_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import files_of, find_snapshot, snapshots, write_snapshot
 from fleetpulse.io.stored_state import read_snapshot
@@ -33,12 +36,38 @@ from tests.spark.test_stream import DEPLOYMENT, history, land
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 ROWS = history(23)
 CUT = len(ROWS) * 2 // 3
+LISTED = dict.fromkeys(["ghost", *sorted({row.device_id for row in ROWS[CUT:] if row.kind is Kind.HEARTBEAT})], START)
 Verb = Callable[[Work], object]
+
+
+def _listed(since_ms: dict[str, int]) -> pa.Table:
+    """Return a list of devices, by when each was registered."""
+    nothing = pa.nulls(len(since_ms), pa.string())
+    registered_us = [at_ms * 1000 for at_ms in since_ms.values()]
+    return pa.Table.from_arrays(
+        [
+            pa.array(one).cast(field.type)
+            for one, field in zip(
+                ([*since_ms], ["site"] * len(since_ms), nothing, nothing, registered_us), REGISTERED_SCHEMA, strict=True
+            )
+        ],
+        schema=REGISTERED_SCHEMA,
+    )
+
+
+def _canary(work: Work) -> None:
+    check_form(work.home, 3)
+    canary(work, "migrate", Trial(4, 3, 0.5, nullcontext))
+
+
 VERBS: dict[str, Verb] = {
     "snapshot": lambda work: snapshot.take(work.spark, work.home, None, work.say),
     "bootstrap": lambda work: bootstrap(work, find_snapshot(work.home)),
     "migrate": lambda work: migrate(work, 3),
+    "canary": _canary,
+    "list": lambda work: bootstrap_devices(work, lambda frontier_ms: _listed(LISTED), "a test"),
     "repartition": lambda work: repartition(work, 3),
+    "repartition anew": lambda work: repartition_anew(work, 3),
     "rescale": lambda work: rescale(work, 3),
     "rollback": rollback,
 }
@@ -89,7 +118,7 @@ def test_a_verb_that_was_killed_at_any_step_finishes_when_it_is_given_again(
     assert len(images) >= 2, "a step has changed something"
     for image in images.values():
         before = image.generation().number
-        if before == 3 and verb != "bootstrap":  # it was killed behind its last step
+        if before == 3 and verb not in ("bootstrap", "list"):  # it was killed behind its last step
             with pytest.raises(FleetError, match="nothing is to be done"):
                 VERBS[verb](Work(spark, image, lambda words: None))
         else:
@@ -99,9 +128,48 @@ def test_a_verb_that_was_killed_at_any_step_finishes_when_it_is_given_again(
         assert image.generation().number >= before
     assert verb == "snapshot" or home.generation().number == 3
     last = list(images.values())[-2]
-    land(last, ROWS[CUT:], 3)
-    judge(spark, last)
-    assert told(last) == defined(ROWS, DEPLOYMENT)
+    want = _gone_on(spark, home) if verb == "list" else defined(ROWS, DEPLOYMENT)  # those of a list begin lives of their own
+    assert _gone_on(spark, last) == want
+
+
+def _gone_on(spark: SparkSession, home: Home) -> Counter[tuple[object, ...]]:
+    land(home, ROWS[CUT:], 3)
+    judge(spark, home)
+    return told(home)
+
+
+def test_a_canary_that_says_something_else_is_removed_and_the_judgement_is_named(
+    spark: SparkSession, judged: Home, tmp_path: Path
+) -> None:
+    home = _copy(judged, tmp_path / "home")
+    before = load_generations(home.lifecycle)
+    known = set(home.table(JUDGEMENTS.name).rglob("*.parquet"))
+    changed: list[str] = []
+
+    @contextmanager
+    def stopped() -> Iterator[None]:
+        land(home, ROWS[CUT:], 3)
+        judge(spark, home)
+        for path in sorted(set(home.table(JUDGEMENTS.name).rglob("kind=transition/*.parquet")) - known)[:1]:
+            rows = pq.ParquetFile(path).read()
+            runtimes = [rows["runtime_ms"][0].as_py() + 1, *rows["runtime_ms"].to_pylist()[1:]]
+            place = rows.schema.get_field_index("runtime_ms")
+            pq.write_table(rows.set_column(place, rows.schema.field(place), pa.array(runtimes, rows.schema.types[place])), path)
+            changed.append(rows["device_id"][0].as_py())
+        yield
+
+    trial = Trial(4, 3, 0.5, stopped)
+    with pytest.raises(FleetError, match="1 judgements are missing, 1 are too many: ") as raised:
+        canary(Work(spark, home, lambda words: None), "migrate", trial)
+    [device] = changed
+    assert f"transition of {device}, transition of {device}; nothing has changed" in str(raised.value)
+    record = load_generations(home.lifecycle)
+    assert record.current == before.current and {one.status for one in record.known.values()} == {
+        "retired",
+        "current",
+        "discarded",
+    }
+    assert not list(home.lifecycle.glob("told-*")) and not checkpoint_of(home.lifecycle, 3).exists()
 
 
 def test_some_of_the_devices_go_on_as_they_would_among_all(spark: SparkSession, judged: Home, tmp_path: Path) -> None:
@@ -123,15 +191,7 @@ def test_a_list_of_devices_begins_lives_of_their_own_and_silence_counts_from_the
     judged_well = {one[1] for one in defined(ROWS[CUT:], DEPLOYMENT) if one[0] == "transition"}  # some have clocks that lie
     heard = [device for device, _ in beats.most_common() if device in judged_well][:4]
     since_ms = {**dict.fromkeys(heard, START), "ghost": START, "fresh": ROWS[CUT - 1].received_at_ms - 40_000}
-    listed = pa.table(
-        {
-            "device_id": list(since_ms),
-            "site": ["site"] * len(since_ms),
-            "device_class": pa.nulls(len(since_ms), pa.string()),
-            "gateway": pa.nulls(len(since_ms), pa.string()),
-            "registered_at": [at_ms * 1000 for at_ms in since_ms.values()],
-        }
-    ).cast(REGISTERED_SCHEMA)
+    listed = _listed(since_ms)
     work = Work(spark, home, lambda words: None)
     before = told(home)
     with pytest.raises(FleetError, match="got a list without any"):
@@ -173,8 +233,8 @@ def test_what_cannot_be_done_is_refused_with_the_reason_and_changes_nothing(
     for verb, why in refused:
         with pytest.raises(FleetError, match=why):
             verb(work)
-    for verb in VERBS.values():
-        if verb is not VERBS["snapshot"]:
+    for name, verb in VERBS.items():
+        if name not in ("snapshot", "canary"):  # whether these do anything is asked before they are called
             assert verb(Work(spark, home, lambda words: None, dry=True)) is None
     assert load_generations(home.lifecycle) == before
     assert len(snapshots(home)) == 1

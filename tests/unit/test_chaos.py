@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from cli.chaos.accounts import FAULTS, Account, Ledger, Line, acted_twice, balance, missing, repeated, wrongly_offline
-from cli.chaos.kills import Kill, Victim
+from cli.chaos.kills import Kill
 from cli.chaos.load import BY_TURNS, TURN_MS, Acknowledged, Devices, Message
+from cli.chaos.victims import Victim
 from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.messages import Row
 from fleetpulse.ops.agreement import differences

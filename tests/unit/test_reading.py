@@ -90,7 +90,7 @@ def test_what_is_judged_is_what_the_newest_committed_batch_says(tmp_path: Path) 
 def test_the_verbs_that_look_load_neither_spark_nor_pandas() -> None:
     script = (
         "import sys, cli.main, cli.looking, cli.listening, cli.devices, fleetpulse.ops.reports\n"
-        "print(sorted({'pyspark', 'pandas', 'numba', 'py4j'} & set(sys.modules)))"
+        "print(sorted({'pyspark', 'pandas', 'numba', 'py4j', 'paho'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
