@@ -25,6 +25,7 @@ from fleetpulse.core.tables import MESSAGES
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms, require_kept
+from fleetpulse.io.process import do_with
 from fleetpulse.io.slices import Piece, Slice, blocks_of, pieces_of, slices_of
 from fleetpulse.io.workers import settle
 from fleetpulse.ops.backtest import Backtest, figures
@@ -133,6 +134,7 @@ def unpacked(blocks: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, list[Row]
 
 
 def _on_spark(question: Question, pieces: Sequence[Piece], key_groups: int) -> Found:
+    do_with("pandas")  # Spark asks for it
     from fleetpulse.io.spark import Size, spark_session
 
     with TemporaryDirectory(prefix="fleet-backtest-") as folder:

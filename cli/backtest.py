@@ -10,6 +10,7 @@ from cli.output import as_json, as_table, console
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.times import format_duration, format_instant, parse_instant_ms
 from fleetpulse.io.home import Home
+from fleetpulse.io.process import do_without
 
 _SHOWN = 20  # rows of a table; --json and --html have all
 _DAYS = 14
@@ -36,6 +37,7 @@ def backtest(
     ] = None,
 ) -> None:
     """Judge what was received under another policy, and show which verdicts that adds, takes away and moves."""
+    do_without("pandas")  # most of a second, of the two or three that a short history takes; Spark gets it back
     from batch.backtest import backtest as run
     from cli.main import policy_of
 

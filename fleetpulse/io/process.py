@@ -59,6 +59,13 @@ def do_without(*names: str) -> None:
     sys.meta_path.insert(0, cast("Any", _Absent(frozenset(names))))
 
 
+def do_with(*names: str) -> None:
+    """Let imports of packages go again that this process did without; what PyArrow has found it does not look for again."""
+    for finder in sys.meta_path:
+        if isinstance(finder, _Absent):
+            finder.names -= {*names}
+
+
 def collect_seldom() -> None:
     """Look for garbage in cycles seldom, and not among what is loaded: for jobs that hold many messages, which have none.
 

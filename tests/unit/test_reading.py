@@ -96,6 +96,20 @@ def test_the_verbs_that_look_load_neither_spark_nor_pandas() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_backtest_loads_neither_spark_nor_pandas_and_spark_gets_pandas_back() -> None:
+    script = (
+        "import sys\n"
+        "from fleetpulse.io.process import do_with, do_without\n"
+        "do_without('pandas')\n"
+        "import cli.backtest, batch.backtest\n"
+        "print(sorted({'pyspark', 'pandas', 'py4j', 'paho'} & set(sys.modules)))\n"
+        "do_with('pandas')\n"
+        "import pandas"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_a_mirror_reads_what_is_new_and_begins_anew_when_files_are_put_together(tmp_path: Path) -> None:
     home = Home(tmp_path)
     mirror = delta.Mirror(home, ["judgements"])

@@ -1,0 +1,182 @@
+"""Rows of bronze, as they lie in its files, packed into blocks: one of signals and one of other rows for each key group.
+
+Rule: rows that concern everybody go to every key group, and so does what a gateway's death says to the devices behind it;
+a tick goes to group 0: it only moves the watermark. One that flushes goes to all.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
+
+from fleetpulse.columnar.blocks import KINDS, NO_ROWS, ROW_SCHEMA, SIGNAL_SCHEMA, WORDS, to_bytes
+from fleetpulse.columnar.choosing import taken
+from fleetpulse.columnar.wire import to_wire
+from fleetpulse.core.messages import EVERYONE, FLUSH, FROM_DEVICES, Clock, Kind
+
+pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
+MAX_ROWS: Final = 1_000_000  # a batch aims at; each costs about as much CPU as 300,000 rows, however small it is
+_BLOCK_SCHEMA: Final = pa.schema(
+    [
+        ("key_group", pa.int32()),
+        ("received_at", pa.timestamp("us", tz="UTC")),
+        ("started_ms", pa.int64()),
+        ("signals", pa.binary()),
+        ("others", pa.binary()),
+    ]
+)
+_MANY_WORDS: Final = 256
+_MICROS: Final = pa.timestamp("us", tz="UTC")
+_INSTANTS: Final = {"received_at_ms": "received_at", "event_time_ms": "event_time"}  # in a block, and in bronze
+_OF_DEVICES: Final = pa.array(sorted(kind.value for kind in FROM_DEVICES))
+_OF_EVERYBODY: Final = pa.array([Kind.GAP.value, Kind.POLICY.value])
+_KIND_WORDS: Final = pa.array([kind.value for kind in KINDS])
+
+
+def read_bronze(path: str, row_group: int | None = None) -> pa.Table:
+    """Return the rows of a file, or of one of its row groups, as bronze has them, without what the fold does not read."""
+    names = {_INSTANTS.get(name, name) for name in SIGNAL_SCHEMA.names} - {"device_clock"}
+    file = pq.ParquetFile(path, read_dictionary=[*WORDS, "kind", "clock"])
+    groups = range(file.num_row_groups) if row_group is None else [row_group]
+    table = file.read_row_groups(groups, columns=[*names, "clock", "device_hash"], use_threads=False)
+    if _all_are_signals(table):
+        return table
+    everything = [*{*ROW_SCHEMA.names} - {*_INSTANTS}, *_INSTANTS.values(), "device_hash"]
+    return file.read_row_groups(groups, columns=everything, use_threads=False)
+
+
+def _are_signals(rows: pa.Table) -> pa.ChunkedArray:
+    return pc.and_(_by_word(rows["kind"], _of_devices), _by_word(rows["clock"], _usable))
+
+
+def _all_are_signals(rows: pa.Table) -> bool:
+    """Look at the words alone, and at the rows where some word is not a signal's: it may be nobody's any more."""
+    words = ((rows["kind"], _of_devices), (rows["clock"], _usable))
+    if all(pc.all(holds(chunk.dictionary), min_count=0).as_py() for column, holds in words for chunk in column.chunks):
+        return True
+    return bool(pc.all(_are_signals(rows), min_count=0).as_py())
+
+
+def _of_devices(kinds: pa.Array) -> pa.Array:
+    return pc.is_in(kinds, value_set=_OF_DEVICES)
+
+
+def _usable(clocks: pa.Array) -> pa.Array:
+    return pc.not_equal(clocks, Clock.INVALID.value)
+
+
+def _by_word(column: pa.ChunkedArray, value: Callable[[pa.Array], pa.Array]) -> pa.ChunkedArray:
+    """Return the value of each row's word, found once a word."""
+    chunks = column.chunks or [pa.array([], column.type)]
+    return pa.chunked_array([value(chunk.dictionary).take(chunk.indices) for chunk in chunks])
+
+
+def _instants(table: pa.Table, name: str) -> pa.ChunkedArray:
+    return pc.divide(table[_INSTANTS[name]].cast(_MICROS).cast(pa.int64()), 1000)  # whole milliseconds by construction
+
+
+def _signals(rows: pa.Table) -> pa.RecordBatch:
+    """Return rows of bronze as columns of `SIGNAL_SCHEMA`."""
+    columns = {name: rows[name] for name in ("device_id", "site", "boot", "code", "gateway")}
+    columns |= {name: _instants(rows, name) for name in _INSTANTS}
+    columns["kind"] = _by_word(rows["kind"], lambda words: pc.index_in(words, value_set=_KIND_WORDS))
+    columns["device_clock"] = _by_word(rows["clock"], lambda words: pc.equal(words, Clock.DEVICE.value))
+    columns["seq"] = pc.fill_null(rows["seq"], -1)
+    columns["digest"] = pc.if_else(pc.is_null(rows["seq"]), rows["digest"], 0)  # see `told_apart`
+    arrays = [columns[field.name].cast(field.type).combine_chunks() for field in SIGNAL_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=SIGNAL_SCHEMA)
+
+
+def _others(rows: pa.Table) -> pa.RecordBatch:
+    """Return rows of bronze as columns of `ROW_SCHEMA`."""
+    columns = [_instants(rows, field.name) if field.name in _INSTANTS else rows[field.name] for field in ROW_SCHEMA]
+    arrays = [column.cast(field.type).combine_chunks() for column, field in zip(columns, ROW_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
+
+
+def pack(rows: pa.Table, key_groups: int, started_ms: int) -> pa.RecordBatch:
+    """Sort rows of bronze into key groups: a block of signals and one of other rows for each group that has any.
+
+    Args:
+        rows: as `read_bronze` returns them, at least one.
+        key_groups: how many groups there are.
+        started_ms: ``received_at`` of the first row ever.
+    """
+    plain = None if _all_are_signals(rows) else _are_signals(rows)
+    signals: dict[int, bytes] = {}
+    others: dict[int, bytes] = {}
+    newest: dict[int, int] = {}
+    ours = rows if plain is None else rows.filter(plain)
+    if ours.num_rows:
+        batch, groups = _signals(ours), ours["device_hash"].to_numpy() % key_groups
+        order = np.argsort(groups.astype(np.int16 if key_groups < 2**15 else np.int64), kind="stable")
+        batch, groups = taken(batch, order), groups[order]
+        received = batch["received_at_ms"].to_numpy()
+        edges = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+        for begin, end in pairwise(edges):
+            group = int(groups[begin])
+            signals[group] = to_wire(_own_words(batch.slice(begin, end - begin)))
+            newest[group] = int(received[begin:end].max())
+    deaths = _gateway_deaths(rows)
+    if plain is not None or deaths.num_rows:
+        rest = rows.slice(0, 0) if plain is None else rows.filter(pc.invert(plain))
+        for group, batch in _shared_out(rest, deaths, key_groups):
+            others[group] = to_bytes(batch)
+            newest[group] = max(newest.get(group, 0), pc.max(batch["received_at_ms"]).as_py())
+    found = sorted(newest)
+    return pa.record_batch(
+        [
+            pa.array(found, pa.int32()),
+            pa.array([newest[group] * 1000 for group in found], pa.int64()).cast(_MICROS),
+            pa.array([started_ms] * len(found), pa.int64()),
+            pa.array([signals.get(group) for group in found], pa.binary()),
+            pa.array([others.get(group) for group in found], pa.binary()),
+        ],
+        schema=_BLOCK_SCHEMA,
+    )
+
+
+def _own_words(signals: pa.RecordBatch) -> pa.RecordBatch:
+    """Let a block carry the words that it uses, where all groups' words are many."""
+    for name in WORDS:
+        column = signals[name]
+        if len(column.dictionary) > min(_MANY_WORDS, signals.num_rows):
+            signals = signals.set_column(
+                signals.schema.get_field_index(name), name, column.dictionary_decode().dictionary_encode()
+            )
+    return signals
+
+
+def _gateway_deaths(rows: pa.Table) -> pa.RecordBatch:
+    """Return what gateways' deaths say to everyone, see `core.messages.gateway_death`: columns of `ROW_SCHEMA`."""
+    died = _by_word(rows["kind"], lambda words: pc.equal(words, Kind.DEATH.value))
+    if not pc.any(died, min_count=0).as_py():
+        return NO_ROWS
+    found = rows.filter(died)
+    found = found.filter(pc.fill_null(pc.equal(found["device_id"], found["gateway"].cast(pa.string())), fill_value=False))
+    for field in ROW_SCHEMA:  # of signals alone not every column is read
+        if _INSTANTS.get(field.name, field.name) not in found.column_names:
+            found = found.append_column(field, pa.nulls(found.num_rows, field.type))
+    place = found.schema.get_field_index("device_id")
+    return _others(found.set_column(place, "device_id", pa.repeat(EVERYONE, found.num_rows)))
+
+
+def _shared_out(rows: pa.Table, deaths: pa.RecordBatch, key_groups: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows that are no signals, by key group; deaths of gateways to each."""
+    if not rows.num_rows:
+        yield from ((group, deaths) for group in range(key_groups))
+        return
+    groups = rows["device_hash"].to_numpy() % key_groups
+    ticks = pc.equal(rows["kind"], Kind.TICK.value)
+    flushing = pc.and_(ticks, pc.fill_null(pc.match_substring(rows["body"], f'"{FLUSH}"'), fill_value=False))
+    shared = pc.or_(pc.is_in(rows["kind"], value_set=_OF_EVERYBODY), flushing).to_numpy()
+    groups[ticks.to_numpy()] = 0
+    batch = _others(rows)
+    for group in range(key_groups) if shared.any() or deaths.num_rows else np.unique(groups).tolist():
+        at = np.flatnonzero((groups == group) | shared)
+        if len(at) or deaths.num_rows:
+            yield group, pa.concat_batches([batch.take(pa.array(at)), deaths])
