@@ -12,12 +12,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from batch.backtest import unpacked
-from fleetpulse.columnar.blocks import NO_SIGNALS
-from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.columnar.snapshots import GROUP, OWN_ROW, taken, the_world
+from batch.rejudging import Origin, had_work, origin_of
+from fleetpulse.columnar.snapshots import GROUP, OWN_ROW, the_world
 from fleetpulse.columnar.standing import world_from_plain
-from fleetpulse.columnar.told import said_by
 from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.device import next_due
 from fleetpulse.core.errors import FleetError
@@ -28,10 +25,10 @@ from fleetpulse.core.state import Device, World
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.generations import CURRENT, PRUNED, RETIRED, Generation, Generations, load_generations
+from fleetpulse.io.generations import Generations, load_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms
-from fleetpulse.io.slices import blocks_of, pieces_of, slices_of
+from fleetpulse.io.snapshot_table import Taken
 from fleetpulse.io.suite_rows import Opened
 from fleetpulse.ops.bronze import rows_through, span
 
@@ -50,7 +47,8 @@ _SILENCES: Final = """
             AND device_id NOT IN (SELECT device_id FROM messages WHERE kind = 'correct')
         WINDOW its AS (PARTITION BY device_id, life ORDER BY transition_no),
             before AS (PARTITION BY device_id, life ORDER BY transition_no ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
-    WHERE trigger = 'silence'
+    WHERE trigger = 'silence' AND event_time > (SELECT since FROM stand)
+        AND coalesce(last_seen, life, event_time) >= (SELECT greatest(kept, since) FROM stand)
 """
 _OWN: Final = "SELECT device_id, epoch_ms(event_time) AS at_ms, body FROM messages WHERE kind IN ('registry', 'control')"
 _DUE: Final = """
@@ -73,7 +71,7 @@ class Stand:
         settled_ms: up to which no verdict is held back.
         kept_ms: from when on bronze has all its rows.
         told_ms: from when on all is kept that was said of messages which were not judged, by ``received_at`` and by event time.
-        whole: whether bronze has all that the devices began with.
+        origin: where bronze can be judged again from up to there; None: from nowhere.
         lines: whether it and quarantine have all lines of all recordings.
         listed: whether some devices began with a list: what they were before was never said.
         went_back: whether a generation that knew some of the devices was gone back from: what the others did meanwhile was
@@ -87,7 +85,7 @@ class Stand:
     settled_ms: int
     kept_ms: int
     told_ms: int
-    whole: bool
+    origin: Origin | None
     lines: bool
     listed: bool
     went_back: bool
@@ -101,7 +99,8 @@ class Stand:
             "settled_ms": self.settled_ms,
             "kept_ms": self.kept_ms,
             "told_ms": self.told_ms,
-            "whole": self.whole,
+            "since_ms": self.origin.frontier_ms if self.origin else _BEFORE_ALL,
+            "since_received_ms": self.origin.newest_ms if self.origin else _BEFORE_ALL,
             "lines": self.lines,
             "listed": self.listed,
             "went_back": self.went_back,
@@ -117,10 +116,10 @@ def stand_of(home: Home) -> Stand | None:
     known = by_bronze(home, judged[1])
     if known.listening is None or known.listening.frontier_ms is None:
         return None
-    return stand_at(home, judged[1], known.listening, known.policies)
+    return stand_at(home, judged[1], known.listening, known.policies, origin_of(home, judged[1]))
 
 
-def stand_at(home: Home, newest_ms: int, listening: Listening, policies: Policies) -> Stand:
+def stand_at(home: Home, newest_ms: int, listening: Listening, policies: Policies, origin: Origin | None) -> Stand:
     """Return the stand that coverage, frontier and policies come to."""
     deployment, kept_ms, told_ms = home.deployment(), oldest_kept_ms(home, MESSAGES.name), oldest_kept_ms(home, _LISTED)
     frontier_ms = _BEFORE_ALL if listening.frontier_ms is None else listening.frontier_ms
@@ -132,23 +131,12 @@ def stand_at(home: Home, newest_ms: int, listening: Listening, policies: Policie
         deployment.said_through_ms(frontier_ms),
         _BEFORE_ALL if kept_ms is None else kept_ms,
         _BEFORE_ALL if told_ms is None else told_ms + deployment.max_clock_lead_ms,
-        is_whole(home),
+        origin,
         kept_ms is None and oldest_kept_ms(home, QUARANTINE.name) is None,
-        any(one.made_from.get("devices") for one in _had_work(record)),
-        any(_chosen_before(record, one.number) - record.choices_in(one.number) for one in _had_work(record)),
+        any(one.made_from.get("devices") for one in had_work(record)),
+        any(_chosen_before(record, one.number) - record.choices_in(one.number) for one in had_work(record)),
         deployment.max_clock_lead_ms,
     )
-
-
-def is_whole(home: Home) -> bool:
-    """Whether bronze has all that the devices began with: nothing was removed, and no state was made of a list of devices."""
-    record = load_generations(home.lifecycle)
-    chosen = any(record.choices_in(one.number) for one in _had_work(record))
-    return not chosen and oldest_kept_ms(home, MESSAGES.name) is None
-
-
-def _had_work(record: Generations) -> Iterator[Generation]:
-    return (one for one in record.known.values() if one.status in (CURRENT, RETIRED, PRUNED))
 
 
 def is_chosen(record: Generations, number: int) -> bool:
@@ -157,7 +145,7 @@ def is_chosen(record: Generations, number: int) -> bool:
 
 
 def _chosen_before(record: Generations, number: int) -> frozenset[int]:
-    before = (record.choices_in(one.number) for one in _had_work(record) if one.number < number)
+    before = (record.choices_in(one.number) for one in had_work(record) if one.number < number)
     return frozenset[int]().union(*before)
 
 
@@ -192,45 +180,6 @@ def declared_columns(home: Home) -> pa.Table:
             rows.append({**found, "stored": (stored or {}).get(column.name)})
     names = ("table_name", "column_name", "declared", "stored")
     return pa.table({name: pa.array([row[name] for row in rows], pa.string()) for name in names})
-
-
-def judged_again(home: Home, newest_ms: int) -> tuple[pa.Table, pa.Table]:
-    """Judge bronze up to a row, from the first one on.
-
-    Args:
-        home: the home.
-        newest_ms: ``received_at`` of the row.
-
-    Returns:
-        Judgements, columns of `JUDGEMENTS`; and devices, columns of `SNAPSHOT_SCHEMA`.
-    """
-    deployment, pieces = home.deployment(), pieces_of(home)
-    groups = [KeyGroup(Listening.begin(pieces[0].first_ms)) for _ in range(home.key_groups())]
-    chunks: list[dict[int, bytes]] = [{} for _ in groups]
-    told: list[pa.RecordBatch] = []
-
-    def fold(key_group: int, signals: pa.RecordBatch, others: Any, through_ms: int) -> None:
-        kept = chunks[key_group]
-        step = groups[key_group].fold(signals, others, through_ms, deployment, kept.__getitem__)
-        for number in step.gone:
-            del kept[number]
-        kept.update(step.chunks)
-        told.append(said_by(key_group, step.told))
-
-    for each in slices_of(pieces):
-        if each.since_ms > newest_ms:
-            break
-        until_ms = newest_ms + 1 if each.until_ms is None else min(each.until_ms, newest_ms + 1)
-        blocks = blocks_of(replace(each, until_ms=until_ms), len(groups), pieces[0].first_ms)
-        for key_group, (signals, others) in zip(blocks["key_group"].to_pylist(), unpacked(blocks), strict=True):
-            fold(key_group, signals, others, min(each.newest_ms, newest_ms))
-    devices: list[pa.RecordBatch] = []
-    for key_group, group in enumerate(groups):
-        fold(key_group, NO_SIGNALS, [], newest_ms)
-        devices.append(taken(key_group, group.to_bytes(), chunks[key_group], newest_ms, deployment)[0])
-    said = pa.Table.from_batches(told)
-    defined = delta.from_columns(JUDGEMENTS, dict(zip(said.column_names, said.columns, strict=True)), said.num_rows)
-    return defined, pa.Table.from_batches(devices)
 
 
 def deadlines(tables: Opened, stand: Stand) -> pa.Table:
@@ -300,10 +249,11 @@ def heads_of(tables: Opened) -> Heads:
     return Heads(tuple(sorted({the_world([one]) for one in rows})), None if None in counts else sum(counts))
 
 
-def stand_of_state(home: Home, world: str) -> Stand:
-    """Return how far a state has come, from the content of a key group's head."""
+def stand_of_state(home: Home, world: str, about: Taken) -> Stand:
+    """Return how far a state has come, from the content of a key group's head, and of which snapshot or generation it is."""
     listening, policies = world_from_plain(json.loads(world))
-    return stand_at(home, listening.newest_ms, listening, policies)
+    origin = origin_of(home, listening.newest_ms, about.generation, about.version)
+    return stand_at(home, listening.newest_ms, listening, policies, origin)
 
 
 def pending(tables: Opened) -> pa.Table:

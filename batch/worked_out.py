@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+
 from batch import evidence
 from batch.evidence import Stand, one_row
+from batch.rejudging import is_there_still, judged_again
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import NOTHING
 from fleetpulse.core.suites import Suite
@@ -21,7 +24,11 @@ from fleetpulse.io.suite_rows import Opened
 from fleetpulse.ops.bronze import span
 
 DAMAGED: Final = (ValueError, LookupError, TypeError, AttributeError, AssertionError, FleetError)
-_NOT_WHOLE: Final = "bronze no longer has all that the devices began with"
+_FROM_NOWHERE: Final = (
+    "bronze no longer has all that the devices began with, and no snapshot is kept that all which followed can be judged from; "
+    "take one regularly: ./fleet state snapshot"
+)
+_GONE: Final = "messages that it began with were removed by maintenance meanwhile"
 _NOTHING_JUDGED: Final = "the job has judged nothing yet"
 
 
@@ -83,7 +90,7 @@ class WorkedOut:
         self.tables.put_state(state.files)
         try:
             heads = evidence.heads_of(self.tables)
-            self._of_state = evidence.stand_of_state(self._home, heads.worlds[0])
+            self._of_state = evidence.stand_of_state(self._home, heads.worlds[0], state.about)
         except DAMAGED as error:
             self._unread = f"how far the state has come cannot be read: {error!r}"
             return
@@ -105,14 +112,15 @@ class WorkedOut:
         if of_state and self._unread:
             return ""  # it is no fault of what is kept: `make` says what it is
         stand = self._of_state if of_state else self._judged
-        if suite.whole and stand is None:
+        if suite.again and stand is None:
             return _NOTHING_JUDGED
-        chosen = of_state and self._state is not None and self._state.chosen
-        return _NOT_WHOLE if suite.whole and (chosen or not (stand and stand.whole)) else ""
+        return _FROM_NOWHERE if suite.again and not (stand and stand.origin) else ""
 
     def why_no_more(self, suite: Suite) -> str:
         """Say why what was worked out for a suite says nothing, since retention has begun meanwhile; empty where it has not."""
-        return _NOT_WHOLE if suite.whole and not evidence.is_whole(self._home) else ""
+        stand = self._of_state if "state" in suite.reads else self._judged
+        origin = stand.origin if suite.again and stand else None
+        return _GONE if origin and not is_there_still(self._home, origin) else ""
 
     def make(self, suite: Suite) -> None:
         """Work out what a suite reads, unless that was done before.
@@ -126,7 +134,7 @@ class WorkedOut:
         if "declared_columns" in wanted:
             self.tables.put("declared_columns", evidence.declared_columns(self._home))
         if self._judged is not None and "defined" in wanted:
-            self.tables.put("defined", evidence.judged_again(self._home, self._judged.newest_ms)[0])
+            self.tables.put("defined", self._judge_again(self._judged)[0])
         if self._judged is not None and "deadlines" in wanted:
             self.tables.put("deadlines", evidence.deadlines(self.tables, self._judged))
         if self._of_state is not None and "pending" in wanted:
@@ -136,4 +144,8 @@ class WorkedOut:
         if self._of_state is not None and "own_rows" in wanted:
             self.tables.put("own_rows", evidence.own_rows(self.tables))
         if self._of_state is not None and "defined_state" in wanted:
-            self.tables.put("defined_state", evidence.judged_again(self._home, self._of_state.newest_ms)[1])
+            self.tables.put("defined_state", self._judge_again(self._of_state)[1])
+
+    def _judge_again(self, stand: Stand) -> tuple[pa.Table, pa.Table]:
+        assert stand.origin is not None, "who cannot be judged again is not asked about"
+        return judged_again(self._home, stand.newest_ms, stand.origin)

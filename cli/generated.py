@@ -133,7 +133,7 @@ def suites() -> str:
     text += "How they are used, and what to do where one fails: [data quality](quality.md).\n"
     for suite in SUITES:
         text += f"\n## {suite.name}\n\n{suite.meaning} Of `{suite.about}`."
-        text += " Told only where bronze has all rows that the devices began with." if suite.whole else ""
+        text += " Told by judging again, from the first row of bronze or on from a snapshot." if suite.again else ""
         text += "\n\n| expectation | severity | what must hold |\n| --- | --- | --- |\n"
         text += "".join(f"| {one.name} | {one.severity} | {one.meaning} |\n" for one in suite.expectations)
     return text

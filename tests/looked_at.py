@@ -25,7 +25,9 @@ from tests.histories import OWN, START, any_own_row, any_signal, row
 from tests.homes import commit_batch, empty, land
 
 
-def judged_home(path: Path, rows: Sequence[Row], deployment: Deployment, said: Sequence[Judgement] | None = None) -> Home:
+def judged_home(
+    path: Path, rows: Sequence[Row], deployment: Deployment, said: Sequence[Judgement] | None = None, cut: int = 0
+) -> Home:
     """Make a home in which a history has landed, was judged to its newest row, and has a snapshot.
 
     Args:
@@ -33,10 +35,13 @@ def judged_home(path: Path, rows: Sequence[Row], deployment: Deployment, said: S
         rows: the history.
         deployment: lateness, clock lead and jitter.
         said: what was said of it; None for what the definition says.
+        cut: after how many rows a version of bronze ends.
     """
     home = empty(path, deployment)
     rows = sorted(rows, key=lambda one: one.received_at_ms)
-    land(home, rows, 1)
+    for number, those in enumerate((rows[:cut], rows[cut:]), 1):
+        if those:
+            land(home, those, number)
     _land_ours(home, rows)
     newest_ms = rows[-1].received_at_ms
     told = [
@@ -79,16 +84,22 @@ def state_rows(rows: Sequence[Row], deployment: Deployment) -> pa.Table:
 
 
 def write_state(
-    home: Home, state: pa.Table, devices: int | None = None, like: pa.Table | None = None, key_groups: int = 1
+    home: Home,
+    state: pa.Table,
+    devices: int | None = None,
+    like: pa.Table | None = None,
+    key_groups: int = 1,
+    bronze: int = 1,
+    generation: int = 1,
 ) -> None:
     """Write the rows of a state as the newest snapshot, with what is said of it: of other rows, where ``like`` gives some.
 
-    ``devices`` is what is said of how many there are.
+    ``devices`` is what is said of how many there are; ``bronze`` is the version that is read next.
     """
     said = state if like is None else like
     world = json.loads(next(row["content"] for row in said.to_pylist() if row["part"] == "group"))
     count = sum(part == "device" for part in said["part"].to_pylist()) if devices is None else devices
-    about = Taken(1, 1, 1, world["newest_ms"], world["frontier_ms"], count, key_groups)
+    about = Taken(generation, 1, bronze, world["newest_ms"], world["frontier_ms"], count, key_groups)
     note = {name: value for name, value in asdict(replace(about)).items() if name not in ("version", "at_ms")}
     properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(note)})
     path = str(home.table(DEVICE_SNAPSHOTS.name))

@@ -1,7 +1,8 @@
 """The laws of this domain as suites: what holds between a device's transitions, its messages, its state, and time.
 
 Rule 1: each law names one fault; that what was said is what bronze comes to (``verdicts``, ``accounts``) catches the rest.
-Rule 2: a law that cannot be told from the rows that are kept says nothing of them, and is never a guess.
+Rule 2: a law that cannot be told from the rows that are kept says nothing of them, and is never a guess. What is judged again
+begins with a snapshot (``stand.since``) where the first rows are gone, or too many.
 Rule 3: what an operator's correction has changed is left out: it goes on from its amended history.
 """
 
@@ -113,7 +114,7 @@ _DEADLINES: Final = Suite(
         ),
     ),
     ("event_time", "last_seen", "deadline"),
-    whole=True,
+    again=True,
 )
 _TOLD: Final = (
     "kind, device_id, site, event_time, device_class, life, transition_no, from_mode, to_mode, trigger, last_seen, runtime_ms, "
@@ -146,14 +147,14 @@ _VERDICTS: Final = Suite(
     "judgements",
     "The transitions up to the frontier, beside those that bronze comes to when it is judged again, in all columns.",
     ("judgements", "defined", "stand"),
-    _beside("kind = 'transition' AND event_time <= stand.settled"),
+    _beside("kind = 'transition' AND event_time <= stand.settled AND event_time > stand.since"),
     ("device_id", "life", "transition_no"),
     (
         holds("none_is_lost", "whatever bronze comes to was said"),
         holds("none_is_made_up", "whatever was said is what bronze comes to, once"),
     ),
     ("event_time", "from_mode", "to_mode", "trigger", "device_class", "runtime_ms", "said", "due"),
-    whole=True,
+    again=True,
 )
 _ACCOUNTS: Final = Suite(
     "accounts",
@@ -162,7 +163,7 @@ _ACCOUNTS: Final = Suite(
     ("judgements", "defined", "stand"),
     _beside(
         f"kind IN ({among(LISTED)}) "
-        "AND received_at <= stand.newest AND received_at >= stand.told "
+        "AND received_at <= stand.newest AND received_at >= stand.told AND received_at > stand.since_received "
         "AND (kind IN ('late', 'clock') OR event_time <= stand.frontier)",
         "received_at = stand.newest",  # of one millisecond some may be in the next batch
     ),
@@ -172,7 +173,7 @@ _ACCOUNTS: Final = Suite(
         holds("none_is_made_up", "every listed message is in bronze, and was not judged"),
     ),
     ("received_at", "reason", "said", "due"),
-    whole=True,
+    again=True,
 )
 _LISTED: Final = Suite(
     "listed",

@@ -130,7 +130,7 @@ _AS_JUDGED: Final = Suite(
         holds("is_as_bronze_says", "each is what bronze comes to, in all fields"),
     ),
     ("mode", "mode_due", "last_seen", "last_seen_due", "runtime_ms", "runtime_due_ms"),
-    whole=True,
+    again=True,
 )
 _OWN: Final = (Kind.CONTROL, Kind.REGISTRY, Kind.CORRECT)
 _NAMED: Final = " ".join(f"WHEN {number} THEN '{kind}'" for number, kind in enumerate(Kind))  # as a state writes them

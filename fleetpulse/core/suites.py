@@ -75,7 +75,7 @@ class Suite:
         key: columns that say which row it is.
         shown: columns that say of a row that fails what it says.
         expectations: of them.
-        whole: whether it can say something only where every row of bronze is kept that the devices began with.
+        again: whether it is told by judging again: from bronze's first row, or on from a snapshot, see ``batch/rejudging.py``.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Suite:
     key: tuple[str, ...]
     expectations: tuple[Expectation, ...]
     shown: tuple[str, ...] = ()
-    whole: bool = False
+    again: bool = False
 
 
 MADE: Final[Mapping[str, str]] = MappingProxyType(

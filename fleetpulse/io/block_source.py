@@ -17,8 +17,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from fleetpulse.io import handover
+from fleetpulse.io.bronze_blocks import MAX_ROWS, pack, read_bronze
 from fleetpulse.io.delta_log import DeltaLog
-from fleetpulse.io.packing import MAX_ROWS, pack, read_bronze
 from fleetpulse.io.workers import settle
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them

@@ -13,11 +13,11 @@ from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.belonging import mark_own, require_own
 from fleetpulse.io.block_source import FORMAT, BlockSource
+from fleetpulse.io.bronze_blocks import MAX_ROWS
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, relocate
 from fleetpulse.io.generations import Generation, checkpoint_of
 from fleetpulse.io.group_processor import OUTPUT, TOLD, GroupProcessor, unpacker
 from fleetpulse.io.home import Home
-from fleetpulse.io.packing import MAX_ROWS
 from fleetpulse.io.spark import folder_of
 
 PAUSE: Final = "200 milliseconds"  # between two looks for new rows

@@ -15,9 +15,9 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io.bronze_blocks import MAX_ROWS, pack, read_bronze
 from fleetpulse.io.delta import files_of
 from fleetpulse.io.home import Home
-from fleetpulse.io.packing import MAX_ROWS, pack, read_bronze
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _COLUMN: Final = "received_at"
@@ -132,5 +132,5 @@ def _inside(received: pa.ChunkedArray, wanted: Slice) -> pa.ChunkedArray:
 
 
 def blocks_of(wanted: Slice, key_groups: int, started_ms: int) -> pa.RecordBatch:
-    """Return a slice packed into blocks, see `packing.pack`: one a key group that has rows in it."""
+    """Return a slice packed into blocks, see `bronze_blocks.pack`: one a key group that has rows in it."""
     return pack(read_slice(wanted), key_groups, started_ms)

@@ -76,7 +76,7 @@ class Begun:
             assert self.snapshot.newest_ms is not None, "others are not chosen"
             first = self.snapshot.bronze
             found = rows_behind(home, device_ids, (first, self.snapshot.newest_ms), through_ms)
-        if _removed_below(home) > first:
+        if removed_below(home) > first:
             raise FleetError("messages that it begins with were removed by maintenance meanwhile; run amend again")
         return found
 
@@ -92,10 +92,15 @@ class Begun:
 
         sql = f"""SELECT * FROM {DEVICE_SNAPSHOTS.name} WHERE part <> '{PENDING}'
             AND (list_contains(?, device_id) OR part = '{GROUP}' OR (part = '{OWN_ROW}' AND device_id = '{EVERYONE}'))"""
-        return come_to(_of_snapshot(home, self.snapshot, sql, [list(device_ids)]))
+        return come_to(rows_of_snapshot(home, self.snapshot, sql, [list(device_ids)]))
 
 
-def _of_snapshot(home: Home, taken: Taken, sql: str, parameters: Iterable[Any]) -> pa.Table:
+def rows_of_snapshot(home: Home, taken: Taken, sql: str, parameters: Iterable[Any] = ()) -> pa.Table:
+    """Run SQL over the rows of a snapshot.
+
+    Raises:
+        FleetError: it was removed meanwhile.
+    """
     from duckdb import IOException
 
     assert taken.version is not None, "it was read from the table's history"
@@ -104,10 +109,10 @@ def _of_snapshot(home: Home, taken: Taken, sql: str, parameters: Iterable[Any]) 
     except (DeltaError, IOException):
         if is_whole(home.table(DEVICE_SNAPSHOTS.name), taken.version):
             raise
-        raise FleetError(f"snapshot {taken.version} was removed by maintenance meanwhile; run amend again") from None
+        raise FleetError(f"snapshot {taken.version} was removed by maintenance meanwhile; run it again") from None
 
 
-def _removed_below(home: Home) -> int:
+def removed_below(home: Home) -> int:
     """Return the version of bronze below which rows were removed; 0 where none was."""
     return max((remainder_end(path.name) or 0 for path in delta.paths_of(home, MESSAGES)), default=0)
 
@@ -134,8 +139,8 @@ def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
         through_ms: ``received_at`` up to which the job has judged; what came late until then counts.
     """
     order = list(device_ids)
-    removed_below = _removed_below(home)
-    known = _whole(home, removed_below, through_ms)
+    below = removed_below(home)
+    known = whole_behind(home, below, through_ms)
     kept_ms = oldest_kept_ms(home, MESSAGES.name) or 0
     forgotten_ms = _forgotten_before(home)
     forgotten = [] if forgotten_ms is None else [(0, forgotten_ms - 1)]
@@ -147,16 +152,16 @@ def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
         for device_id, listed in _late(home, some, through_ms).items():
             late = [*forgotten, *listed]
             chosen = next((one.taken for one in known if one.of(device_id).beyond(late) is None), None)
-            if chosen is None and removed_below:
+            if chosen is None and below:
                 why[device_id] = _too_old(kept_ms, late, [one.of(device_id) for one in known])
                 if device_id in amended or any(received_ms < kept_ms for _, received_ms in listed):
                     continue
-            begun.setdefault(Begun(chosen, removed_below), []).append(device_id)
+            begun.setdefault(Begun(chosen, below), []).append(device_id)
     return Reach(begun, why)
 
 
 @dataclass(frozen=True, slots=True)
-class _Snapshot:
+class Known:
     """A snapshot, by what a history that begins with it depends on."""
 
     taken: Taken
@@ -169,13 +174,19 @@ class _Snapshot:
         return Beginning(self.newest_ms, self.frontier_ms, None if device_id in self.unmet else self.taken.amended_ms)
 
 
-def _whole(home: Home, removed_below: int, through_ms: int) -> list[_Snapshot]:
-    """Return the snapshots behind which bronze is whole, the newest first."""
+def whole_behind(home: Home, below: int, through_ms: int) -> list[Known]:
+    """Return the snapshots behind which bronze is whole, the newest first.
+
+    Args:
+        home: the home.
+        below: the version of bronze below which rows were removed.
+        through_ms: none is newer, by ``received_at``.
+    """
     return [
-        _Snapshot(one, one.newest_ms, one.frontier_ms, frozenset(one.unmet))
+        Known(one, one.newest_ms, one.frontier_ms, frozenset(one.unmet))
         for one in snapshots(home)
         if one.is_known and one.newest_ms is not None and one.frontier_ms is not None
-        if one.bronze >= removed_below and one.newest_ms <= through_ms
+        if one.bronze >= below and one.newest_ms <= through_ms
     ]
 
 

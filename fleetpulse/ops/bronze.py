@@ -49,12 +49,12 @@ def rows_behind(home: Home, device_ids: Sequence[str], begin: tuple[int, int], t
     wanted = [list(device_ids), newest_ms]
     sql = f"SELECT {ROW} FROM messages WHERE ({_CONCERNING}) AND epoch_ms(received_at)"
     found = query(home, f"{sql} > ?", wanted, tables=["messages"])
-    tied = query_files(MESSAGES, _beside(home, version, newest_ms), f"{sql} = ?", wanted).to_pylist()
+    tied = query_files(MESSAGES, files_beside(home, version, newest_ms), f"{sql} = ?", wanted).to_pylist()
     listened = span(home) or (newest_ms, newest_ms)
     return through([as_row(one) for one in [*tied, *found]], (newest_ms, listened[1]), through_ms)
 
 
-def _beside(home: Home, version: int, newest_ms: int) -> list[Path]:
+def files_beside(home: Home, version: int, newest_ms: int) -> list[Path]:
     """Return the files from a version on that may hold rows received within the millisecond of the last ones before it."""
     log, files = DeltaLog(home.table(MESSAGES.name)), list[Path]()
     latest = log.latest()

@@ -296,7 +296,7 @@ def test_a_snapshot_that_maintenance_removes_when_it_was_chosen_ends_the_amend_i
     else:
         for path in table.rglob("*.parquet"):
             path.unlink()
-    with pytest.raises(FleetError, match=f"^snapshot {begins.snapshot.version} was removed .*; run amend again$"):
+    with pytest.raises(FleetError, match=f"^snapshot {begins.snapshot.version} was removed .*; run it again$"):
         begins.outcome(told.home, ["d"])
 
 

@@ -378,7 +378,8 @@ def test_a_home_whose_oldest_rows_are_gone_is_told_what_cannot_be_said(clean: Ho
     results = delta.query(
         home, "SELECT DISTINCT why FROM quality_results WHERE outcome = 'skipped'", tables=[QUALITY_RESULTS.name]
     )
-    assert results == [{"why": "bronze no longer has all that the devices began with"}]
+    [result] = results
+    assert result["why"].startswith("bronze no longer has all that the devices began with, and no snapshot is kept")
     assert delta.query(home, "SELECT * FROM quality_failures", tables=[QUALITY_FAILURES.name]) == []
 
 

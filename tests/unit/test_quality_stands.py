@@ -11,9 +11,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from batch.amend import Wanted, amend_home
-from batch.evidence import by_bronze, heads_of, is_chosen, judged_again, listens_as, stand_at
+from batch.evidence import by_bronze, heads_of, is_chosen, listens_as, stand_at
 from batch.generation import Plan, is_the_running
 from batch.quality import gate, refuse, run
+from batch.rejudging import Origin, judged_again, origin_of
 from batch.worked_out import snapshot_state
 from fleetpulse.columnar.snapshots import GROUP
 from fleetpulse.core.coverage import Coverage, Listening
@@ -29,7 +30,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.kept import promise
 from fleetpulse.io.suite_rows import opened
 from tests.histories import START, row, signal
-from tests.homes import commit_batch, empty, land
+from tests.homes import commit_batch, empty, land, shorten
 from tests.looked_at import eventful, judged_home, state_rows, write_state
 from tests.unit.test_quality import NAMED, looked_at, plant
 
@@ -40,6 +41,7 @@ pytestmark = [
 ]
 DEPLOYMENT = Deployment(30_000, 20_000)
 SEED = 5
+DAY_MS = 86_400_000
 
 
 def made(*sources: dict[str, Any]) -> Generations:
@@ -193,11 +195,11 @@ def test_a_message_of_which_nothing_was_said_is_not_lost_where_it_may_be_unread_
 def test_what_is_kept_of_quarantine_says_nothing_of_the_verdicts(tmp_path: Path) -> None:
     home = empty(tmp_path / "home", DEPLOYMENT)
     listening = Listening(Coverage(START), START, START)
-    before = stand_at(home, START, listening, Policies())
+    before = stand_at(home, START, listening, Policies(), Origin())
     (home.path / "kept.json").write_text(json.dumps({"quarantine": START, "late": START}))
-    after = stand_at(home, START, listening, Policies())
-    assert (before.whole, before.lines, before.told_ms) == (True, True, 0)
-    assert (after.whole, after.lines, after.told_ms) == (True, False, START + DEPLOYMENT.max_clock_lead_ms)
+    after = stand_at(home, START, listening, Policies(), Origin())
+    assert (before.lines, before.told_ms) == (True, 0)
+    assert (after.lines, after.told_ms) == (False, START + DEPLOYMENT.max_clock_lead_ms)
 
 
 @pytest.fixture(scope="module")
@@ -251,21 +253,60 @@ def test_what_was_worked_out_beside_the_first_retention_is_not_held_against_anyb
     home = judged_home(tmp_path / "home", history, DEPLOYMENT)
     middle_ms = sorted(one.received_at_ms for one in history)[len(history) // 2]
 
-    def beside(home: Home, newest_ms: int) -> tuple[pa.Table, pa.Table]:
+    def beside(home: Home, newest_ms: int, origin: Origin) -> tuple[pa.Table, pa.Table]:
         """Judge again when retention has begun."""
         promise(home, MESSAGES.name, middle_ms)
         table = DeltaTable(str(home.table(MESSAGES.name)))
         kept = table.to_pyarrow_table(filters=[("received_at", ">=", datetime.fromtimestamp(middle_ms / 1000, UTC))])
         write_deltalake(table, kept, mode="overwrite")
-        return judged_again(home, newest_ms)
+        return judged_again(home, newest_ms, origin)
 
     assert run(home, ["verdicts"]).shut() == []
-    monkeypatch.setattr("batch.evidence.judged_again", beside)
+    monkeypatch.setattr("batch.worked_out.judged_again", beside)
     report = run(home, ["verdicts", "accounts", "transitions"])
     assert report.shut() == []
     reasons = {(one.suite, one.outcome, one.why) for one in report.findings()}
-    why = "bronze no longer has all that the devices began with"
+    why = "messages that it began with were removed by maintenance meanwhile"
     assert reasons == {("verdicts", "skipped", why), ("accounts", "skipped", why), ("transitions", "passed", "")}
+
+
+def test_when_the_first_rows_are_gone_a_look_begins_with_a_snapshot_from_which_all_that_followed_is_kept(tmp_path: Path) -> None:
+    old = [signal(at_s, device) for at_s in range(-3 * 86_400, -3 * 86_400 + 100, 10) for device in ("device-1", "gone")]
+    [policy, *rest] = eventful(SEED)
+    early = replace(policy, received_at_ms=old[0].received_at_ms - 1, event_time_ms=old[0].received_at_ms - DAY_MS)
+    history, cut = [early, *old, *rest], 1 + len(old)
+    home = judged_home(tmp_path / "home", history, DEPLOYMENT, cut=cut)
+    bronze = DeltaTable(str(home.table(MESSAGES.name))).version()
+    shorten(home, bronze, DAY_MS)
+    named = ["verdicts", "accounts", "deadlines", "state as judged"]
+    assert {one.outcome for one in run(home, named).findings()} == {"skipped"}, "the newest one is nothing's origin"
+    write_state(home, state_rows(history[:cut], DEPLOYMENT), bronze=bronze)
+    write_state(home, state_rows(history, DEPLOYMENT), bronze=bronze + 1)
+    report = run(home, named)
+    assert {one.outcome for one in report.findings()} == {"passed"}
+    assert all(one.rows for one in report.looked)
+    DeltaTable(str(home.table(JUDGEMENTS.name))).delete("kind = 'late'")
+    lost = run(home, named)
+    assert [one.suite for one in lost.shut()] == ["accounts"]
+
+
+def test_where_devices_were_chosen_a_look_begins_with_a_snapshot_of_them_and_never_across_the_choice(tmp_path: Path) -> None:
+    history = eventful(SEED)
+    home = judged_home(tmp_path / "home", history, DEPLOYMENT, cut=len(history) // 2)
+    newest_ms, bronze = history[-1].received_at_ms, DeltaTable(str(home.table(MESSAGES.name))).version()
+    chosen: list[dict[str, Any]] = [{}, {"snapshot": 1, "generation": 1, "only": "site = 'north'"}, {"generation": 2}]
+    assert origin_of(home, newest_ms) == Origin()
+    state = state_rows(history[: len(history) // 2], DEPLOYMENT)
+    write_state(home, state, bronze=bronze)
+    save_generations(home.lifecycle, made(*chosen))
+    assert origin_of(home, newest_ms) is None, "it was taken before"
+    write_state(home, state, bronze=bronze, generation=2)
+    found = origin_of(home, newest_ms)
+    assert found is not None and found.snapshot is not None and found.snapshot.generation == 2
+    assert origin_of(home, newest_ms, but=found.snapshot.version) is None
+    back = Generations(1, made(*chosen).known)
+    save_generations(home.lifecycle, back)
+    assert origin_of(home, newest_ms) is None, "it was gone back from"
 
 
 def test_what_is_taken_back_before_it_is_said_is_none_of_the_laws_while_a_jitter_holds_it_back(tmp_path: Path) -> None:
