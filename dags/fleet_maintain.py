@@ -16,7 +16,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, chain
 
-from fleetpulse.orchestration.assets import JUDGEMENTS, MESSAGES, STREAM_HEALTH
+from fleetpulse.orchestration.assets import COVERAGE, DEVICES, JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
 from fleetpulse.orchestration.factory import fleet_dag
 from fleetpulse.orchestration.operators import Recurring
 from fleetpulse.orchestration.pools import HEAVY_POOL, STATE_POOL
@@ -34,7 +34,7 @@ def build(*, alarmed: bool = True) -> DAG:
             gives="rows",
             pool=STATE_POOL,
             execution_timeout=timedelta(hours=2),
-            outlets=[MESSAGES, JUDGEMENTS, STREAM_HEALTH],
+            outlets=[MESSAGES, QUARANTINE, COVERAGE, DEVICES, JUDGEMENTS, STREAM_HEALTH],
         )
         chain(maintain, TidyAirflow(task_id="tidy", pool=HEAVY_POOL))
     return made

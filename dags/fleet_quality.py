@@ -16,7 +16,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable, Param, chain
 
-from fleetpulse.orchestration.assets import ALERTS, DEVICE_SNAPSHOTS, QUALITY_RESULTS
+from fleetpulse.orchestration.assets import ALERTS, DEVICE_SNAPSHOTS, QUALITY_FAILURES, QUALITY_RESULTS
 from fleetpulse.orchestration.factory import fleet_dag
 from fleetpulse.orchestration.operators import BuildDocs, Looks, Outcome
 from fleetpulse.orchestration.pools import HEAVY_POOL
@@ -41,7 +41,7 @@ def build(*, alarmed: bool = True) -> DAG:
             words=["quality", "run", "--suite={{ params.suite or '' }}", "--json"],
             gives="json",
             pool=HEAVY_POOL,
-            outlets=[QUALITY_RESULTS],
+            outlets=[QUALITY_RESULTS, QUALITY_FAILURES],
             execution_timeout=timedelta(hours=2),  # all of bronze is looked at
         )
         docs = BuildDocs(task_id="docs", pool=HEAVY_POOL, trigger_rule="all_done")  # of what failed above all

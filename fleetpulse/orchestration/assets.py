@@ -27,7 +27,11 @@ def _table(name: str, watchers: list[AssetWatcher] | None = None) -> Asset:
 MESSAGES: Final = _table("messages")
 JUDGEMENTS: Final = _table("judgements")
 DEVICE_SNAPSHOTS: Final = _table("device_snapshots")
+QUARANTINE: Final = _table("quarantine")
+COVERAGE: Final = _table("coverage")
+DEVICES: Final = _table("devices")
 QUALITY_RESULTS: Final = _table("quality_results")
+QUALITY_FAILURES: Final = _table("quality_failures")
 STREAM_HEALTH: Final = _table("stream_health")
 LATE: Final = Asset(
     "late_events",

@@ -100,6 +100,13 @@ def test_whatever_may_take_long_is_in_a_pool(name: str, dags: dict[str, Any]) ->
     assert heavy >= {"check", "amend", "backtest", "backtest_on_spark"} & set(dags[name].task_ids)
 
 
+def test_each_table_is_an_asset_of_which_some_task_says_what_became_of_it(dags: dict[str, Any]) -> None:
+    from fleetpulse.core.tables import TABLES
+
+    told = {asset.name for dag in dags.values() for task in dag.tasks for asset in task.outlets}
+    assert told == {table.name for table in TABLES}
+
+
 def test_the_pools_leave_a_task_to_who_looks_after_the_stream() -> None:
     from cli.airflow_environment import environment
     from fleetpulse.io.home import Home
