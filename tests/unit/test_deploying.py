@@ -109,6 +109,9 @@ def test_the_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None
     users = variables(INFRA / "airflow.env")["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS"].split(",")
     assert {one.partition(":")[0] for one in users} == set(json.loads(made["airflow_passwords"]))
     assert len(set(made.values())) == len(made)
+    assert made["webhook"] == "", "it is for whoever wants one"
+    (folder / "webhook").write_text("https://chat.example/hook")
+    made["webhook"] = "https://chat.example/hook"
     subprocess.run(command, check=True, capture_output=True)
     assert {path.name: path.read_text() for path in folder.iterdir()} == made
 
@@ -119,7 +122,7 @@ def test_airflow_is_set_up_as_fleet_up_sets_it_up(tmp_path: Path) -> None:
     drop_in = (INFRA / "systemd" / "fleetpulse-airflow-.service.d" / "20-airflow.conf").read_text()
     of_the_place = set(re.findall(r"^Environment=(\w+)", drop_in, re.MULTILINE))  # addresses: each place has its own
     assert of_the_place == set(SERVICES["airflow-scheduler"]["environment"])
-    assert {name.removesuffix("_CMD") for name in there} == set(of_up)
+    assert {name.removesuffix("_CMD") for name in there} == {*of_up, "FLEET_WEBHOOK_FILE"}  # up has it from the shell
     for name, value in of_up.items():
         if name in there and name not in of_the_place and name != "PYTHONPATH":
             value = value.replace(str(tmp_path / "home" / "airflow"), "/var/lib/fleetpulse/airflow")
