@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io.process import asked_by
 
 _RECORD: Final = "generations.json"
 REPARTITION: Final = "repartition"
@@ -37,6 +38,7 @@ class Generation:
         stands: where it was stopped when another took over: batch, version of bronze, frontier, and when that was
             (``retired_at_ms``; older ones have none); of one that is held, where the current one stood when it was made, and
             the ``beside`` of that; empty otherwise.
+        asked_by: who asked for it, see `process.asked_by`; empty in records from before that was written down.
     """
 
     number: int
@@ -47,6 +49,7 @@ class Generation:
     made_at_ms: int = 0
     status: str = CURRENT
     stands: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    asked_by: str = ""
 
     @classmethod
     def first(cls, key_groups: int, form: int = STORED_FORM) -> "Generation":
@@ -193,7 +196,9 @@ def begin_generation(
     record = none_held(lifecycle)
     record = record if record.known else record.with_one(current)
     record = sweep(lifecycle, record)
-    made = Generation(record.newest() + 1, key_groups, form, made_by, made_from, int(time.time() * 1000), NEW)
+    made = Generation(
+        record.newest() + 1, key_groups, form, made_by, made_from, int(time.time() * 1000), NEW, asked_by=asked_by()
+    )
     shutil.rmtree(checkpoint_of(lifecycle, made.number), ignore_errors=True)
     save_generations(lifecycle, record.with_one(made))
     return made

@@ -6,10 +6,12 @@ Rule 2: a status file is whole or absent, and failing to write one never stops t
 
 import ctypes
 import gc
+import getpass
 import json
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,6 +23,7 @@ from typing import Any, Final, Self, cast
 import psutil
 
 PR_SET_PDEATHSIG: Final = 1
+ASKED_BY: Final = "FLEET_ASKED_BY"  # in the environment: who asks, where it is not the user
 GIVEN_UP: Final = "given up"  # the state of a job that its run no longer starts by itself
 _PARENT_CHECK_S: Final = 1.0
 _OBJECTS: Final = 100_000  # more than the messages of a segment are
@@ -64,6 +67,17 @@ def do_with(*names: str) -> None:
     for finder in sys.meta_path:
         if isinstance(finder, _Absent):
             finder.names -= {*names}
+
+
+def asked_by() -> str:
+    """Return who asks for what this process does: the run of Airflow that started it, or the user and the machine."""
+    if said := os.environ.get(ASKED_BY):
+        return said
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"user {os.getuid()}"
+    return f"{user} on {socket.gethostname()}"
 
 
 def collect_seldom() -> None:

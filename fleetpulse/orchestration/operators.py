@@ -83,7 +83,7 @@ class FleetOperator(BaseOperator):
         keeps = _MOST_RETURNED if self.gives in ("json", "rows") else None
         line = self.line_of(given(words))
         self.log.info("%s", " ".join(line))
-        self._verb = Verb(line, self._say, keep_bytes=keeps, environment=self.environment())
+        self._verb = Verb(line, self._say, keep_bytes=keeps, environment=self.environment(), asked_by=_asked_by(context))
         try:
             ended = self._verb.wait()
         except AirflowTaskTimeout:
@@ -348,3 +348,12 @@ def _await_maker(home: Path) -> None:
     limit = time.monotonic() + _PATIENCE_S
     while is_making(Home(home)) and time.monotonic() < limit:
         time.sleep(0.5)
+
+
+def _asked_by(context: Mapping[str, Any]) -> str:
+    """Name the run that a task belongs to, and who triggered it where that is known."""
+    run = context.get("dag_run")
+    if run is None:
+        return ""
+    name = f"{run.dag_id} {run.run_id}"
+    return f"{run.triggering_user_name}, {name}" if run.triggering_user_name else name

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from fleetpulse.io.process import ASKED_BY
+
 SENTENCE: Final = "fleet: "  # with it begins what a verb says of a refusal
 STOP_S: Final = 30.0
 _LOOK_S: Final = 0.2
@@ -71,6 +73,7 @@ class Verb:
         say: is given each line as it comes, of a long one the beginning.
         keep_bytes: so much of standard output is kept, in whole lines; None keeps the newest lines, and long ones in pieces.
         environment: its own; None gives it ours without what is Airflow's.
+        asked_by: who asks for it, which it writes down; empty where that is its user.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Verb:
         *,
         keep_bytes: int | None = None,
         environment: Mapping[str, str] | None = None,
+        asked_by: str = "",
     ) -> None:
         self._say = say
         self._keep_bytes, self._kept_bytes = keep_bytes, 0
@@ -91,7 +95,7 @@ class Verb:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=_without_airflow() if environment is None else environment,
+            env={**(_without_airflow() if environment is None else environment), **({ASKED_BY: asked_by} if asked_by else {})},
             start_new_session=True,
         )
 

@@ -63,7 +63,7 @@ def test_what_comes_again_by_itself_stays_away_from_a_change(
     command = program(tmp_path, "echo '{}'; touch " + str(tmp_path / "ran"))
     task = Recurring(task_id="a", words=["maintain"], gives="json", place=place(home.path, command))
     context = Context()
-    context["dag_run"] = SimpleNamespace(run_type=run_type)
+    context["dag_run"] = SimpleNamespace(run_type=run_type, dag_id="fleet_maintain", run_id="one", triggering_user_name=None)
     with pytest.raises(AirflowSkipException, match="fleet_migrate") if left_out else nullcontext():
         task.execute(context)
     assert (tmp_path / "ran").exists() is not left_out
@@ -109,6 +109,20 @@ def test_a_verb_that_was_ended_or_crashed_is_tried_again(tmp_path: Path, text: s
         task.execute(Context())
     assert not isinstance(caught.value, AirflowFailException)
     assert str(caught.value).splitlines()[0] == said
+
+
+def test_a_verb_is_told_which_run_asks_for_it_and_who_triggered_that(tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    from fleetpulse.orchestration.operators import FleetOperator
+
+    task = FleetOperator(
+        task_id="act", words=["x"], gives="told", place=place(tmp_path, program(tmp_path, "echo $FLEET_ASKED_BY"))
+    )
+    for user, said in (("ada", "ada, fleet_migrate manual__1"), (None, "fleet_migrate manual__1")):
+        context = Context()
+        context["dag_run"] = SimpleNamespace(dag_id="fleet_migrate", run_id="manual__1", triggering_user_name=user)
+        assert task.execute(context) == said
 
 
 def test_a_command_that_is_not_there_is_tried_again(tmp_path: Path) -> None:

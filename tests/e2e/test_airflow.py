@@ -180,6 +180,7 @@ def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(
     run = browser.trigger("fleet_bootstrap", version=str(taken.version))
     assert browser.await_end("fleet_bootstrap", run) == "success", browser.tasks("fleet_bootstrap", run)
     assert home.generation().made_by == "bootstrap" and home.generation().made_from["snapshot"] == taken.version
+    assert home.generation().asked_by == f"admin, fleet_bootstrap {run}"
 
     run = browser.trigger("fleet_migrate", form="3")
     before = home.generation().number
@@ -194,10 +195,10 @@ def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(
     assert (home.generation().number, desired(home).what) == (before + 1, RUNNING)
 
     (home.path.parent / "damage").touch()
-    run = browser.trigger("fleet_rescale", key_groups="5")
-    _answer(browser, "fleet_rescale", run, "Approve")
-    assert browser.await_end("fleet_rescale", run) == "failed"
-    states, told = browser.tasks("fleet_rescale", run), browser.told("fleet_rescale", run, "outcome")
+    run = browser.trigger("fleet_migrate", form="4")
+    _answer(browser, "fleet_migrate", run, "Approve")
+    assert browser.await_end("fleet_migrate", run) == "failed"
+    states, told = browser.tasks("fleet_migrate", run), browser.told("fleet_migrate", run, "outcome")
     assert (states["act"], states["gate"], states["go_back"], states["outcome"]) == ("success", "failed", "success", "failed"), (
         told
     )
@@ -205,7 +206,7 @@ def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(
     assert re.search(r"gate: (generation \d+ cannot be read|suite)[^\n]*nothing may be built on", told), told
     assert "discarded generation" in told
     browser.picture("refused")
-    assert (home.generation().number, home.key_groups()) == (before + 1, 8)
+    assert (home.generation().number, home.generation().form) == (before + 1, 3)
     assert desired(home).what == RUNNING
     (home.path.parent / "damage").unlink()
 

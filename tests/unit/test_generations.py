@@ -1,6 +1,7 @@
 """The record of generations: one is current, another becomes so in one step, and what was half made is made anew."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -266,3 +267,20 @@ def test_a_copy_of_a_checkpoint_has_the_groups_of_what_it_was_copied_from(home: 
         record = record.with_one(Generation(number, 8, 4, verb, {"generation": source}))
     assert record.of_the_same_groups(4) == [4, 3, 2]
     assert record.of_the_same_groups(2) == [2]
+
+
+def test_who_asked_for_a_generation_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    home.lifecycle.mkdir(parents=True)
+    monkeypatch.delenv("FLEET_ASKED_BY", raising=False)
+    monkeypatch.setenv("LOGNAME", "ada")
+    assert _begun(home).asked_by == f"ada on {socket.gethostname()}"
+    monkeypatch.setenv("FLEET_ASKED_BY", "ada, fleet_rescale manual__1")
+    made = _begun(home)
+    assert load_generations(home.lifecycle).known[made.number].asked_by == "ada, fleet_rescale manual__1"
+    content = json.loads((home.lifecycle / "generations.json").read_text())
+    for one in content["generations"]:
+        one.pop("asked_by")
+    (home.lifecycle / "generations.json").write_text(json.dumps(content))
+    assert load_generations(home.lifecycle).known[made.number].asked_by == ""
