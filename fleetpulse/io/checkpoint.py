@@ -85,9 +85,18 @@ def unfinished(checkpoint: Path) -> int | None:
 
 def newest_begun(checkpoint: Path) -> int:
     """Return the version of bronze at which the newest batch that was begun ends."""
-    batch = begun(checkpoint)[-1]
+    return read_offset(checkpoint, begun(checkpoint)[-1])[1]
+
+
+def read_offset(checkpoint: Path, batch: int) -> tuple[int, int]:
+    """Return the watermark with which a batch was begun, epoch milliseconds (0: none), and the version of bronze at its end.
+
+    Raises:
+        FleetError: what the checkpoint says of it is damaged, or not ours.
+    """
     try:
-        return int(json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])["version"])
+        _, metadata, offset = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[:3]
+        return int(json.loads(metadata)["batchWatermarkMs"]), int(json.loads(offset)["version"])
     except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
         raise _damaged(checkpoint, batch, error) from None
 

@@ -18,6 +18,7 @@ from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, relocate
 from fleetpulse.io.generations import Generation, checkpoint_of
 from fleetpulse.io.group_processor import OUTPUT, TOLD, GroupProcessor, unpacker
 from fleetpulse.io.home import Home
+from fleetpulse.io.said_batch import commit_what_was_said
 from fleetpulse.io.spark import folder_of
 
 PAUSE: Final = "200 milliseconds"  # between two looks for new rows
@@ -118,6 +119,9 @@ def start(
     require_own(home, generation.number)
     mark_own(home, generation.number)
     relocate(checkpoint)
+    table = told or home.table(JUDGEMENTS.name)
+    if not silent:
+        commit_what_was_said(checkpoint, table, home.table(MESSAGES.name), begin.version if begin else 0)
     rows = judged(
         spark,
         home.table(MESSAGES.name),
@@ -134,4 +138,4 @@ def start(
     if silent:
         return writer.format("noop").start()
     delta.create(home, JUDGEMENTS)
-    return writer.format("delta").partitionBy(*JUDGEMENTS.partitioned_by).start(str(told or home.table(JUDGEMENTS.name)))
+    return writer.format("delta").partitionBy(*JUDGEMENTS.partitioned_by).start(str(table))

@@ -277,6 +277,27 @@ def test_a_snapshot_that_is_damaged_is_named_whatever_the_state_is(
     assert load_generations(home.lifecycle).current == record.current
 
 
+@pytest.mark.parametrize("goes_on", ["a verb", "the job"])
+def test_a_batch_that_was_said_and_not_committed_is_committed_with_the_watermark_of_its_rows(
+    spark: SparkSession, judged: Home, tmp_path: Path, goes_on: str
+) -> None:
+    home = _copy(judged, tmp_path / "home")
+    middle = CUT + (len(ROWS) - CUT) // 2
+    land(home, ROWS[CUT:middle], 3)
+    judge(spark, home, follows=False)  # it is killed before Spark's commit, and behind Delta's
+    whole = stand(home.checkpoint)
+    commit = home.checkpoint / "commits" / str(whole.batch)
+    said = commit.read_text()
+    commit.unlink()
+    if goes_on == "a verb":
+        rescale(Work(spark, home, lambda words: None), 3)
+        assert stand(checkpoint_of(home.lifecycle, 2), whole.batch) == whole
+        assert json.loads(commit.read_text().splitlines()[1]) == json.loads(said.splitlines()[1])
+    land(home, ROWS[middle:], 4)
+    judge(spark, home)
+    assert told(home) == defined(ROWS, DEPLOYMENT)
+
+
 def test_state_that_is_damaged_is_no_ones_successor(spark: SparkSession, judged: Home, tmp_path: Path) -> None:
     home = _copy(judged, tmp_path / "home")
     batch = committed(home.checkpoint)[-1]
