@@ -28,11 +28,15 @@ def test_a_tree_is_installed_and_starts_without_a_network(tmp_path: Path) -> Non
         "NUMBA_CACHE_DIR": str(tmp_path / "numba"),
     }
     for step in ("packages", "rest"):
-        command = [tree / "infra" / "images" / "install", step, "runtime"]
+        command = [tree / "infra" / "images" / "install", step]  # as the Dockerfile has it: Airflow too
         done = subprocess.run(command, env=ours, capture_output=True, text=True, timeout=800, check=False)
         assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "the fold is compiled"
     assert any((tmp_path / "numba").rglob("*.nbc"))
+    has = "import airflow, great_expectations, psycopg2"
+    done = subprocess.run([tree / ".venv" / "bin" / "python", "-c", has], env={**ours, "AIRFLOW_HOME": str(tmp_path / "airflow")},
+                          capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
     nobody_to_ask = {**ours, "HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
     for verb in ("version", "fetch"):
         done = subprocess.run([tree / "fleet", verb], env=nobody_to_ask, capture_output=True, text=True, timeout=120, check=False)
