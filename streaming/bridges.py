@@ -62,7 +62,7 @@ class Bridges:
         awaited = {name: lease for name, lease in leases.items() if lease is not None and not self._is_silent(lease, now_ms)}
         for name, lease in leases.items():
             if name not in awaited and awaited:
-                self._give_up(name, lease)
+                self._give_up(name, lease, now_ms)
         through = {name: lease.through_ms for name, lease in awaited.items()}
         return [self._backlog(name, places[name], max_rows, max_bytes, through.get(name)) for name in self.folders]
 
@@ -88,10 +88,16 @@ class Bridges:
                 rows, size = rows + table.num_rows - first, size + table.nbytes
         return Backlog(parts, through_ms)
 
-    def _give_up(self, name: str, lease: Lease | None) -> None:
-        """Open a gap in a bridge's place, behind all that it received; no effect where one is open, or it never listened."""
+    def _give_up(self, name: str, lease: Lease | None, now_ms: int) -> None:
+        """Open a gap in a bridge's place, behind all that it received; no effect where one is open, or it never listened.
+
+        A segment that is newer than the lease is of one that has just come back: what it says of itself follows its segment.
+        """
         stands = position(self.folders[name])
         if stands is None or stands.gap_open:
+            return
+        back = lease is None or stands.received_at_ms > lease.beat_ms
+        if back and now_ms - stands.received_at_ms <= self._lease_ms:
             return
         at_ms = max(stands.received_at_ms, lease.through_ms if lease else 0) + 1
         try:

@@ -35,7 +35,7 @@ class Lease:
 def write_lease(folder: Path, lease: Lease) -> None:
     """Write a bridge's lease; one that cannot be written is left out: it runs out, and that is what it is for."""
     path = folder / "lease.json"
-    fresh = path.with_suffix(f".{os.getpid()}.new")
+    fresh = path.with_suffix(f".{os.getpid()}.tmp")  # see `segments.remove_leftovers`
     try:
         fresh.write_text(json.dumps(asdict(lease)))
         fresh.replace(path)

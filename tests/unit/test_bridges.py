@@ -96,6 +96,20 @@ def test_who_ended_in_order_is_given_up_at_once(folders: dict[str, Path]) -> Non
     assert read(Bridges(folders, NOW), NOW + 8)["b"][0][-1] == NOW + 8
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_who_is_back_and_has_only_not_said_so_yet_is_not_given_up_again(folders: dict[str, Path], stopped: bool) -> None:
+    bridges = Bridges(folders, NOW)
+    write_lease(folders["a"], Lease(LATER, LATER))
+    write_lease(folders["b"], Lease(NOW, NOW, stopped=stopped))
+    read(bridges, LATER)
+    write(folders["b"], 4, LATER + 1)  # it closed the gap; what it says of itself comes behind it
+    read(bridges, LATER + 2)
+    assert len(list_segments(folders["b"])) == 4
+    write_lease(folders["a"], Lease(LATER + LEASE_MS, LATER + LEASE_MS))
+    read(bridges, LATER + LEASE_MS + 2)
+    assert len(list_segments(folders["b"])) == 5, "it died behind it"
+
+
 def test_one_alone_is_never_waited_for(tmp_path: Path) -> None:
     write(tmp_path / "a", 1, NOW)
     write_lease(tmp_path / "a", Lease(NOW - 100, NOW))
@@ -109,6 +123,17 @@ def test_the_newest_segment_stays_when_all_is_landed(folders: dict[str, Path]) -
 
 
 # ---- what a bridge does
+
+
+def test_what_is_left_of_a_lease_by_one_who_was_killed_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_lease(tmp_path, Lease(NOW, NOW))
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            write_lease(tmp_path, Lease(LATER, LATER))
+    assert len(list(tmp_path.iterdir())) == 2
+    assert remove_leftovers(tmp_path) == 1
+    assert read_lease(tmp_path) == Lease(NOW, NOW)
 
 
 def test_a_number_is_given_once(tmp_path: Path) -> None:
