@@ -6,6 +6,7 @@ a tick goes to group 0: it only moves the watermark. One that flushes goes to al
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from fleetpulse.columnar.blocks import KINDS, NO_ROWS, ROW_SCHEMA, SIGNAL_SCHEMA
 from fleetpulse.columnar.choosing import taken
 from fleetpulse.columnar.wire import to_wire
 from fleetpulse.core.messages import EVERYONE, FLUSH, FROM_DEVICES, Clock, Kind
+from fleetpulse.io.damage import blaming_file
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 MAX_ROWS: Final = 1_000_000  # a batch aims at; each costs about as much CPU as 300,000 rows, however small it is
@@ -38,15 +40,27 @@ _KIND_WORDS: Final = pa.array([kind.value for kind in KINDS])
 
 
 def read_bronze(path: str, row_group: int | None = None) -> pa.Table:
-    """Return the rows of a file, or of one of its row groups, as bronze has them, without what the fold does not read."""
+    """Return the rows of a file, or of one of its row groups, as bronze has them, without what the fold does not read.
+
+    Raises:
+        DamagedError: it is damaged, or gone.
+    """
     names = {_INSTANTS.get(name, name) for name in SIGNAL_SCHEMA.names} - {"device_clock"}
-    file = pq.ParquetFile(path, read_dictionary=[*WORDS, "kind", "clock"])
-    groups = range(file.num_row_groups) if row_group is None else [row_group]
-    table = file.read_row_groups(groups, columns=[*names, "clock", "device_hash"], use_threads=False)
+    with blaming_file(Path(path)):
+        file = pq.ParquetFile(path, read_dictionary=[*WORDS, "kind", "clock"])
+        groups = range(file.num_row_groups) if row_group is None else [row_group]
+        table = file.read_row_groups(groups, columns=[*names, "clock", "device_hash"], use_threads=False)
     if _all_are_signals(table):
-        return table
+        return _without_views(table)
     everything = [*{*ROW_SCHEMA.names} - {*_INSTANTS}, *_INSTANTS.values(), "device_hash"]
-    return file.read_row_groups(groups, columns=everything, use_threads=False)
+    with blaming_file(Path(path)):
+        return _without_views(file.read_row_groups(groups, columns=everything, use_threads=False))
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """Return text as bronze has it: what deltalake writes where somebody deletes rows is read as views, which cannot be taken."""
+    fields = [field.with_type(pa.string()) if pa.types.is_string_view(field.type) else field for field in table.schema]
+    return table.cast(pa.schema(fields))
 
 
 def _are_signals(rows: pa.Table) -> pa.ChunkedArray:
