@@ -1,6 +1,8 @@
 """What an image has beside Python and Java is installed by a script that needs neither an engine nor an image."""
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -42,3 +44,52 @@ def test_a_tree_is_installed_and_starts_without_a_network(tmp_path: Path) -> Non
         done = subprocess.run([tree / "fleet", verb], env=nobody_to_ask, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         assert verb != "version" or done.stdout.strip() == __version__
+
+
+# A throw-away layer over this machine's own files, in memory and seen by nobody else: what is installed into it is gone with it.
+_LAYER = """
+set -e
+mount -t tmpfs -o size=2g tmpfs {at}
+mkdir {at}/upper {at}/work {at}/root
+mount -t overlay overlay -o lowerdir=/,upperdir={at}/upper,workdir={at}/work {at}/root
+mount --rbind /dev {at}/root/dev
+mount -t proc proc {at}/root/proc
+exec chroot {at}/root /bin/sh -ec {script}
+"""
+
+
+def _in_a_layer(at: Path, script: str) -> subprocess.CompletedProcess[str]:
+    command = ["unshare", "--mount", "sh", "-c", _LAYER.format(at=shlex.quote(str(at)), script=shlex.quote(script))]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+
+
+def _system_steps() -> list[str]:
+    """Return what the image runs before anything of ours is in it."""
+    before = (ROOT / "infra" / "images" / "Dockerfile").read_text().partition("\nCOPY ")[0]
+    return re.findall(r"^RUN ((?:.*\\\n)*.*)$", before, re.MULTILINE)
+
+
+def test_what_the_image_takes_from_its_system_is_installed_by_its_own_steps(tmp_path: Path) -> None:
+    if not shutil.which("unshare") or _in_a_layer(tmp_path, "true").returncode:
+        pytest.skip("no layer over this machine's files can be mounted: that takes root on Linux, and overlay file systems")
+    base = re.search(r"^FROM \S+-(\w+)$", (ROOT / "infra" / "images" / "Dockerfile").read_text(), re.MULTILINE)
+    assert base
+    if f"VERSION_CODENAME={base[1]}\n" not in Path("/etc/os-release").read_text():
+        pytest.skip(f"the image is of Debian {base[1]}, and this machine is not")
+    if (asked := _in_a_layer(tmp_path, "apt-get update -o APT::Update::Error-Mode=any")).returncode:
+        pytest.skip(f"Debian's packages cannot be had here: {asked.stderr.strip().splitlines()[-1]}")
+    steps = _system_steps()
+    assert len(steps) == 2, "Java, and the user"
+    looked = "java -version; id -u fleet; stat -c '%U %a %n' /var/lib/fleetpulse/*; ls /var/lib/apt/lists"
+    users = Path("/etc/passwd").read_text()
+    done = _in_a_layer(tmp_path, "\n".join([*steps, looked]))
+    assert done.returncode == 0, done.stderr
+    java = re.search(r'openjdk version "(\d+)', done.stderr)
+    assert java
+    assert int(java[1]) >= 17
+    assert done.stdout.splitlines()[-3:] == [
+        "10001",
+        "fleet 750 /var/lib/fleetpulse/airflow",
+        "fleet 750 /var/lib/fleetpulse/home",
+    ]
+    assert Path("/etc/passwd").read_text() == users, "the machine itself is not touched"
