@@ -28,6 +28,8 @@ from fleetpulse.core.tables import (
 )
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import compaction, delta, leftovers, tidying
+from fleetpulse.io.counted import removing
+from fleetpulse.io.damage import open_table
 from fleetpulse.io.generations import checkpoint_of, left_over, load_generations
 from fleetpulse.io.history import FOLDER
 from fleetpulse.io.home import Home
@@ -250,7 +252,9 @@ def _rows(home: Home, keep: Keep, there: list[Path], now_ms: int, *, dry_run: bo
             if aged.but is _not_amended:
                 _promise_late(home, gone)
             promise(home, aged.promised, cutoff_ms)
-            if tidying.remove_rows(home.table(aged.table), gone) is None:
+            table = home.table(aged.table)
+            counted = removing(open_table(table), doomed) if aged.table == QUARANTINE.name else None
+            if tidying.remove_rows(table, gone, counted) is None:
                 doomed, note = 0, _BUSY
         yield Step(aged.table, "remove", rows=doomed, note=note)
 

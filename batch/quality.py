@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from batch import evidence
+from batch.progress import Paced, Say, silent
 from batch.worked_out import DAMAGED, State, WorkedOut, snapshot_state
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.laws import SUITES
@@ -166,7 +168,12 @@ def chosen_suites(names: Sequence[str]) -> tuple[Suite, ...]:
 
 
 def run(
-    home: Home, names: Sequence[str] = (), session: Session | None = None, engine: str | None = None, keep: int = 20
+    home: Home,
+    names: Sequence[str] = (),
+    session: Session | None = None,
+    engine: str | None = None,
+    keep: int = 20,
+    say: Say = silent,
 ) -> Report:
     """Evaluate suites over a home's tables, and over its newest snapshot, and write down what came of it.
 
@@ -176,14 +183,22 @@ def run(
         session: gives a Spark session where one is needed; None evaluates all by pandas.
         engine: pandas or spark for all of them; None chooses by how many rows there are.
         keep: of how many looks results and pages are kept.
+        say: told of suites that take long, and how far they are.
     """
     suites = chosen_suites(names)
-    return _look(home, suites, snapshot_state(home), "tables", _Evaluation(session, engine, keep))
+    return _look(home, suites, snapshot_state(home), "tables", _Evaluation(session, engine, keep, say))
 
 
-def gate(home: Home, state: State, session: Session | None = None, engine: str | None = None, keep: int = 20) -> Report:
+def gate(
+    home: Home,
+    state: State,
+    session: Session | None = None,
+    engine: str | None = None,
+    keep: int = 20,
+    say: Say = silent,
+) -> Report:
     """Evaluate what must hold of a state before anything is built on it, and write down what came of it."""
-    return _look(home, OF_STATE, state, state.subject, _Evaluation(session, engine, keep))
+    return _look(home, OF_STATE, state, state.subject, _Evaluation(session, engine, keep, say))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +208,7 @@ class _Evaluation:
     session: Session | None
     engine: str | None
     keep: int
+    say: Say
 
 
 def _look(home: Home, suites: Sequence[Suite], state: State | None, subject: str, how: _Evaluation) -> Report:
@@ -200,7 +216,7 @@ def _look(home: Home, suites: Sequence[Suite], state: State | None, subject: str
     report = Report(f"{format_instant(at_ms).replace(':', '').replace('.', '')}", at_ms, subject)
     judged = evidence.stand_of(home)
     with opened(home) as tables, ExitStack() as stack:
-        made = WorkedOut(home, tables, judged, state)
+        made = WorkedOut(home, tables, judged, state, how.say)
         expectations = Expectations(home.path / "quality", report.run_id)
         rows: list[SparkRows] = []  # one for all, where there is any
 
@@ -210,7 +226,9 @@ def _look(home: Home, suites: Sequence[Suite], state: State | None, subject: str
                 rows.append(stack.enter_context(on_spark(how.session(), tables)))
             return rows[0]
 
-        for suite in suites:
+        far = Paced(how.say)
+        for place, suite in enumerate(suites, 1):
+            far(partial("looking: suite {} of {}, {}".format, place, len(suites), suite.name))
             why = made.why_not(suite)
             looked = _skipped(suite, why) if why else _evaluated(suite, made, expectations, how, spark_rows)
             report.looked.append(looked)

@@ -7,13 +7,15 @@ Rule 2: what a look begins with was looked at itself when it was taken; what was
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute
 
-from batch.backtest import unpacked
+from batch.backtest import judged_so_far, unpacked
+from batch.progress import Paced, Say, silent
 from fleetpulse.columnar.blocks import NO_SIGNALS
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.columnar.group import KeyGroup
@@ -118,13 +120,14 @@ def is_there_still(home: Home, origin: Origin) -> bool:
     return is_whole(home) if origin.snapshot is None else origin.snapshot.bronze >= removed_below(home)
 
 
-def judged_again(home: Home, newest_ms: int, origin: Origin) -> tuple[pa.Table, pa.Table]:
+def judged_again(home: Home, newest_ms: int, origin: Origin, say: Say = silent) -> tuple[pa.Table, pa.Table]:
     """Judge bronze up to a row.
 
     Args:
         home: the home.
         newest_ms: ``received_at`` of the row.
         origin: from where on.
+        say: told every few seconds how far it is.
 
     Returns:
         Judgements, columns of `JUDGEMENTS`; and devices, columns of `SNAPSHOT_SCHEMA`.
@@ -132,7 +135,7 @@ def judged_again(home: Home, newest_ms: int, origin: Origin) -> tuple[pa.Table, 
     Raises:
         FleetError: the snapshot, or what followed it, was removed meanwhile.
     """
-    deployment, pieces = home.deployment(), pieces_of(home)
+    deployment, pieces, far = home.deployment(), pieces_of(home), Paced(say)
     groups, chunks = _begun(home, origin, pieces[0].first_ms)
     told: list[pa.RecordBatch] = []
 
@@ -149,12 +152,13 @@ def judged_again(home: Home, newest_ms: int, origin: Origin) -> tuple[pa.Table, 
     if origin.snapshot is not None:
         for rows in _tied(home, origin):
             fold(pack(rows, len(groups), pieces[0].first_ms), origin.newest_ms)
-    for each in slices_of([piece for piece in pieces if piece.last_ms > origin.newest_ms]):
-        if each.since_ms > newest_ms:
-            break
+    slices = slices_of([piece for piece in pieces if piece.last_ms > origin.newest_ms])
+    slices = [each for each in slices if each.since_ms <= newest_ms]
+    for each in slices:
         until_ms = newest_ms + 1 if each.until_ms is None else min(each.until_ms, newest_ms + 1)
         wanted = replace(each, since_ms=max(each.since_ms, origin.newest_ms + 1), until_ms=until_ms)
         fold(blocks_of(wanted, len(groups), pieces[0].first_ms), min(each.newest_ms, newest_ms))
+        far(partial(judged_so_far, each, len(slices)))
     fold(None, newest_ms)
     devices = [
         taken(key_group, group.to_bytes(), chunks[key_group], newest_ms, deployment)[0] for key_group, group in enumerate(groups)

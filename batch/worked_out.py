@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from batch import evidence
 from batch.evidence import Stand, one_row
+from batch.progress import Say, silent
 from batch.rejudging import is_there_still, judged_again
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import NOTHING
 from fleetpulse.core.suites import Suite
-from fleetpulse.core.tables import DEVICE_SNAPSHOTS
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES, QUARANTINE
 from fleetpulse.io import delta
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
@@ -29,6 +30,7 @@ _FROM_NOWHERE: Final = (
     "take one regularly: ./fleet state snapshot"
 )
 _GONE: Final = "messages that it began with were removed by maintenance meanwhile"
+_NOT_COUNTED: Final = "bronze does not say how many rows were taken from the segments: landing says it from its next rows on"
 _NOTHING_JUDGED: Final = "the job has judged nothing yet"
 
 
@@ -71,10 +73,11 @@ class WorkedOut:
         tables: as they were opened.
         judged: how far the job has judged; None where it has judged nothing.
         state: the state that is looked at; None where there is none.
+        say: told how far bronze is judged again.
     """
 
-    def __init__(self, home: Home, tables: Opened, judged: Stand | None, state: State | None) -> None:
-        self.tables = tables
+    def __init__(self, home: Home, tables: Opened, judged: Stand | None, state: State | None, say: Say = silent) -> None:
+        self.tables, self._say = tables, say
         self._home, self._judged, self._state = home, judged, state
         self._of_state: Stand | None = None
         self._known = NOTHING  # what bronze's own rows come to where the state stands
@@ -104,6 +107,8 @@ class WorkedOut:
 
     def why_not(self, suite: Suite) -> str:
         """Say why a suite can say nothing; empty where it can."""
+        if "landed" in suite.reads:
+            return "" if self.tables.counted else _NOT_COUNTED
         if "stand" in suite.reads and self._judged is None:
             return _NOTHING_JUDGED
         of_state = "state" in suite.reads
@@ -131,6 +136,9 @@ class WorkedOut:
         if "state" in suite.reads and self._unread:
             raise FleetError(self._unread)
         wanted = {*suite.reads} - {*self.tables.made}
+        if self.tables.counted is not None and "landed" in wanted:
+            removed = {f"removed_{name}": self.tables.removed.get(name, 0) for name in (MESSAGES.name, QUARANTINE.name)}
+            self.tables.put("landed", one_row({**self.tables.counted.numbers(), **removed}))
         if "declared_columns" in wanted:
             self.tables.put("declared_columns", evidence.declared_columns(self._home))
         if self._judged is not None and "defined" in wanted:
@@ -148,4 +156,4 @@ class WorkedOut:
 
     def _judge_again(self, stand: Stand) -> tuple[pa.Table, pa.Table]:
         assert stand.origin is not None, "who cannot be judged again is not asked about"
-        return judged_again(self._home, stand.newest_ms, stand.origin)
+        return judged_again(self._home, stand.newest_ms, stand.origin, self._say)

@@ -31,6 +31,7 @@ from fleetpulse.core.messages import Kind
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS, MESSAGES, TABLES
 from fleetpulse.io import delta
+from fleetpulse.io.counted import Counted
 from fleetpulse.io.home import Home
 from fleetpulse.io.slices import blocks_of, pieces_of, slices_of
 from fleetpulse.io.snapshot_table import Taken
@@ -93,8 +94,8 @@ def _land(home: Home, steps: int) -> int:
         rows = pa.concat_tables([_DAY.step(step) for step in range(first, min(first + _A_COMMIT, steps))])
         for table, kind in ((COVERAGE, Kind.GAP), (DEVICES, Kind.REGISTRY)):
             delta.append(home, table, delta.to_table(table, _own(rows, kind)), "bench", number)
-        delta.append(home, MESSAGES, rows, "bench", number)
         count += rows.num_rows
+        delta.append_of(home, MESSAGES, rows, {"bench": number, **Counted(count, 0).numbers()})
     return count
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.options import DEFAULT_HOME, HomeOption, JsonOption
-from cli.output import as_json, as_table, console
+from cli.output import as_json, as_table, console, say
 from cli.sizes import size_of
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.laws import SUITES
@@ -43,7 +43,7 @@ def run(
 
     opened = _opened(home)
     with _sessions(opened, engine) as session:
-        report = look(opened, suite or (), session, engine, load_settings(home).keep_quality_runs)
+        report = look(opened, suite or (), session, engine, load_settings(home).keep_quality_runs, say)
     _show(report, json_object=json_object)
     refuse(report, "the data is not what it should be")
 
@@ -64,7 +64,7 @@ def gate(
         raise Misuse("a gate is over a generation or over a snapshot; name one, as in --generation 2 or --snapshot 5")
     opened = _opened(home)
     with _sessions(opened, engine) as session, _state(opened, session, generation, snapshot) as state:
-        report = look(opened, state, session, engine, load_settings(home).keep_quality_runs)
+        report = look(opened, state, session, engine, load_settings(home).keep_quality_runs, say)
     _show(report, json_object=json_object)
     refuse(report, f"nothing may be built on {state.subject}")
 
@@ -97,11 +97,14 @@ def _state(home: Home, session: "Session", generation: int | None, snapshot: int
 
 
 @quality.command("docs")
-def docs(home: HomeOption = DEFAULT_HOME) -> None:
-    """Make the pages of all results that are kept anew, and say where they begin."""
+def docs(
+    home: HomeOption = DEFAULT_HOME,
+    anew: Annotated[bool, typer.Option("--anew", help="All pages, not only those that are missing.")] = False,
+) -> None:
+    """Make the pages of results that have none, and say where they begin."""
     from fleetpulse.io.expectations import Expectations
 
-    typer.echo(str(Expectations(_opened(home).path / "quality", "").build_docs(anew=True)))
+    typer.echo(str(Expectations(_opened(home).path / "quality", "").build_docs(anew=anew)))
 
 
 @quality.command("results")

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 from numpy.typing import NDArray
 
 from fleetpulse.core.decoding import Rejection
-from fleetpulse.core.envelope import is_end
+from fleetpulse.core.envelope import TOPIC_PREFIX, is_end
 from fleetpulse.core.messages import Kind, Origin, Row, hash64
 from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE, Table
 from fleetpulse.io import delta
@@ -23,9 +24,11 @@ from fleetpulse.io.arrivals import read_arrivals
 from fleetpulse.io.segments import SegmentRow
 from streaming.merging import Part, place
 
+pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _OF_ROW: Final = tuple(field.name for field in fields(Row))
 _OF_MESSAGE: Final = (*_OF_ROW, "device_hash", "origin", "recording", "line")
 _OF_SEGMENT: Final = ("origin", "recording", "line")
+_OF_END: Final = ("origin", "topic", "recording")
 _values: Final = attrgetter(*_OF_ROW)
 _REFUSALS: Final = {
     "flood": "its device sends more than it may: see the setting flood_limit; what it sent before is judged",
@@ -61,6 +64,30 @@ class Landed:
         come = places[MESSAGES.name]
         fresh = [rows.slice(int(np.searchsorted(at, come[part.bridge]))) for part, at, rows in self.messages]
         yield MESSAGES, _by_receipt(pa.concat_tables(fresh)) if fresh else delta.from_columns(MESSAGES, {}, 0)
+
+    def refused(self, come: Mapping[str, int]) -> int:
+        """Return how many rows belong in quarantine, of those behind where each bridge's have come, whatever is there already."""
+        return sum(row["place"] >= come[row["bridge"]] for row in self.quarantine)
+
+
+def taken_of(parts: Sequence[Part], come: Mapping[str, int]) -> int:
+    """Return how many rows of segments belong in ``messages`` or in ``quarantine``: told by them, not by what is made of them.
+
+    Args:
+        parts: of segments.
+        come: by bridge, up to where it has come already.
+    """
+    fresh = (part.rows.slice(max(0, come[part.bridge] - place(part.segment, part.first))) for part in parts)
+    return sum(rows.num_rows - _ends(rows) for rows in fresh)
+
+
+def _ends(rows: pa.Table) -> int:
+    """Return how many rows are the line after a recording's last: they tell the bridge, not the tables."""
+    played = pc.equal(rows["origin"], Origin.REPLAY.value)
+    if not pc.any(played).as_py():
+        return 0
+    named = rows.select(_OF_END).filter(pc.and_(played, pc.starts_with(rows["topic"], TOPIC_PREFIX)))
+    return sum(is_end(**row) for row in named.to_pylist())
 
 
 def _by_receipt(rows: pa.Table) -> pa.Table:
@@ -121,7 +148,7 @@ def _row_by_row(landed: Landed, part: Part, odd: NDArray[np.int64], decoder: Dec
     columns = (column.to_pylist() for column in part.rows.take(odd).columns)
     for at, raw in zip(odd.tolist(), map(SegmentRow._make, zip(*columns, strict=True)), strict=True):
         if is_end(raw.origin, raw.topic, raw.recording):
-            continue  # the line after a recording's last: it tells the bridge, not the tables
+            continue  # see `_ends`
         row = _decoded(raw, decoder)
         if isinstance(row, Row):
             kept.append(at)

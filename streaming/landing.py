@@ -1,7 +1,8 @@
 """Landing: segments become bronze, once each, in the order of ``received_at``.
 
 Rule 1: every table's commit says up to which row of each bridge it has come, so a crash between two commits repeats nothing.
-Rule 2: a row lands in ``messages`` or in ``quarantine``; our own rows in their table as well. Nothing is dropped.
+Rule 2: a row lands in ``messages`` or in ``quarantine``; our own rows in their table as well. Nothing is dropped: how many were
+taken, and how many of them refused, stands in each commit of ``messages``, so that whoever looks finds what is missing.
 Rule 3: a segment is removed when every table has it; the newest stays, for it is the bridge's memory.
 """
 
@@ -17,11 +18,12 @@ from fleetpulse.core.decoding import decode
 from fleetpulse.core.messages import BRIDGE
 from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE, TABLES, Table
 from fleetpulse.io import delta
+from fleetpulse.io.counted import Counted, counted_in, held
 from fleetpulse.io.home import Home
 from fleetpulse.io.leases import LEASE_MS
 from fleetpulse.io.process import Stop, write_status
 from streaming.bridges import Bridges, tidy
-from streaming.landed import Decoder, decode_parts
+from streaming.landed import Decoder, decode_parts, taken_of
 from streaming.merging import PLACES, merged, place
 
 _LOG: Final = structlog.get_logger("landing")
@@ -61,8 +63,14 @@ class Landing:
         }
         self.messages = DeltaTable(str(home.table(MESSAGES.name)))  # each step commits to it
         self.newest_ms = self.messages.transaction_version(_NEWEST) or None
+        self.counted = counted_in(self.messages) or self._counted_before(through)
         self.rows = 0
         self.last_line: tuple[str, int] | None = None
+
+    def _counted_before(self, through: dict[str, int]) -> Counted:
+        """Return with what counting begins: nothing, or, in a home that is older than the numbers, what its tables hold now."""
+        full = any(delta.paths_of(self.home, table) for table in (MESSAGES, QUARANTINE))
+        return held(self.home, through) if full else Counted(0, 0)
 
     def step(self) -> int:
         """Land what there is, at most one commit a table; return how many segments had rows in it."""
@@ -73,14 +81,16 @@ class Landing:
             return 0
         ends = {part.bridge: part.end for part in parts}
         newest_ms = max(int(part.rows["received_at_ms"][-1].as_py()) for part in parts)
-        for table, rows in decode_parts(parts, self.decoder).by_table(self.places):
+        found, come = decode_parts(parts, self.decoder), self.places[MESSAGES.name]
+        counted = self.counted.more(taken_of(parts, come), found.refused(come))  # quarantine may have them, not yet counted
+        for table, rows in found.by_table(self.places):
             if rows.num_rows or table is MESSAGES:
                 numbers = {f"rows:{name}": end for name, end in ends.items()}
-                opened = self.messages if table is MESSAGES else None
-                delta.append_of(self.home, table, rows, {**numbers, _NEWEST: newest_ms}, opened)
+                opened, more = (self.messages, counted.numbers()) if table is MESSAGES else (None, {})
+                delta.append_of(self.home, table, rows, {**numbers, _NEWEST: newest_ms, **more}, opened)
             self.places[table.name] |= ends
             self.rows += rows.num_rows if table is MESSAGES else 0
-        self.newest_ms = newest_ms
+        self.newest_ms, self.counted = newest_ms, counted
         self._note(parts[-1].rows)
         tidy(self.folders, {name: min(places[name] for places in self.places.values()) for name in self.folders})
         return len(parts)

@@ -17,7 +17,7 @@ from fleetpulse.core.judgements import Judgement
 from fleetpulse.core.messages import Kind, Row, gateway_death
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, replay
-from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS
+from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS, QUARANTINE
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import Taken
@@ -28,7 +28,7 @@ from tests.homes import commit_batch, empty, land
 def judged_home(
     path: Path, rows: Sequence[Row], deployment: Deployment, said: Sequence[Judgement] | None = None, cut: int = 0
 ) -> Home:
-    """Make a home in which a history has landed, was judged to its newest row, and has a snapshot.
+    """Make a home in which a history has landed, was judged to its newest row, and has a snapshot; a message is in quarantine.
 
     Args:
         path: where.
@@ -41,7 +41,10 @@ def judged_home(
     rows = sorted(rows, key=lambda one: one.received_at_ms)
     for number, those in enumerate((rows[:cut], rows[cut:]), 1):
         if those:
-            land(home, those, number)
+            land(home, those, number, refused=int(those[0] is rows[0]))
+    refused = {"received_at_ms": rows[0].received_at_ms, "topic": "fleet/s/d/heartbeat", "payload": b"{", "reason": "json",
+               "detail": "it is cut", "origin": "mqtt", "bridge": "b", "segment": 0, "place": 0}  # fmt: skip
+    delta.append(home, QUARANTINE, delta.to_table(QUARANTINE, [refused]), "test", 1)
     _land_ours(home, rows)
     newest_ms = rows[-1].received_at_ms
     told = [

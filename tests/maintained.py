@@ -1,8 +1,10 @@
 """Homes that are maintained in tests: four days of bronze, and how far a job has judged them."""
 
+import json
+import os
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from batch.maintain import Keep, Step, maintain
@@ -17,6 +19,7 @@ from tests.histories import signal as heartbeat
 DAY_S = 86_400
 DAY_MS = 1000 * DAY_S
 KEEP = Keep(90 * DAY_MS, 90 * DAY_MS, 7 * DAY_MS, 30 * DAY_MS, None, 90 * DAY_MS, 90 * DAY_MS, 30 * DAY_MS, 0)
+KEEP_LITTLE = replace(KEEP, messages_ms=DAY_MS, device_snapshots_ms=DAY_MS, generations_ms=DAY_MS)
 DAYS, EACH = 4, 12
 NOW_S = time.time() + 3600  # of files that were just written, as of an hour later
 
@@ -54,6 +57,18 @@ def judged_up_to(home: Home, *ends: int, generation: str = "gen-0001") -> None:
             path = home.checkpoint.parent / generation / kind / str(batch)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("\n".join(lines))
+
+
+def date(table: Path, versions_ms: Mapping[int, int]) -> None:
+    """Let versions of a Delta table be of other instants than they are."""
+    for version, at_ms in versions_ms.items():
+        commit = table / "_delta_log" / f"{version:020d}.json"
+        actions = [json.loads(line) for line in commit.read_text().splitlines()]
+        for action in actions:
+            if "commitInfo" in action:
+                action["commitInfo"]["timestamp"] = at_ms
+        commit.write_text("\n".join(map(json.dumps, actions)))
+        os.utime(commit, (at_ms / 1000, at_ms / 1000))
 
 
 def run_maintain(home: Home, keep: Keep = KEEP, *, dry_run: bool = False) -> list[Step]:

@@ -220,6 +220,30 @@ _LINES: Final = Suite(
     ),
     ("lines", "numbers", "first_line", "last_line"),
 )
+_CONSERVATION: Final = Suite(
+    "conservation",
+    "messages",
+    "How many rows landing has taken from the bridges' segments, beside how many are in bronze and in quarantine, and how many "
+    "maintenance has removed from there.",
+    ("messages", "quarantine", "landed"),
+    """
+    SELECT taken, quarantined, in_messages, removed_messages, in_quarantine, removed_quarantine,
+        in_messages + removed_messages >= taken - quarantined AS no_message_is_lost,
+        in_messages + removed_messages <= taken - quarantined AS no_message_is_made_up,
+        in_quarantine + removed_quarantine >= quarantined AS none_is_lost_from_quarantine
+    FROM landed CROSS JOIN (SELECT count(*) AS in_messages FROM messages) AS kept
+    CROSS JOIN (SELECT count(*) AS in_quarantine FROM quarantine) AS refused
+    """,
+    ("taken",),
+    (
+        holds("no_message_is_lost", "whatever was taken from a segment, and not quarantined, is in bronze until it is too old"),
+        holds("no_message_is_made_up", "whatever is in bronze was taken from a segment, once"),
+        holds(
+            "none_is_lost_from_quarantine", "whatever was quarantined is there until it is too old; while rows land, more may be"
+        ),
+    ),
+    ("quarantined", "in_messages", "removed_messages", "in_quarantine", "removed_quarantine"),
+)
 _COVERAGE: Final = Suite(
     "coverage spans",
     "coverage",
@@ -311,6 +335,7 @@ _VOLUME: Final = Suite(
     ("messages_of_the_hour", "usual", "heard_at", "longest_ms"),
 )
 OF_TABLES: Final = (
-    *STRUCTURE, _TRANSITIONS, _AMENDMENTS, _DEADLINES, _VERDICTS, _ACCOUNTS, _LISTED, _LINES, _COVERAGE, _FUTURE, _VOLUME,
+    *STRUCTURE, _TRANSITIONS, _AMENDMENTS, _DEADLINES, _VERDICTS, _ACCOUNTS, _LISTED, _CONSERVATION, _LINES, _COVERAGE, _FUTURE,
+    _VOLUME,
 )  # fmt: skip
 SUITES: Final = (*OF_TABLES, *OF_STATE)

@@ -92,6 +92,8 @@ class Suite:
 MADE: Final[Mapping[str, str]] = MappingProxyType(
     {
         "stand": "one row: how far the job has judged",
+        "landed": "one row: how many rows landing has taken from the bridges' segments, how many of them it has quarantined, and "
+        "how many rows of each table maintenance has removed since",
         "declared_columns": "the columns that are declared, with the type that is stored",
         "defined": "what bronze comes to, judged again",
         "deadlines": "when each device that fell silent was to be offline",

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from deltalake import DeltaTable
-
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io.damage import open_table
 from fleetpulse.io.segments import sync_folder
 
 _TRIES: Final = 1_000  # landing commits a few times a second, and a try takes milliseconds
@@ -40,7 +39,15 @@ class Added:
     stats: Mapping[str, Any]
 
 
-def exchange(table: Path, out: Mapping[str, int], into: Sequence[Added], operation: str, *, data_change: bool) -> int | None:
+def exchange(
+    table: Path,
+    out: Mapping[str, int],
+    into: Sequence[Added],
+    operation: str,
+    *,
+    data_change: bool,
+    numbers: Mapping[str, int] | None = None,
+) -> int | None:
     """Exchange files of a table for others, in one commit; return its version.
 
     Args:
@@ -49,6 +56,7 @@ def exchange(table: Path, out: Mapping[str, int], into: Sequence[Added], operati
         into: what comes in their place, durable already.
         operation: as the table's history shows it.
         data_change: whether rows are lost by it; False where it only rewrites.
+        numbers: to which number each of several writers has come by it.
 
     Returns:
         The version; None where another was there first and took one of the files, or changed the table.
@@ -56,14 +64,14 @@ def exchange(table: Path, out: Mapping[str, int], into: Sequence[Added], operati
     Raises:
         FleetError: the table's protocol is not the one that is written here.
     """
-    opened = DeltaTable(str(table))
+    opened = open_table(table)
     protocol = opened.protocol()
     if (protocol.min_reader_version, protocol.min_writer_version) > _KNOWN:
         raise FleetError(f'"{table}" has protocol {protocol}; known are {_KNOWN} and older; maintain it with what changed it')
     live = {str(name) for name in opened.get_add_actions()["path"].to_pylist()}
     if not live.issuperset(out):
         return None
-    lines = _lines(out, into, operation, opened.version(), data_change=data_change)
+    lines = _lines(out, into, operation, opened.version(), data_change=data_change, numbers=numbers or {})
     version = opened.version() + 1
     for _ in range(_TRIES):
         if _put(table / "_delta_log" / f"{version:020d}.json", lines):
@@ -74,7 +82,15 @@ def exchange(table: Path, out: Mapping[str, int], into: Sequence[Added], operati
     return None
 
 
-def _lines(out: Mapping[str, int], into: Iterable[Added], operation: str, read: int, *, data_change: bool) -> str:
+def _lines(
+    out: Mapping[str, int],
+    into: Iterable[Added],
+    operation: str,
+    read: int,
+    *,
+    data_change: bool,
+    numbers: Mapping[str, int],
+) -> str:
     now_ms = time.time_ns() // 1_000_000
     actions: list[dict[str, Any]] = [
         {
@@ -88,6 +104,8 @@ def _lines(out: Mapping[str, int], into: Iterable[Added], operation: str, read: 
             }
         }
     ]
+    for writer, number in numbers.items():
+        actions.append({"txn": {"appId": writer, "version": number, "lastUpdated": now_ms}})
     for name, size in out.items():
         removed = {"path": name, "deletionTimestamp": now_ms, "dataChange": data_change, "extendedFileMetadata": True}
         actions.append({"remove": {**removed, "partitionValues": {}, "size": size}})

@@ -20,11 +20,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
 from fleetpulse.core.messages import Kind
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.commits import Added, exchange
+from fleetpulse.io.counted import removing
+from fleetpulse.io.damage import blaming_file, open_table
 from fleetpulse.io.delta import arrow_schema
 from fleetpulse.io.history import FOLDER, Piece, piece_of, remainder_end, remainder_name
 from fleetpulse.io.needs import Need, floor
@@ -123,13 +124,13 @@ def plan(table: Path, needs: Sequence[Need], keep_ms: int | None, now_ms: int) -
 
 def covered(table: Path) -> tuple[int, list[tuple[int, int]]]:
     """Return up to which version retention went, and the spans of versions that are in committed pieces."""
-    names = [str(name) for name in DeltaTable(str(table)).get_add_actions()["path"].to_pylist()]
+    names = [str(name) for name in open_table(table).get_add_actions()["path"].to_pylist()]
     found = (piece_of(name) for name in names)
     return max((remainder_end(name) or 0 for name in names), default=0), [(one.begin, one.end) for one in found if one]
 
 
 def _live(table: Path) -> dict[str, Part]:
-    log = DeltaTable(str(table)).get_add_actions(flatten=True)
+    log = open_table(table).get_add_actions(flatten=True)
     wanted = ("path", "size_bytes", "num_records", "min.received_at", "max.received_at")
     nothing = [None] * log.num_rows
     told = (log[name].to_pylist() if name in log.column_names else nothing for name in wanted)
@@ -138,7 +139,7 @@ def _live(table: Path) -> dict[str, Part]:
 
 def _part(table: Path, name: str, size: int, rows: int | None, least: datetime | None, greatest: datetime | None) -> Part:
     if rows is None or least is None or greatest is None:
-        column = pq.read_table(table / name, columns=["received_at"])["received_at"]
+        column = _columns_of(table / name, "received_at")["received_at"]
         rows, (least, greatest) = len(column), pc.min_max(column).as_py().values()
     if least is None or greatest is None:
         return Part(name, size, 0, 0, 0)
@@ -234,7 +235,7 @@ def put_together(table: Path, units: Sequence[Unit]) -> Part | None:
 def doomed(table: Path, planned: Plan) -> int:
     """Return how many rows `cut_off` would remove."""
     parts = [part for unit in planned.drop for part in unit.parts]
-    kinds = (pq.read_table(table / part.name, columns=["kind"])["kind"] for part in parts)
+    kinds = (_columns_of(table / part.name, "kind")["kind"] for part in parts)
     ours = sum(pc.sum(pc.is_in(each.cast(pa.string()), value_set=_OURS)).as_py() or 0 for each in kinds)
     first_is_a_signal = planned.remainder is None and not _begins_with_ours(table, parts)
     return sum(part.rows for part in parts) - ours - int(first_is_a_signal)
@@ -242,7 +243,7 @@ def doomed(table: Path, planned: Plan) -> int:
 
 def _begins_with_ours(table: Path, parts: Sequence[Part]) -> bool:
     first = min((part for part in parts if part.rows), key=lambda part: part.least_ms)
-    rows = pq.read_table(table / first.name, columns=["received_at", "kind"])
+    rows = _columns_of(table / first.name, "received_at", "kind")
     at = rows["received_at"].cast(pa.int64()).to_numpy().argmin()
     return rows["kind"][int(at)].as_py() in _OURS.to_pylist()
 
@@ -255,9 +256,9 @@ def cut_off(table: Path, planned: Plan) -> int | None:
     kept = _Ours(first_ms, earlier[0].rows if earlier else 0)
     added = _write(table, remainder_name(planned.drop[-1].end), [*earlier, *parts], kept)
     out = {part.name: part.size_bytes for part in (*earlier, *parts)}
-    if exchange(table, out, [added], "DELETE", data_change=True) is None:
-        return None
-    return sum(part.rows for part in (*earlier, *parts)) - int(added.stats["numRecords"])
+    gone = sum(part.rows for part in (*earlier, *parts)) - int(added.stats["numRecords"])
+    numbers = removing(open_table(table), gone)  # maintenance has a lock: nobody else removes rows
+    return None if exchange(table, out, [added], "DELETE", data_change=True, numbers=numbers) is None else gone
 
 
 class _Ours:
@@ -304,11 +305,18 @@ def _write(table: Path, name: str, parts: Iterable[Part], kept: Callable[[pa.Tab
     return Added(name, path.stat().st_size, {"numRecords": count, **_as_stats(spans)})
 
 
+def _columns_of(path: Path, *names: str) -> pa.Table:
+    with blaming_file(path):
+        return pq.read_table(path, columns=[*names])
+
+
 def _read(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield a file's rows, a row group at a time; a column that it does not have is null."""
-    file = pq.ParquetFile(path)
+    with blaming_file(path):
+        file = pq.ParquetFile(path)
     for group in range(file.num_row_groups):
-        found = file.read_row_group(group)
+        with blaming_file(path):
+            found = file.read_row_group(group)
         columns = [
             found[field.name].cast(field.type) if field.name in found.column_names else pa.nulls(found.num_rows, field.type)
             for field in schema

@@ -169,6 +169,23 @@ def _write_synced(path: Path, table: pa.Table) -> None:
         os.fsync(file.fileno())
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a file in the place of the one before, in one step, and on the disk: a reader finds either, whole.
+
+    One writes it at a time, and writes over what one that was killed left half written.
+
+    Raises:
+        OSError: the system refuses; the one before stays.
+    """
+    fresh = path.with_suffix(".new")
+    with fresh.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    sync_folder(path.parent)
+
+
 def sync_folder(directory: Path) -> None:
     """Make the names in a folder, new or changed, survive a loss of power."""
     folder = os.open(directory, os.O_RDONLY)

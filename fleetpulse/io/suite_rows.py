@@ -2,7 +2,7 @@
 
 Rule 1: both read the same files and the same SQL; which of them does is a matter of how many rows there are.
 Rule 2: the files are those that the tables had when they were opened, listed once; what is said of messages before messages,
-so that whatever is said of one that lands meanwhile finds it.
+so that whatever is said of one that lands meanwhile finds it; quarantine after messages, which count what landed in it before.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, TABLES, Table
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE, TABLES, Table
 from fleetpulse.io import delta
+from fleetpulse.io.counted import Counted, counted_in, removed_in
 from fleetpulse.io.home import Home
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
     from pyspark.sql import DataFrame, SparkSession
 
+_TURNS: Final = {JUDGEMENTS.name: 0, MESSAGES.name: 2, QUARANTINE.name: 3}  # when a table is opened, see Rule 2; others at 1
 STATE: Final = "state"  # what a snapshot is registered as, whichever it is
 _SPARK: Final = {
     "string": "string",
@@ -42,6 +44,8 @@ class Opened:
         connection: DuckDB's.
         home: whose tables they are.
         files: of the tables, by name.
+        counted: what landing had taken by the version of ``messages`` that is read; None where nobody has counted.
+        removed: how many rows maintenance had removed from a table by the version that is read, by name.
         made: tables that were worked out, by name.
         states: the files of the state that is looked at; None where none is.
     """
@@ -49,6 +53,8 @@ class Opened:
     connection: "DuckDBPyConnection"
     home: Home
     files: Mapping[str, Sequence[Path]]
+    counted: Counted | None = None
+    removed: Mapping[str, int] = field(default_factory=dict[str, int])
     made: dict[str, pa.Table] = field(default_factory=dict[str, pa.Table])
     states: Sequence[Path] | None = None
 
@@ -81,13 +87,15 @@ class Opened:
 @contextmanager
 def opened(home: Home) -> Iterator[Opened]:
     """Open the tables of a home as they stand now, for SQL that both engines read."""
-    in_turn = sorted(TABLES, key=lambda table: (table is not JUDGEMENTS, table is MESSAGES))
-    files = {table.name: delta.paths_of(home, table) for table in in_turn}
+    in_turn = sorted(TABLES, key=lambda table: _TURNS.get(table.name, 1))
+    found = [(table, at) for table in in_turn if (at := delta.newest(home, table)) is not None]
+    files = {table.name: delta.paths_in(home, table, at) for table, at in found}
+    counted = next((counted_in(at) for table, at in found if table is MESSAGES), None)
     with delta.reading(home, ()) as connection:
         for table in TABLES:
-            delta.open_files(connection, table.name, table, files[table.name])
+            delta.open_files(connection, table.name, table, files.get(table.name, ()))
         connection.execute("CREATE MACRO unix_millis(instant) AS epoch_ms(instant)")  # as Spark calls it
-        yield Opened(connection, home, files)
+        yield Opened(connection, home, files, counted, {table.name: removed_in(at) for table, at in found})
 
 
 @contextmanager
@@ -127,7 +135,7 @@ class SparkRows:
             pq.write_table(self.tables.made[name], path)
             return self.spark.read.parquet(str(path))
         table = DEVICE_SNAPSHOTS if name == STATE else delta.declared(name)
-        files = self.tables.states if name == STATE else self.tables.files[name]
+        files = self.tables.states if name == STATE else self.tables.files.get(name)
         return self._of_files(table, [str(file) for file in files or ()])
 
     def _of_files(self, table: Table, files: Sequence[str]) -> "DataFrame":

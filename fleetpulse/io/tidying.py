@@ -7,7 +7,7 @@ Rule 3: what was replaced stays for a while, for who is reading it; what no log 
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -17,6 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.beside_spark import commit_for_good
+from fleetpulse.io.damage import open_table
 from fleetpulse.io.snapshot_table import note_of
 
 HOUR_MS: Final = 3_600_000
@@ -41,9 +42,19 @@ def tried(work: Callable[[], _Result]) -> _Result | None:
     return None
 
 
-def remove_rows(table: Path, predicate: str) -> int | None:
-    """Remove the rows of a table that a predicate is true of; return how many, None where others were always in the way."""
-    done = tried(lambda: commit_for_good(table, lambda said: DeltaTable(str(table)).delete(predicate, commit_properties=said)))
+def remove_rows(table: Path, predicate: str, numbers: Mapping[str, int] | None = None) -> int | None:
+    """Remove the rows of a table that a predicate is true of; return how many, None where others were always in the way.
+
+    Args:
+        table: its folder.
+        predicate: as SQL says it.
+        numbers: to which number each of several writers has come by it.
+    """
+
+    def delete(said: CommitProperties) -> Any:
+        return DeltaTable(str(table)).delete(predicate, commit_properties=said)
+
+    done = tried(lambda: commit_for_good(table, delete, numbers))
     return None if done is None else int(done["num_deleted_rows"])
 
 
@@ -66,7 +77,7 @@ class Small:
 
 def small_files(table: Path) -> list[Small]:
     """Return the partitions of a table that have many small files."""
-    opened = DeltaTable(str(table))
+    opened = open_table(table)
     columns = opened.metadata().partition_columns
     log = opened.get_add_actions(flatten=True)
     rows: Any = log["num_records"].to_pylist() if "num_records" in log.column_names else [0] * log.num_rows
@@ -106,7 +117,7 @@ def unneeded(table: Path, kept_ms: int, versions: Collection[int] = ()) -> list[
         kept_ms: for how long what was replaced stays.
         versions: older versions that are kept whole.
     """
-    opened = DeltaTable(str(table))
+    opened = open_table(table)
     keep = sorted(versions) or None
 
     def listed(age_ms: int, *, full: bool) -> list[str]:
@@ -120,7 +131,7 @@ def unneeded(table: Path, kept_ms: int, versions: Collection[int] = ()) -> list[
 def write_checkpoint(table: Path, *, dry_run: bool) -> bool:
     """Write a checkpoint of a table's log, where many versions lie behind the newest one; return whether."""
     newest = max(_checkpoints(table), default=-1)
-    opened = DeltaTable(str(table))
+    opened = open_table(table)
     if opened.version() - newest < MIN_VERSIONS:
         return False
     if not dry_run:
@@ -192,7 +203,7 @@ def kept_versions(table: Path, keep_ms: int | None, now_ms: int) -> list[int]:
         keep_ms: counted back from the newest version, or from now where that lies ahead; None keeps all.
         now_ms: the time, epoch milliseconds.
     """
-    commits = DeltaTable(str(table)).history()
+    commits = open_table(table).history()
     history = [(int(one["version"]), int(one["timestamp"])) for one in commits]
     unknown = {int(one["version"]) for one in commits if (note := note_of(one)) is not None and not note.is_known}
     base_ms = min(now_ms, max(at_ms for _, at_ms in history))

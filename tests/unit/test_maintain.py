@@ -3,9 +3,6 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
@@ -44,7 +41,7 @@ def _files(home: Home) -> set[str]:
     return {str(path.relative_to(home.path)) for path in home.path.rglob("*") if path.is_file() and path.name != "maintain.lock"}
 
 
-def _read_on(home: Home, version: int) -> Read:
+def read_on(home: Home, version: int) -> Read:
     """Read bronze on from a version as the job does, without its key groups."""
     log = DeltaLog(home.table(MESSAGES.name))
     found: Read = []
@@ -58,12 +55,12 @@ def _read_on(home: Home, version: int) -> Read:
 
 
 def test_who_reads_on_by_version_reads_the_same_rows_in_order(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {version: _read_on(home, version) for version in (0, 20, 30)}
+    before = {version: read_on(home, version) for version in (0, 20, 30)}
     needed = [Need("a snapshot", 20), Need("another", 30)]
     monkeypatch.setattr(needs, "SOURCES", (*needs.SOURCES, lambda _: needed))
     steps, again = run_maintain(home), run_maintain(home)
     assert [step.files for step in steps if step.table == MESSAGES.name and step.did == "join"] == [12, 7, 5, 5, 7, 12]
-    assert {version: _read_on(home, version) for version in before} == before
+    assert {version: read_on(home, version) for version in before} == before
     assert [step for step in again if step.did in ("join", "remove")] == []
     assert len(delta.files_of(home, MESSAGES, "received_at")) == 6
 
@@ -82,14 +79,14 @@ def test_versions_that_a_job_goes_on_with_are_left_as_they_are(home: Home) -> No
 
 
 def test_one_may_go_back_to_a_retired_generation(home: Home) -> None:
-    before = _read_on(home, 18)
+    before = read_on(home, 18)
     judged_up_to(home, 18, 20)
     made = begin_generation(home.lifecycle, home.generation(), key_groups=8, form=3, made_by="test", made_from={})
     judged_up_to(home, 40, generation=checkpoint_of(home.lifecycle, made.number).name)
     save_generations(home.lifecycle, load_generations(home.lifecycle).switched(made.number, {}))
     run_maintain(home, replace(KEEP, messages_ms=DAY_MS))
-    assert _read_on(home, 18) == before
-    assert _read_on(home, 20) == before[2 * 3 :]
+    assert read_on(home, 18) == before
+    assert read_on(home, 20) == before[2 * 3 :]
     with pytest.raises(FleetError, match="is gone"):
         DeltaLog(home.table(MESSAGES.name)).span(19)
 
@@ -108,7 +105,7 @@ def test_without_a_job_all_of_bronze_is_needed(home: Home) -> None:
 def test_retention_leaves_our_own_rows_and_the_first_and_says_from_when_on_all_are_kept(home: Home) -> None:
     reader = {"path": str(home.table(MESSAGES.name)), "key_groups": "1"}
     started = BlockReader(reader)._started()
-    recent = _read_on(home, 1 + 2 * EACH)
+    recent = read_on(home, 1 + 2 * EACH)
     keep = replace(KEEP, messages_ms=DAY_MS)
     dry, done = run_maintain(home, keep, dry_run=True), run_maintain(home, keep)
     [removed] = [step for step in done if step.did == "remove"]
@@ -117,7 +114,7 @@ def test_retention_leaves_our_own_rows_and_the_first_and_says_from_when_on_all_a
     kinds = delta.query(home, "SELECT kind FROM messages WHERE epoch_ms(received_at) < ?", [START + 2 * DAY_MS], ["messages"])
     assert sorted(one["kind"] for one in kinds) == ["heartbeat", "policy"]
     assert BlockReader(reader)._started() == started
-    assert _read_on(home, 1 + 2 * EACH) == recent
+    assert read_on(home, 1 + 2 * EACH) == recent
     with pytest.raises(FleetError, match="version 0 of messages is gone"):
         DeltaLog(home.table(MESSAGES.name)).span(0)
     kept_ms = oldest_kept_ms(home, MESSAGES.name)
@@ -139,11 +136,11 @@ def test_a_clock_that_was_ahead_once_does_not_make_everything_old(home: Home) ->
     later = [said, {**said, "judged_at_ms": START + int(ahead_s * 1000)}]
     delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, later), "job", 1)
     keep = replace(KEEP, messages_ms=int(NOW_S * 1000) - START + DAY_MS, late_ms=int(NOW_S * 1000) - START + DAY_MS)
-    before = _read_on(home, 0)
+    before = read_on(home, 0)
     steps = list(maintain(home, keep, dry_run=False, now_s=NOW_S))
     assert not [step for step in steps if step.did == "remove"]
     assert [step.table for step in steps if "which lies ahead, so ages count back from now" in step.note] == [MESSAGES.name]
-    assert _read_on(home, 0) == before
+    assert read_on(home, 0) == before
     assert oldest_kept_ms(home, MESSAGES.name) is None
     removed = [step for step in run_maintain(home, replace(KEEP, late_ms=DAY_MS)) if step.did == "remove"]
     assert {step.table for step in removed} == {MESSAGES.name, JUDGEMENTS.name}
@@ -162,8 +159,8 @@ def test_a_snapshot_holds_back_retention_while_its_files_are_there(home: Home) -
         Path(name).unlink()
     run_maintain(home, replace(KEEP, messages_ms=DAY_MS))
     with pytest.raises(FleetError, match="is gone"):
-        _read_on(home, 7)
-    assert len(_read_on(home, EACH + 1)) == 3 * EACH * 3
+        read_on(home, 7)
+    assert len(read_on(home, EACH + 1)) == 3 * EACH * 3
 
 
 def test_a_dry_run_changes_nothing(home: Home) -> None:
@@ -225,55 +222,14 @@ def test_landing_goes_on_beside_it_and_no_row_is_lost_or_doubled(home: Home) -> 
     assert delta.landed(home, MESSAGES, "test") == last
 
 
-_CHILD = """
-import os, signal, sys
-from pathlib import Path
-from batch.maintain import maintain
-from fleetpulse.io.generations import begin_generation, checkpoint_of, load_generations, save_generations
-from fleetpulse.io.home import Home
-from tests.unit.test_maintain import KEEP, DAY_MS, NOW_S
-from dataclasses import replace
-import duckdb
-left = int(sys.argv[2])
-def hook(event, arguments):
-    global left
-    if event in ("os.rename", "os.link", "os.remove", "os.truncate") or (event == "open" and arguments[1] in ("w", "wb", "a+")):
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(hook)
-list(maintain(Home(Path(sys.argv[1])), replace(KEEP, messages_ms=DAY_MS), dry_run=False, now_s=NOW_S))
-"""
-
-
-def test_killed_anywhere_it_is_done_again_to_the_same_end(home: Home) -> None:
-    want = _read_on(home, 1 + 2 * EACH)
-    killed, steps, at = 0, 1, 2
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    while killed == steps - 1:
-        done = subprocess.run([sys.executable, "-c", _CHILD, str(home.path), str(at)], env=environment, cwd=ROOT, check=False)
-        killed += done.returncode == -signal.SIGKILL
-        steps += done.returncode == -signal.SIGKILL
-        at += 3  # each goes on where the one before was killed, and comes further
-        assert done.returncode in (0, -signal.SIGKILL)
-        assert _read_on(home, 1 + 2 * EACH) == want
-        if done.returncode == 0:
-            break
-    assert killed > 3
-    assert run_maintain(home, replace(KEEP, messages_ms=DAY_MS)) == []
-    assert _read_on(home, 1 + 2 * EACH) == want
-    rows = delta.query(home, "SELECT count(*) AS n, count(DISTINCT received_at) AS d FROM messages", tables=["messages"])
-    assert rows == [{"n": len(want) + 2, "d": len(want) + 2}]
-
-
 def test_a_log_that_was_cleared_by_its_age_is_put_together_all_the_same(home: Home) -> None:
-    want, log = _read_on(home, 0), home.table(MESSAGES.name) / "_delta_log"
+    want, log = read_on(home, 0), home.table(MESSAGES.name) / "_delta_log"
     table = DeltaTable(str(home.table(MESSAGES.name)))
     table.create_checkpoint()
     for version in range(20):
         (log / f"{version:020d}.json").unlink()
     run_maintain(home)
-    assert _read_on(home, 0) == want
+    assert read_on(home, 0) == want
 
 
 def test_deltas_own_clearing_leaves_the_versions_of_bronze(home: Home) -> None:

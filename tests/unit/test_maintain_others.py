@@ -1,6 +1,5 @@
 """Maintenance of what is not bronze: judgements, snapshots, logs."""
 
-import json
 import os
 import shutil
 from dataclasses import replace
@@ -18,7 +17,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.making import making
 from fleetpulse.io.needs import needs
 from tests.histories import START
-from tests.maintained import DAY_MS, DAY_S, KEEP, NOW_S, four_days, judged_up_to, run_maintain
+from tests.maintained import DAY_MS, DAY_S, KEEP, NOW_S, date, four_days, judged_up_to, run_maintain
 
 pytestmark = pytest.mark.unit
 
@@ -196,16 +195,7 @@ def test_snapshots_stay_one_a_day_and_each_that_stays_can_be_read(home: Home) ->
     shutil.rmtree(path)
     for number in range(6):
         write_deltalake(str(path), pa.table({"number": [number]}), mode="overwrite")
-    log = path / "_delta_log"
-    for version in range(6):  # two on each of three days
-        at_ms = START + version // 2 * DAY_MS + version * 1000
-        commit = log / f"{version:020d}.json"
-        actions = [json.loads(line) for line in commit.read_text().splitlines()]
-        for action in actions:
-            if "commitInfo" in action:
-                action["commitInfo"]["timestamp"] = at_ms
-        commit.write_text("\n".join(map(json.dumps, actions)))
-        os.utime(commit, (at_ms / 1000, at_ms / 1000))
+    date(path, {version: START + version // 2 * DAY_MS + version * 1000 for version in range(6)})  # two on each of three days
     [step] = [step for step in run_maintain(home, replace(KEEP, device_snapshots_ms=DAY_MS + 5_000)) if step.table == path.name]
     assert (step.did, step.files) == ("delete", 3)
     kept = {version: DeltaTable(str(path), version=version).to_pyarrow_table()["number"].to_pylist() for version in (3, 4, 5)}

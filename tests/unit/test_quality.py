@@ -130,6 +130,13 @@ DEFECTS = {
     "a message quarantined twice": Defect(
         "quarantine table", "key is unique", "quarantine",
         "INSERT INTO quarantine BY NAME SELECT 'b' AS bridge, 1 AS place, 'json' AS reason FROM range(2)"),
+    "a message lost from bronze": Defect(
+        "conservation", "no message is lost", "messages",
+        "DELETE FROM messages WHERE received_at = (SELECT min(received_at) FROM messages)"),
+    "a message that nobody sent": Defect(
+        "conservation", "no message is made up", "messages", "INSERT INTO messages SELECT * FROM messages LIMIT 1"),
+    "a quarantined message that was lost": Defect(
+        "conservation", "none is lost from quarantine", "quarantine", "DELETE FROM quarantine"),
     "a lost line of a recording": Defect(
         "recordings", "no line is lost", "messages",
         "UPDATE messages SET recording = 'r', line = 2 + (SELECT count(*) FROM messages) WHERE kind = 'tick' OR true"),

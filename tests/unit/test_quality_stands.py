@@ -13,6 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from batch.amend import Wanted, amend_home
 from batch.evidence import by_bronze, heads_of, is_chosen, listens_as, stand_at
 from batch.generation import Plan, is_the_running
+from batch.progress import Say
 from batch.quality import gate, refuse, run
 from batch.rejudging import Origin, judged_again, origin_of
 from batch.worked_out import snapshot_state
@@ -253,15 +254,19 @@ def test_what_was_worked_out_beside_the_first_retention_is_not_held_against_anyb
     home = judged_home(tmp_path / "home", history, DEPLOYMENT)
     middle_ms = sorted(one.received_at_ms for one in history)[len(history) // 2]
 
-    def beside(home: Home, newest_ms: int, origin: Origin) -> tuple[pa.Table, pa.Table]:
+    def beside(home: Home, newest_ms: int, origin: Origin, say: Say) -> tuple[pa.Table, pa.Table]:
         """Judge again when retention has begun."""
         promise(home, MESSAGES.name, middle_ms)
         table = DeltaTable(str(home.table(MESSAGES.name)))
         kept = table.to_pyarrow_table(filters=[("received_at", ">=", datetime.fromtimestamp(middle_ms / 1000, UTC))])
         write_deltalake(table, kept, mode="overwrite")
-        return judged_again(home, newest_ms, origin)
+        return judged_again(home, newest_ms, origin, say)
 
-    assert run(home, ["verdicts"]).shut() == []
+    said = list[str]()
+    with monkeypatch.context() as at_once:
+        at_once.setattr("batch.progress.EVERY_S", 0)
+        assert run(home, ["verdicts"], say=said.append).shut() == []
+    assert [one.split(",")[0] for one in said] == ["looking: suite 1 of 1", "judging: 1 of 1 slices"]
     monkeypatch.setattr("batch.worked_out.judged_again", beside)
     report = run(home, ["verdicts", "accounts", "transitions"])
     assert report.shut() == []
