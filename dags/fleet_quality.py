@@ -41,10 +41,11 @@ def build(*, alarmed: bool = True) -> DAG:
             words=["quality", "run", "--suite={{ params.suite or '' }}", "--json"],
             gives="json",
             pool=HEAVY_POOL,
-            outlets=[QUALITY_RESULTS, QUALITY_FAILURES],
             execution_timeout=timedelta(hours=2),  # all of bronze is looked at
         )
-        docs = BuildDocs(task_id="docs", pool=HEAVY_POOL, trigger_rule="all_done")  # of what failed above all
+        docs = BuildDocs(  # of what failed above all: so the tables' events are its, too, and not those of a look that may fail
+            task_id="docs", pool=HEAVY_POOL, trigger_rule="all_done", outlets=[QUALITY_RESULTS, QUALITY_FAILURES]
+        )
         chain(check, docs, Outcome(task_id="outcome", of=["check", "docs"]))
     return made
 

@@ -9,13 +9,16 @@ import logging
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from fleetpulse.core.laws import SUITES
 from fleetpulse.core.suites import Expectation, Form, Suite
+from fleetpulse.io.locks import briefly
 
 SHOWN: Final = 100  # rows that fail an expectation, with their keys
 _IN_MEMORY: Final = {"class_name": "InMemoryStoreBackend"}
@@ -109,8 +112,7 @@ class Expectations:
         import great_expectations as gx
         from great_expectations.core.run_identifier import RunIdentifier
 
-        asked = [_asked(one) for one in suite.expectations]
-        known = self._context.suites.add_or_update(gx.ExpectationSuite(name=suite.name, expectations=asked))
+        known = self._know(suite)
         defined = gx.ValidationDefinition(name=suite.name, data=self._batch(suite.name, frame), suite=known)
         definition = self._context.validation_definitions.add_or_update(defined)
         wanted = {
@@ -124,6 +126,12 @@ class Expectations:
         )
         answers = {one.expectation_config.meta["name"]: one for one in told.results}
         return [_evaluated(one, answers[one.name]) for one in suite.expectations]
+
+    def _know(self, suite: Suite) -> Any:
+        import great_expectations as gx
+
+        asked = [_asked(one) for one in suite.expectations]
+        return self._context.suites.add_or_update(gx.ExpectationSuite(name=suite.name, expectations=asked))
 
     def _batch(self, name: str, frame: Any) -> Any:
         on_spark = type(frame).__module__.startswith("pyspark")
@@ -141,25 +149,39 @@ class Expectations:
         return asset.get_batch_definition("whole")
 
     def build_docs(self, *, anew: bool = False) -> Path:
-        """Make the pages of this run's results, and the first page, which names all that are kept; return that one.
+        """Make the pages that are missing, and the first page, which names all that are kept; return that one.
+
+        The library removes the page of each suite that it does not know, whoever made it: so it is told of all of them.
 
         Args:
             anew: make the pages of all results that are kept.
         """
-        store = self._context.validation_results_store
-        fresh = [key for key in store.list_keys() if key.run_id.run_name == self.run]
-        suites = [key.expectation_suite_identifier for key in fresh]
-        self._context.build_data_docs(resource_identifiers=None if anew else [*suites, *fresh])
+        for suite in SUITES:
+            self._know(suite)
+        with self._alone():
+            suites = self._context.expectations_store.list_keys()
+            missing = [key for key in self._context.validation_results_store.list_keys() if not self._page_of(key).exists()]
+            self._context.build_data_docs(resource_identifiers=None if anew else [*suites, *missing])
         return self.page
+
+    def _page_of(self, key: Any) -> Path:
+        *folders, name = key.to_tuple()
+        return self.folder.joinpath(_DOCS, "validations", *folders, f"{name}.html")
 
     def prune(self, keep: int) -> list[str]:
         """Remove results and pages of all but the newest runs; return which."""
-        runs = sorted({path.name for path in (self.folder / _RESULTS).glob("*/*") if path.is_dir()})
-        gone = runs[: max(0, len(runs) - keep)]
-        for run in gone:
-            for path in [*(self.folder / _RESULTS).glob(f"*/{run}"), *(self.folder / _DOCS / "validations").glob(f"*/{run}")]:
-                shutil.rmtree(path, ignore_errors=True)
+        with self._alone():
+            runs = sorted({path.name for path in (self.folder / _RESULTS).glob("*/*") if path.is_dir()})
+            gone = runs[: max(0, len(runs) - keep)]
+            for run in gone:
+                for path in [*(self.folder / _RESULTS).glob(f"*/{run}"), *(self.folder / _DOCS / "validations").glob(f"*/{run}")]:
+                    shutil.rmtree(path, ignore_errors=True)
         return gone
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Keep others from the pages: the library lists what there is, and then removes what it did not find."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return briefly(self.folder / "pages.lock")
 
 
 def _asked(one: Expectation) -> Any:

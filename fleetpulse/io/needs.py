@@ -42,6 +42,8 @@ def _generations(home: Home) -> Iterable[Need]:
         checkpoint = checkpoint_of(home.lifecycle, number)
         if one.status in (DISCARDED, PRUNED) or (one.status == NEW and not is_making(home)):  # its maker was killed
             continue
+        if one.status == RETIRED and one.is_damaged:  # nobody can go back to it
+            continue
         ends = batch_ends(checkpoint)
         if one.status == RETIRED:
             for version in ends:
@@ -72,7 +74,7 @@ def batch_ends(checkpoint: Path) -> list[int]:
         except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
             raise FleetError(
                 f'the offsets in "{path}" cannot be read ({error!r}), so it is not known what the job still needs; '
-                f"restore the checkpoint, or begin anew from a snapshot: ./fleet state bootstrap"
+                f"restore the checkpoint, or begin anew from a snapshot: ./fleet state bootstrap --damaged"
             ) from None
     return sorted(set(ends))
 

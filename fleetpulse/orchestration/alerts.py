@@ -37,7 +37,8 @@ def tell_of_failure(context: Mapping[str, Any]) -> None:
     """Tell of a task that failed; a callback of Airflow."""
     try:
         ti = context["ti"]
-        reason = str(context.get("exception") or "it gave no reason; see its log")
+        error = context.get("exception")
+        reason = "it gave no reason; see its log" if error is None else str(error).strip() or repr(error)
         tell(PLACE, {"dag": ti.dag_id, "run": ti.run_id, "task": ti.task_id, "reason": reason})
     except Exception as error:  # noqa: BLE001 - rule 1
         _LOG.warning("a failure could not be told: %r", error)

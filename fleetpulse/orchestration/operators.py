@@ -317,7 +317,7 @@ def leave(context: Mapping[str, Any], reason: str) -> None:
 
 def given(words: Sequence[str]) -> list[str]:
     """Return the words that say something: neither empty, nor an option without its value."""
-    return [word for word in words if word and not (word.startswith("--") and word.endswith("="))]
+    return [word for word in words if word and not (word.startswith("--") and "=" in word and not word.partition("=")[2])]
 
 
 def _objects(lines: Sequence[str]) -> list[Any]:

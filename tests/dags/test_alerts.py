@@ -1,6 +1,7 @@
 """Who is told of what: no run that has ended is told as late, and each way is tried until it has worked."""
 
 import asyncio
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,30 @@ def _delays_told(monkeypatch: pytest.MonkeyPatch, run: Any) -> list[dict[str, st
     monkeypatch.setattr(alerts, "tell", lambda _, one: told.append(one))
     asyncio.run(alerts.tell_of_delay("fleet_report", "1:00:00", context={"dag_run": run}))
     return told
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("3 rows fail"), "3 rows fail"),
+        (MemoryError(), "MemoryError()"),
+        (TimeoutError("\n"), "TimeoutError('\\n')"),
+        (None, "it gave no reason; see its log"),
+    ],
+)
+def test_a_failure_without_a_text_is_told_by_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None, reason: str
+) -> None:
+    from fleetpulse.orchestration import alerts
+    from fleetpulse.orchestration.place import Place
+
+    posted: list[Any] = []
+    monkeypatch.setattr(alerts, "PLACE", Place("fleet", tmp_path))
+    monkeypatch.setattr(alerts, "_post", lambda *args: posted.append(json.loads(args[2])) or True)
+    monkeypatch.setattr(alerts, "_publish", lambda *_: False)
+    task = SimpleNamespace(dag_id="a", run_id="manual", task_id="c")
+    alerts.tell_of_failure({"ti": task, "exception": error})
+    assert [one["reason"] for one in posted] == [reason]
 
 
 def test_a_way_that_was_down_is_tried_again_though_the_other_one_worked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,11 @@ Trial = Callable[..., dict[str, str]]
 
 def test_a_failed_check_is_red_though_its_pages_are_built(stand: Stand, trial: Trial, capsys: pytest.CaptureFixture[str]) -> None:
     stand.fail(quality_run='suite "messages": 1 row fails "conservation"')
-    ended = trial(built("fleet_quality"))
+    dag = built("fleet_quality")
+    ended = trial(dag)
+    assert {each.name for each in dag.get_task("docs").outlets} == {"quality_results", "quality_failures"}, (
+        "told of red looks too"
+    )
     assert stand.calls() == ["quality run --json", "quality docs"]
     assert ended == {"": "failed", "check": "failed", "docs": "success", "outcome": "failed"}
     said = capsys.readouterr()
@@ -28,6 +32,11 @@ def test_a_form_that_is_filled_in_becomes_options_and_one_that_is_empty_none(sta
     assert trial(built("fleet_amend"))[""] == "success"
     assert trial(built("fleet_amend"), device="pump-1")[""] == "success"
     assert stand.calls() == ["amend --again-within=10m", "amend --again-within=10m --device=pump-1"]
+
+
+def test_a_value_that_ends_as_base64_does_is_no_option_that_was_left_empty(stand: Stand, trial: Trial) -> None:
+    assert trial(built("fleet_amend"), device="YWJj=")[""] == "success"
+    assert stand.calls() == ["amend --again-within=10m --device=YWJj="]
 
 
 def test_a_report_waits_until_the_day_is_judged_and_is_of_the_day_before(stand: Stand, trial: Trial) -> None:
