@@ -11,10 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Final
 
-from deltalake import DeltaTable
-
+from batch.progress import Paced, Say, silent
 from fleetpulse.core.amending import Histories, amend, content, corrections, histories, transitions
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, Judgement, Verdict
@@ -26,10 +26,11 @@ from fleetpulse.io import delta
 from fleetpulse.io.amended import Reached, write_reached
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, judged_up_to
 from fleetpulse.io.commands import commanded, spool
+from fleetpulse.io.damage import open_table
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms
 from fleetpulse.io.locks import held
-from fleetpulse.ops.beginnings import DONE, Begun, reach
+from fleetpulse.ops.beginnings import CAME_LATE, DONE, Begun, reach
 from fleetpulse.ops.verdicts import said_by_device
 
 _AT_ONCE: Final = 500  # devices whose rows are in memory together
@@ -78,9 +79,7 @@ class Amended:
     effective_from_ms: int | None = None
 
 
-def amend_and_settle(
-    home: Home, wanted: Wanted, judged: Callable[[int], bool], say: Callable[[str], None] = lambda _: None
-) -> list[Amended]:
+def amend_and_settle(home: Home, wanted: Wanted, judged: Callable[[int], bool], say: Say = silent) -> list[Amended]:
     """Amend, see `amend_home`, and once more when what corrects is in effect: only then is a device done with.
 
     Args:
@@ -108,17 +107,20 @@ def amend_and_settle(
     return [done[device_id] for device_id in sorted(done)]
 
 
-def amend_home(home: Home, wanted: Wanted, say: Callable[[str], None] = lambda _: None) -> list[Amended]:
+def amend_home(home: Home, wanted: Wanted, say: Say = silent) -> list[Amended]:
     """Amend the judgements of a home, see `Wanted`; return what became of each device that was looked at.
 
     Args:
         home: the home; its jobs may run.
         wanted: which devices, since when, and whether anything is written.
-        say: told how far it has come, when each group of devices is done.
+        say: told every few seconds how far it has come, and at the end.
 
     Raises:
-        FleetError: another amend is at work, or the table of judgements is of an older version.
+        FleetError: another amend is at work, the table of judgements is of an older version, or it is to begin before what is
+            kept.
     """
+    if wanted.since_ms is not None:
+        _require_kept(home, wanted.since_ms)
     with held(home.path / "amend.lock", "fleet amend", _refused):
         judged = judged_up_to(home.checkpoint)
         if judged is None or judged[1] <= WATERMARK_DELAY_MS or not (home.table(JUDGEMENTS.name) / "_delta_log").exists():
@@ -128,9 +130,10 @@ def amend_home(home: Home, wanted: Wanted, say: Callable[[str], None] = lambda _
         concerned = _concerned(home, wanted, before_ms, through_ms)
         counts = not (wanted.device_ids or wanted.dry_run or wanted.since_ms is not None)
         order = sorted(concerned, key=lambda device_id: (concerned[device_id], device_id))
-        found = reach(home, order, through_ms)
+        far = Paced(say)
         if order:
             say(f"devices to be looked at: {len(order):,}")
+        found = reach(home, order, through_ms)
         done = {
             device_id: Amended(device_id, 0, 0, corrected=False, left=why, final=True) for device_id, why in found.why.items()
         }
@@ -138,11 +141,14 @@ def amend_home(home: Home, wanted: Wanted, say: Callable[[str], None] = lambda _
             for first in range(0, len(order), _AT_ONCE):
                 group = _Group(order[first : first + _AT_ONCE], begun, found.why)
                 done |= {one.device_id: one for one in _amend_some(home, group, through_ms, wanted)}
-                say(f"devices looked at: {len(done):,} of {len(concerned):,}")
+                if len(done) < len(concerned):
+                    far(partial("devices looked at: {:,} of {:,}".format, len(done), len(concerned)))
                 still = [at_ms for device_id, at_ms in concerned.items() if device_id not in done or _is_unmet(done[device_id])]
                 if counts and still and min(still) - 1 > before_ms:  # who is broken off now has not to begin anew
                     before_ms = min(still) - 1
                     delta.append_of(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), {DONE: before_ms})
+        if concerned:
+            say(f"devices looked at: {len(done):,} of {len(concerned):,}")
         if counts:
             unmet = sorted(one.device_id for one in done.values() if _is_unmet(one))
             last_ms = through_ms - 1  # at that instant more may come
@@ -163,11 +169,23 @@ def _refused(other: str) -> FleetError:
 
 def _check_columns(home: Home) -> None:
     """A column that is added under a running job would end it: the job adds them itself when it starts."""
-    there = {field.name for field in DeltaTable(str(home.table(JUDGEMENTS.name))).schema().fields}
+    there = {field.name for field in open_table(home.table(JUDGEMENTS.name)).schema().fields}
     if absent := [column.name for column in JUDGEMENTS.columns if column.name not in there]:
         raise FleetError(
             f'the judgements of "{home.path}" were made by an older version: they have no {", ".join(absent)}; '
             f"start the fleet with this version first (./fleet up)"
+        )
+
+
+def _require_kept(home: Home, since_ms: int) -> None:
+    """See that all that came late since an instant is there still, with the messages themselves."""
+    kept = ((oldest_kept_ms(home, MESSAGES.name), "keep_messages"), (oldest_kept_ms(home, CAME_LATE), "keep_late"))
+    oldest_ms, setting = max((instant_ms or 0, setting) for instant_ms, setting in kept)
+    if since_ms < oldest_ms:
+        oldest = format_instant(oldest_ms)
+        raise FleetError(
+            f"amend --since reaches back to {oldest} at the furthest: what was received before is not kept whole (the setting "
+            f"{setting}); got {format_instant(since_ms)}; name {oldest} or later, or restore a backup"
         )
 
 

@@ -9,12 +9,14 @@ Rule 3: Spark changes nothing but the time it takes.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from batch.progress import Paced, Say, Steps, silent, watched
 from fleetpulse.columnar.blocks import NO_SIGNALS, batch_to_rows, from_bytes
 from fleetpulse.columnar.rejudged import Found, Question, Rejudged, together
 from fleetpulse.columnar.wire import from_wire
@@ -61,7 +63,57 @@ class Answer:
     figures: Backtest
 
 
-def backtest(home: Home, policy: Policy, from_ms: int | None, to_ms: int | None, *, spark: bool | None = None) -> Answer:
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What is to be judged.
+
+    Attributes:
+        question: what is asked of it.
+        pieces: what bronze consists of.
+        rows: how many are in them.
+        on_spark: whether Spark judges them, or this process.
+    """
+
+    question: Question
+    pieces: Sequence[Piece]
+    rows: int
+    on_spark: bool
+
+    @property
+    def begin_ms(self) -> int:
+        """From when on verdicts are compared, epoch milliseconds."""
+        return self.question.started_ms if self.question.from_ms is None else self.question.from_ms
+
+    def end_ms(self, home: Home, frontier_ms: int | None) -> int:
+        """Return up to when verdicts are compared, epoch milliseconds.
+
+        Args:
+            home: the home.
+            frontier_ms: of what has landed; None where nothing of it can be judged.
+
+        Raises:
+            FleetError: nothing of the range can be judged yet.
+        """
+        if frontier_ms is None or frontier_ms < self.begin_ms:
+            reached = "nothing" if frontier_ms is None else f"what happened up to {format_instant(frontier_ms)}"
+            raise FleetError(
+                f'of what landed in "{home.path}" {reached} can be judged yet; got --from {format_instant(self.begin_ms)}; '
+                f"name an earlier instant, or ask again a lateness after it"
+            )
+        return frontier_ms if self.question.to_ms is None else min(self.question.to_ms, frontier_ms)
+
+
+def planned(home: Home, policy: Policy, from_ms: int | None, to_ms: int | None, *, spark: bool | None = None) -> Planned:
+    """Return what a backtest is to judge, see `backtest`, with its errors but for what is seen when it is judged."""
+    pieces = pieces_of(home)
+    question = _question(home, policy, pieces, from_ms, to_ms)
+    rows = sum(piece.rows for piece in pieces)
+    return Planned(question, pieces, rows, rows >= SPARK_FROM_ROWS if spark is None else spark)
+
+
+def backtest(
+    home: Home, policy: Policy, from_ms: int | None, to_ms: int | None, *, spark: bool | None = None, say: Say = silent
+) -> Answer:
     """Judge a home's history under the policies in force and under another, and compare.
 
     Args:
@@ -70,26 +122,17 @@ def backtest(home: Home, policy: Policy, from_ms: int | None, to_ms: int | None,
         from_ms: from when on, epoch milliseconds; None from the start, or from when on bronze has all its rows.
         to_ms: up to when verdicts are compared; None to the frontier of what has landed.
         spark: whether on Spark; None where the history is long.
+        say: told every few seconds how far it is.
 
     Raises:
         FleetError: the home has no history, or none of that time, or retention has removed rows of it.
         Misuse: the range ends before it begins.
     """
-    pieces = pieces_of(home)
-    question = _question(home, policy, pieces, from_ms, to_ms)
-    rows = sum(piece.rows for piece in pieces)
-    if spark is None:
-        spark = rows >= SPARK_FROM_ROWS
-    found = _on_spark(question, pieces, home.key_groups()) if spark else here(question, slices_of(pieces))
-    begin_ms = question.started_ms if question.from_ms is None else question.from_ms
-    if found.frontier_ms is None or found.frontier_ms < begin_ms:
-        reached = "nothing" if found.frontier_ms is None else f"what happened up to {format_instant(found.frontier_ms)}"
-        raise FleetError(
-            f'of what landed in "{home.path}" {reached} can be judged yet; got --from {format_instant(begin_ms)}; '
-            f"name an earlier instant, or ask again a lateness after it"
-        )
-    end_ms = found.frontier_ms if to_ms is None else min(to_ms, found.frontier_ms)
-    return Answer(found, figures(found, policy.version, begin_ms, end_ms, rows))
+    plan = planned(home, policy, from_ms, to_ms, spark=spark)
+    question, slices = plan.question, slices_of(plan.pieces)
+    found = _on_spark(question, slices, home.key_groups(), say) if plan.on_spark else here(question, slices, say)
+    end_ms = plan.end_ms(home, found.frontier_ms)
+    return Answer(found, figures(found, policy.version, plan.begin_ms, end_ms, plan.rows))
 
 
 def _question(home: Home, policy: Policy, pieces: Sequence[Piece], from_ms: int | None, to_ms: int | None) -> Question:
@@ -115,13 +158,19 @@ def _question(home: Home, policy: Policy, pieces: Sequence[Piece], from_ms: int 
     return Question(home.deployment(), policy.normalised(), from_ms, to_ms, started_ms, newest_ms)
 
 
-def here(question: Question, slices: Sequence[Slice]) -> Found:
+def here(question: Question, slices: Sequence[Slice], say: Say = silent) -> Found:
     """Judge in this process, as one key group: slice by slice, so that memory stays bounded."""
-    rejudged = Rejudged(question, 0)
+    rejudged, far = Rejudged(question, 0), Paced(say)
     for each in slices:
         for signals, others in unpacked(blocks_of(each, 1, question.started_ms)):
             rejudged.fold(signals, others, each.newest_ms)
+        far(partial(judged_so_far, each, len(slices)))
     return together([rejudged.finish()])
+
+
+def judged_so_far(done: Slice, count: int) -> str:
+    """Say how far a history is judged, when a slice of so many has been."""
+    return f"judging: {done.number + 1:,} of {count:,} slices, received up to {format_instant(done.newest_ms)}"
 
 
 def unpacked(blocks: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, list[Row]]]:
@@ -133,14 +182,18 @@ def unpacked(blocks: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, list[Row]
         )
 
 
-def _on_spark(question: Question, pieces: Sequence[Piece], key_groups: int) -> Found:
+def _on_spark(question: Question, slices: Sequence[Slice], key_groups: int, say: Say) -> Found:
     do_with("pandas")  # Spark asks for it
     from fleetpulse.io.spark import Size, spark_session
 
+    steps = Steps(say)
     with TemporaryDirectory(prefix="fleet-backtest-") as folder:
+        steps("starting Spark")
         session = spark_session("fleetpulse-backtest", local_dir=Path(folder), size=Size(max(2, os.cpu_count() or 1)))
         try:
-            return on_spark(session, question, slices_of(pieces), key_groups)
+            steps(f"judging on Spark, in {len(slices):,} slices")
+            with watched(session, steps):
+                return on_spark(session, question, slices, key_groups)
         finally:
             session.stop()
 

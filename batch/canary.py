@@ -17,7 +17,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from batch.carried import compare, packed, summed
-from batch.generation import Plan, await_end, build, settle, state_of, take_over
+from batch.generation import Plan, await_end, build, judged_version, settle, state_of, take_over
+from batch.progress import Paced
 from batch.verbs import Work
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import Verdict
@@ -77,8 +78,9 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
         _side_by_side(work, made, aside, trial.for_s)
         with trial.stopped():
             at = settle(spark, home, say, newest_begun(checkpoint_of(home.lifecycle, made.number)))
-            await_end(start(spark, home, None, generation=made, through=at.version, told=aside))
-            say("comparing what both have said, all devices, and all that waits")
+            query = start(spark, home, None, generation=made, through=at.version, told=aside)
+            await_end(query, lambda version: say(f"canary: bronze is judged up to version {version} of {at.version}"))
+            say("comparing what both have said")
             was = _files(home.table(JUDGEMENTS.name), query_id(home.checkpoint), began.batch, at.batch)
             now = _files(aside, query_id(checkpoint_of(home.lifecycle, made.number)))
             try:
@@ -88,6 +90,7 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
                     f"generation {made.number} does not say what generation {current.number} says, and is discarded: "
                     f"{error}; nothing has changed"
                 ) from error
+            say("comparing all devices, and all that waits")
             compare(summed(state_of(spark, home, current, at)), summed(state_of(spark, home, made)), made)
             say(f"{judged:,} judgements, all the same")
             take_over(home, made, at, say)
@@ -102,14 +105,47 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
 
 def _side_by_side(work: Work, made: Generation, aside: Path, for_s: float) -> None:
     query = start(work.spark, work.home, generation=made, told=aside)
-    limit = time.monotonic() + for_s
+    began, far, said = time.monotonic(), Paced(work.say), Said(aside)
+
+    def watched() -> str:
+        gone_s, judged = time.monotonic() - began, stand(work.home.checkpoint).version
+        reached = judged_version(query)
+        so_far = "none of bronze yet" if reached is None else f"bronze up to version {reached}"
+        return (
+            f"canary: {gone_s:.0f} s of {for_s:.0f} s; generation {made.number} has judged {so_far}, the running one up to "
+            f"{judged}; {said.count():,} judgements said aside"
+        )
+
     try:
-        while time.monotonic() < limit:
+        while time.monotonic() < began + for_s:
             if not query.isActive:
                 raise FleetError(f"generation {made.number} stopped by itself: {str(query.exception()).splitlines()[0][:500]}")
+            far(watched)
             time.sleep(_LOOK_S)
     finally:
         query.stop()
+
+
+class Said:
+    """Counts what is written to a table while it is written: its log says how much that is, and each entry is read once.
+
+    Args:
+        table: its folder; it may not be there yet.
+    """
+
+    def __init__(self, table: Path) -> None:
+        self._log, self._next, self._count = table / "_delta_log", 0, 0
+
+    def count(self) -> int:
+        """Return how many rows there are by now."""
+        while (entry := self._log / f"{self._next:020}.json").exists():
+            try:
+                added = [one["add"] for one in map(json.loads, entry.read_text().splitlines()) if "add" in one]
+                self._count += sum(int(json.loads(one["stats"])["numRecords"]) for one in added)
+            except (ValueError, KeyError, TypeError):
+                break  # it is being written, or says nothing of rows: only people are told
+            self._next += 1
+        return self._count
 
 
 def _agreed(scratch: Path, was: Iterable[Path], now: Iterable[Path], pending: Iterable[str]) -> int:

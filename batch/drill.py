@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -10,7 +11,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from batch import snapshot
-from batch.generation import Say, await_end
+from batch.generation import await_end
+from batch.progress import Say
 from batch.verbs import Work, bootstrap, migrate, repartition, rescale, rollback
 from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.core.errors import FleetError
@@ -58,20 +60,20 @@ def disturbed(spark: SparkSession, home: Home, undisturbed: Home, say: Say) -> N
     Raises:
         FleetError: the history is too short, or a step is refused.
     """
-    files = _files(undisturbed)
     parts = len(STEPS) + 1
-    if len(files) < parts:
-        raise FleetError(f"a drill needs a recording of {parts} or more batches of landing; got {len(files)}; take a longer one")
+    landings = cut(_files(undisturbed), parts)
+    if len(landings) < parts:
+        raise FleetError(f"a drill needs a recording of {parts} or more messages; got {len(landings)}; take a longer one")
     home.lifecycle.mkdir(parents=True, exist_ok=True)
     save_generations(home.lifecycle, Generations(1, {1: Generation.first(KEY_GROUPS, _FORM)}))
     delta.create(home, MESSAGES)
     spark.conf.set("spark.sql.shuffle.partitions", _PARTITIONS)
-    edges = [len(files) * part // parts for part in range(parts + 1)]
+    edges = [len(landings) * part // parts for part in range(parts + 1)]
     work = Work(spark, home, say)
     for number, (begin, end) in enumerate(pairwise(edges), 1):
         say(f"part {number} of {parts}: {end - begin} batches of landing")
-        _land(home, files[begin:end], begin)
-        await_end(start(spark, home, None))
+        _land(home, landings[begin:end], begin)
+        await_end(start(spark, home, None), partial(_say_how_far, say, number, end + 1))
         if number <= len(STEPS):
             step = STEPS[number - 1]
             say(f"step {number} of {len(STEPS)}: {step.name}")
@@ -79,11 +81,41 @@ def disturbed(spark: SparkSession, home: Home, undisturbed: Home, say: Say) -> N
                 step.act(work)
 
 
+def _say_how_far(say: Say, part: int, versions: int, version: int) -> None:
+    say(f"part {part}: bronze is judged up to version {version} of {versions}")
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """What one commit lands: some rows of a file of bronze.
+
+    Attributes:
+        path: of the file.
+        begin: its first row.
+        end: the row behind its last one.
+    """
+
+    path: Path
+    begin: int
+    end: int
+
+
+def cut(files: Sequence[Path], parts: int) -> list[Landing]:
+    """Return what lands the rows of files of bronze, in order, as that many commits or more, where they are as many rows.
+
+    How few commits a recording came in depends on how fast it was landed. Any row may begin another: no two have one instant.
+    """
+    rows = {path: pq.read_metadata(path).num_rows for path in files}
+    most = max(1, sum(rows.values()) // parts)
+    return [Landing(path, begin, min(begin + most, count)) for path, count in rows.items() for begin in range(0, count, most)]
+
+
 def _files(home: Home) -> list[Path]:
     log = DeltaLog(home.table(MESSAGES.name))
     return [Path(path) for version in range(log.latest() + 1) for path, _ in log.appended(version)]
 
 
-def _land(home: Home, files: Sequence[Path], before: int) -> None:
-    for number, path in enumerate(files, before + 1):
-        delta.append(home, MESSAGES, pq.ParquetFile(path).read(), "drill", number)
+def _land(home: Home, landings: Sequence[Landing], before: int) -> None:
+    for number, one in enumerate(landings, before + 1):
+        rows = pq.ParquetFile(one.path).read().slice(one.begin, one.end - one.begin)
+        delta.append(home, MESSAGES, rows, "drill", number)

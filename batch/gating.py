@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from batch.evidence import is_chosen
 from batch.generation import state_of
+from batch.progress import Say, silent
 from batch.quality import gate, refuse
 from batch.snapshot import about
 from batch.worked_out import State
@@ -52,14 +53,14 @@ def generation_state(spark: SparkSession, home: Home, number: int) -> Iterator[S
         yield State(f"generation {number}", files, what, chosen=is_chosen(load_generations(home.lifecycle), number))
 
 
-def require_sound(spark: SparkSession, home: Home, made: Generation, keep: int) -> None:
+def require_sound(spark: SparkSession, home: Home, made: Generation, keep: int, say: Say = silent) -> None:
     """Look at a generation that was made, before it gets the work.
 
     Raises:
         FleetError: nothing may be built on it.
     """
     with generation_state(spark, home, made.number) as state:
-        report = gate(home, state, lambda: spark, keep=keep)
+        report = gate(home, state, lambda: spark, keep=keep, say=say)
     refuse(
         report, f"generation {made.number} is removed; generation {load_generations(home.lifecycle).current} goes on as before"
     )
@@ -77,7 +78,7 @@ def written_aside(rows: DataFrame) -> Iterator[tuple[Path, ...]]:
 
 
 @contextmanager
-def gated(spark: SparkSession, home: Home, rows: DataFrame, what: Taken, keep: int) -> Iterator[DataFrame]:
+def gated(spark: SparkSession, home: Home, rows: DataFrame, what: Taken, keep: int, say: Say = silent) -> Iterator[DataFrame]:
     """Look at rows that are about to become a snapshot, and give them where the gate opens.
 
     Raises:
@@ -88,5 +89,5 @@ def gated(spark: SparkSession, home: Home, rows: DataFrame, what: Taken, keep: i
     chosen = is_chosen(load_generations(home.lifecycle), what.generation)
     with written_aside(rows) as files:
         state = State(f"generation {what.generation}, to be a snapshot", files, what, before_ms, chosen)
-        refuse(gate(home, state, lambda: spark, keep=keep), "no snapshot is published")
+        refuse(gate(home, state, lambda: spark, keep=keep, say=say), "no snapshot is published")
         yield spark.read.parquet(*map(str, files))

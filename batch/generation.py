@@ -5,16 +5,19 @@ Rule 2: a successor that begins further back judges all that its predecessor rea
 It is refused where the two then differ in any device, or in anything that waits.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from batch.carried import Given, compare, packed, seeds, summed
+from batch.progress import Say
 from batch.session import told_of
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoint import Stand, committed, is_settled, newest_begun, note_begin, stand
@@ -29,8 +32,8 @@ from fleetpulse.io.generations import (
 from fleetpulse.io.home import Home
 from fleetpulse.io.lifecycle_query import Begin, start
 from fleetpulse.io.stored_state import Rows, state_as_rows
+from fleetpulse.io.unsaid import say_unsaid
 
-Say = Callable[[str], None]
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _PATIENCE_S: Final = 3600.0
 
@@ -73,16 +76,23 @@ def settle(spark: SparkSession, home: Home, say: Say, through: int = 0) -> Stand
         FleetError: it has judged nothing yet, or fails.
     """
     checkpoint = home.checkpoint
+    say_unsaid(home, home.generation().number)
     if not committed(checkpoint):
         return stand(checkpoint)  # says that there is none
     if not is_settled(checkpoint) or newest_begun(checkpoint) < through:
         say(f"finishing what generation {home.generation().number} has begun")
-        await_end(start(spark, home, None, through=max(through, newest_begun(checkpoint)), settles=True))
+        end = max(through, newest_begun(checkpoint))
+        query = start(spark, home, None, through=end, settles=True)
+        await_end(query, lambda version: say(f"finishing it: bronze is judged up to version {version} of {end}"))
     return stand(checkpoint)
 
 
-def await_end(query: StreamingQuery) -> None:
+def await_end(query: StreamingQuery, far: Callable[[int], None] = lambda _: None) -> None:
     """Wait until a query that comes to an end has.
+
+    Args:
+        query: the query.
+        far: told every few seconds up to which version of bronze it has judged, once it has ended a batch.
 
     Raises:
         FleetError: it failed, or took too long.
@@ -92,12 +102,23 @@ def await_end(query: StreamingQuery) -> None:
         while not query.awaitTermination(5):
             if time.monotonic() > limit:
                 raise FleetError(f"the state was not judged to its end within {_PATIENCE_S:.0f} s; try again, or see the log")
+            if (version := judged_version(query)) is not None:
+                far(version)
     except FleetError:
         raise
     except Exception as error:
         raise FleetError(f"judging on from the state failed ({told_of(error)}); nothing has changed") from error
     finally:
         query.stop()
+
+
+def judged_version(query: StreamingQuery) -> int | None:
+    """Return the version of bronze up to which a query has judged in this run; None before it has ended a batch."""
+    progress = query.lastProgress
+    if progress is None or not progress["sources"]:
+        return None
+    reached = json.loads(progress["sources"][0]["endOffset"] or "null")
+    return None if reached is None else int(reached["version"])
 
 
 def make(spark: SparkSession, home: Home, plan: Plan, at: Stand, say: Say) -> Generation:
@@ -132,7 +153,9 @@ def is_the_running(home: Home, plan: Plan, at: Stand) -> bool:
     return plan.made_from == {"generation": home.generation().number, "batch": at.batch} and plan.bronze == at.version
 
 
-def build(spark: SparkSession, home: Home, plan: Plan, given: Given, at: Stand, say: Say) -> Generation:
+def build(
+    spark: SparkSession, home: Home, plan: Plan, given: Given, at: Stand, say: Say, aside: Path | None = None
+) -> Generation:
     """Make a generation of rows, and let it judge on from them, silently, to where the current one stands.
 
     Args:
@@ -142,6 +165,7 @@ def build(spark: SparkSession, home: Home, plan: Plan, given: Given, at: Stand, 
         given: the plan's rows, packed for its key groups.
         at: where the current one stopped.
         say: told each step.
+        aside: a table that what it says on the way goes to; None: nobody hears it.
     """
     made = begin_generation(
         home.lifecycle,
@@ -158,7 +182,8 @@ def build(spark: SparkSession, home: Home, plan: Plan, given: Given, at: Stand, 
         if at.version > plan.bronze:
             say(f"judging again what was read since, {at.version - plan.bronze} versions of bronze, and saying nothing")
         with _partitions(spark, plan.partitions):  # a new checkpoint takes them from the session
-            await_end(start(spark, home, None, generation=made, begin=begin, through=at.version, silent=True))
+            query = start(spark, home, None, generation=made, begin=begin, through=at.version, told=aside, silent=True)
+            await_end(query, lambda version: say(f"judging again: bronze up to version {version} of {at.version}"))
         note_begin(checkpoint_of(home.lifecycle, made.number), at.newest_ms)
     except BaseException:
         discard_generation(home.lifecycle, made)

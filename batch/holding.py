@@ -6,7 +6,8 @@ said twice, or never.
 
 from dataclasses import asdict, replace
 
-from batch.generation import Say, take_over
+from batch.generation import take_over
+from batch.progress import Say
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoint import Stand, is_settled, stand
 from fleetpulse.io.generations import (

@@ -7,9 +7,7 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING, Any
 
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoint import Stand, committed, stand, unfinished, watermark_after
@@ -18,15 +16,19 @@ from fleetpulse.io.desired import desired
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import snapshots
-from fleetpulse.io.stored_state import overview
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
-def inspect(spark: SparkSession, home: Home, batch: int | None) -> dict[str, Any]:
+def inspect(spark: "SparkSession", home: Home, batch: int | None) -> dict[str, Any]:
     """Return what the current checkpoint holds after a batch, as JSON has it: key groups, and what `of_files` says.
 
     Raises:
         FleetError: the checkpoint has no such batch, or is not one of ours.
     """
+    from fleetpulse.io.stored_state import overview  # and with it pyspark, which who asks for files alone does without
+
     at = stand(home.checkpoint, batch)
     groups = overview(spark, home.checkpoint, at.batch)
     return {**of_files(home, at, time.time_ns() // 1_000_000), "groups": [asdict(group) for group in groups]}

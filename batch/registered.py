@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from fleetpulse.columnar.seeds import seeds
+from fleetpulse.columnar.seeds import seeds, sound
 from fleetpulse.columnar.snapshots import DEVICE, GROUP, taken, the_world
 from fleetpulse.columnar.standing import world_from_plain
 from fleetpulse.core.coverage import Coverage
@@ -18,6 +18,22 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.io.stored_state import SNAPSHOT_COLUMNS
 
 _DEVICES_A_PIECE: Final = 8_000
+
+
+def devices_at(listed: Callable[[int | None], pa.Table], frontier_ms: int | None) -> pa.Table:
+    """Return the devices of a list, where a generation can begin with them.
+
+    Args:
+        listed: returns columns of `columnar.seeds.REGISTERED_SCHEMA` as they are at a frontier.
+        frontier_ms: up to which they are judged, epoch milliseconds.
+
+    Raises:
+        FleetError: there are none, or the list has faults, see `columnar.seeds`.
+    """
+    devices = listed(frontier_ms)
+    if not len(devices):
+        raise FleetError("a generation begins with the devices of a list; got a list without any; nothing has changed")
+    return sound(devices, frontier_ms)
 
 
 def rows_of_devices(
@@ -31,18 +47,16 @@ def rows_of_devices(
     Args:
         spark: the session.
         state: rows of a snapshot.
-        listed: returns columns of `columnar.seeds.REGISTERED_SCHEMA` as they are at a frontier (epoch milliseconds).
+        listed: see `devices_at`.
         coverage: when we listened, from the first row on: what the state knows of it begins at its frontier.
         deployment: lateness, clock lead and jitter.
 
     Raises:
-        FleetError: the list has faults, see `columnar.seeds`.
+        FleetError: see `devices_at`.
     """
     world = the_world(row.content for row in state.filter(F.col("part") == GROUP).select("content").collect())
     listening, policies = world_from_plain(json.loads(world))
-    devices = listed(listening.frontier_ms)
-    if not len(devices):
-        raise FleetError("a generation begins with the devices of a list; got a list without any; nothing has changed")
+    devices = devices_at(listed, listening.frontier_ms)
     known = replace(listening, coverage=coverage)
     pieces = seeds(devices, known, policies, 1 + len(devices) // _DEVICES_A_PIECE)
     blocks = spark.createDataFrame(pieces.select(["key_group", "block"]))

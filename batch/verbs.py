@@ -4,25 +4,26 @@ Rule 1: each holds the state while it works, and refuses where another holds it.
 Rule 2: what is planned is known before anything is changed; ``dry`` ends there.
 """
 
-import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from batch.generation import Plan, Say, make, settle, state_of, take_over
+from batch.chosen import fitting, these
+from batch.copies import copy_checkpoint, require_same
+from batch.generation import Plan, make, settle, state_of, take_over
 from batch.holding import hold
-from batch.registered import rows_of_devices
+from batch.progress import Say
+from batch.registered import devices_at, rows_of_devices
+from batch.unsaid import go_on, require_since, where_it_stopped
 from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.snapshots import DEVICE
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.belonging import require_own
-from fleetpulse.io.checkpoint import Stand, is_settled, relocate, stand
+from fleetpulse.io.checkpoint import Stand, partitions_of, stand, unfinished
 from fleetpulse.io.generations import (
     REPARTITION,
     RETIRED,
@@ -34,13 +35,13 @@ from fleetpulse.io.generations import (
 )
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import Taken
-from fleetpulse.io.stored_state import VARIABLES, Rows, blaming_snapshot, read_snapshot, rows_as_given, state_rows, timers
+from fleetpulse.io.stored_state import Rows, blaming_snapshot, read_snapshot, rows_as_given
+from fleetpulse.io.unsaid import say_unsaid
 from fleetpulse.ops.reports import listening
 
 Listed = Callable[[int | None], pa.Table]
 _MOST_GROUPS: Final = 100_000
 _MOST_PARTITIONS: Final = 10_000
-_CALLS_JAVA: Final = re.compile(r"\b(?:try_)?reflect\b|\bjava_method\b", re.IGNORECASE)  # however it is quoted or spaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ def give(work: Work, made: Generation, at: Stand) -> None:
     """
     if work.gate is not None:
         try:
+            work.say(f"looking at generation {made.number} before it gets the work")
             work.gate(work, made)
         except BaseException:
             discard_generation(work.home.lifecycle, made)
@@ -177,29 +179,20 @@ def repartition(work: Work, partitions: int) -> Generation | None:
     copy = checkpoint_of(home.lifecycle, made.number)
     try:
         work.say(f"copying generation {current.number} to generation {made.number}")
-        shutil.copytree(home.checkpoint, copy)
-        relocate(copy)
+        copy_checkpoint(home.checkpoint, copy, work.say)
         work.say("repartitioning the copy")
         work.spark._streamingCheckpointManager.repartition(str(copy), partitions)  # noqa: SLF001 - Spark has no other door yet
         after = stand(copy)
         work.say("comparing all state and all timers with the generation that runs")
-        for name in (*VARIABLES, "timers"):
-            was, now = (_all_of(work.spark, folder, one, name) for folder, one in ((home.checkpoint, at), (copy, after)))
-            if was != now:
-                raise FleetError(f'the state "{name}" differs after repartitioning: {was[0]} rows before, {now[0]} after; '
-                                 f"generation {made.number} is discarded, and nothing has changed")  # fmt: skip
+        try:
+            require_same(work.spark, (home.checkpoint, at), (copy, after), work.say)
+        except FleetError as error:
+            raise FleetError(f"{error}; generation {made.number} is discarded, and nothing has changed") from error
     except BaseException:
         discard_generation(home.lifecycle, made)
         raise
     give(work, made, at)
     return made
-
-
-def _all_of(spark: SparkSession, checkpoint: Any, at: Stand, name: str) -> tuple[int, int]:
-    rows = timers(spark, checkpoint, at.batch) if name == "timers" else state_rows(spark, checkpoint, at.batch, name)
-    told = [F.to_json(F.struct(column)) for column in rows.columns if column != "partition_id"]
-    [found] = rows.agg(F.count("*").alias("n"), F.sum(F.xxhash64(*told).cast("decimal(38,0)")).alias("hashes")).collect()
-    return found.n, int(found.hashes or 0)
 
 
 def rollback(work: Work, to: int | None = None) -> Generation | None:
@@ -232,9 +225,7 @@ def rollback(work: Work, to: int | None = None) -> Generation | None:
         f"generation {chosen.number} stopped after batch {then.batch}: {chosen.key_groups} key groups, {then.partitions} "
         f"partitions, stored form {chosen.form}; a new generation goes on from there"
     )
-    others = record.choices_in(chosen.number) != record.choices_in(present.number)
-    if others:
-        work.say(f"generations {chosen.number} and {present.number} know different devices: they are not compared")
+    others = _know_others(work, chosen.number, present.number)
     if work.dry:
         return None
     at = settle(work.spark, home, work.say)
@@ -246,6 +237,15 @@ def rollback(work: Work, to: int | None = None) -> Generation | None:
     return made
 
 
+def _know_others(work: Work, one: int, other: int) -> bool:
+    """Whether either of two generations was made of chosen devices, and the other was not; say so."""
+    record = load_generations(work.home.lifecycle)
+    others = record.choices_in(one) != record.choices_in(other)
+    if others:
+        work.say(f"generations {one} and {other} know different devices: they are not compared")
+    return others
+
+
 def bootstrap(work: Work, snapshot: Taken, only: str | None = None, *, damaged: bool = False) -> Generation | None:
     """Go on from a snapshot.
 
@@ -253,7 +253,8 @@ def bootstrap(work: Work, snapshot: Taken, only: str | None = None, *, damaged: 
         work: what to work with.
         snapshot: which.
         only: an SQL condition on the columns of `DEVICE_SNAPSHOTS`: the devices to begin with; None takes all.
-        damaged: whether the current state cannot be read: then it is neither finished nor compared with.
+        damaged: whether the current state cannot be read: then it is neither finished nor compared with. Where its logs of
+            batches do not say where it stopped, what was said since the snapshot tells what is still to be said.
 
     Raises:
         FleetError: it cannot be read, the condition is none, no device is left, or bronze is no longer kept from there.
@@ -270,69 +271,63 @@ def bootstrap(work: Work, snapshot: Taken, only: str | None = None, *, damaged: 
 
 def _from_rows(work: Work, snapshot: Taken, rows: Rows, only: str | None, *, damaged: bool) -> Generation | None:
     home = work.home
-    fitting = rows.each.filter(F.col("part") == DEVICE) if only is None else _fitting(rows.each, only)
-    devices = fitting.count()
+    chosen = rows.each.filter(F.col("part") == DEVICE) if only is None else fitting(rows.each, only)
+    devices = chosen.count()
     if not devices and snapshot.devices:
         raise FleetError(f'no device of snapshot version {snapshot.version} fits "{only}"; got 0 of {snapshot.devices:,}')
-    current, before = home.generation(), stand(home.checkpoint)
+    current = home.generation()
     work.say(
         f"snapshot version {snapshot.version} of generation {snapshot.generation} after batch {snapshot.batch}: "
         f"{devices:,} of {snapshot.devices:,} devices; bronze is read from version {snapshot.bronze}"
     )
+    others = _know_others(work, snapshot.generation, current.number)
+    stopped, why = where_it_stopped(home) if damaged else (stand(home.checkpoint), "")
+    if stopped is None:
+        return _by_what_was_said(work, snapshot, rows, why, others=others)
+    if damaged:
+        work.say(
+            f"the state is not read, and nothing is compared; generation {current.number} stopped after batch {stopped.batch}"
+        )
     if work.dry:
         return None
-    at = _as_it_stopped(home) if damaged else settle(work.spark, home, work.say)
+    say_unsaid(home, current.number)
+    at = stopped if damaged else settle(work.spark, home, work.say)
     source = {"snapshot": snapshot.version, "generation": snapshot.generation, "batch": snapshot.batch, "only": only}
     bronze = snapshot.bronze
     if only is not None:  # the snapshot chooses; what they have come to since is the present state
-        rows, bronze = rows_as_given(_these(state_of(work.spark, home, current, at).each, fitting)), at.version
-    plan = Plan("bootstrap", source, rows, bronze, current.key_groups, before.partitions, current.form,
-                chosen=damaged or only is not None)  # fmt: skip
+        rows, bronze = rows_as_given(these(state_of(work.spark, home, current, at).each, chosen)), at.version
+    plan = Plan("bootstrap", source, rows, bronze, current.key_groups, at.partitions, current.form,
+                chosen=damaged or others or only is not None)  # fmt: skip
     made = make(work.spark, home, plan, at, work.say)
     give(work, made, at)
     return made
 
 
-def _as_it_stopped(home: Home) -> Stand:
-    """Return where a generation stopped whose state is damaged, and whose logs of batches are not."""
-    if not is_settled(home.checkpoint):
+def _by_what_was_said(work: Work, snapshot: Taken, rows: Rows, why: str, *, others: bool) -> Generation | None:
+    """Go on from a snapshot where nobody knows where the current generation stopped."""
+    home, current = work.home, work.home.generation()
+    work.say(
+        f"where generation {current.number} stopped is not known: {why}; so all since the snapshot is judged again, and of that "
+        f"is said what is not in judgements; the state is compared with nothing"
+    )
+    if others:
         raise FleetError(
-            f"generation {home.generation().number} was stopped in the middle of a batch, and with damaged state nobody knows "
-            f"which of its verdicts were said; restore the checkpoint from a backup, or play the history into another home"
+            f"generation {current.number} knows other devices than snapshot version {snapshot.version} of generation "
+            f"{snapshot.generation}: what was said since does not follow from it; name a snapshot of the devices that it knows"
         )
-    return stand(home.checkpoint)
-
-
-def check_condition(only: str) -> None:
-    """See that a condition asks for values alone: whoever may fill in a form may not call Java.
-
-    Raises:
-        FleetError: it names a function that does.
-    """
-    if found := _CALLS_JAVA.search(only):
+    if work.holds or work.gate is not None:
         raise FleetError(
-            f'"{only}" is no condition on a device: it may not contain the word {found[0]}, which calls Java; '
-            f"write one over the columns of device_snapshots, such as: site = 'north'"
+            "what was not said is said when the generation has the work, so it is neither held nor looked at before that: leave "
+            "--hold and --gate, and look afterwards: ./fleet quality run"
         )
-
-
-def _fitting(rows: DataFrame, only: str) -> DataFrame:
-    """Return the devices that fit a condition."""
-    check_condition(only)
-    try:
-        chosen = rows.filter((F.col("part") == DEVICE) & F.expr(f"({only})"))
-        chosen.limit(1).collect()
-    except PySparkException as error:
-        raise FleetError(f'"{only}" is no condition on a device ({str(error).splitlines()[0][:200]}); write one in SQL over the '
-                         f"columns of device_snapshots, such as: site = 'north'") from error  # fmt: skip
-    return chosen
-
-
-def _these(rows: DataFrame, fitting: DataFrame) -> DataFrame:
-    """Return a state without the devices that do not fit; what waits of devices that have no state yet stays."""
-    devices = rows.filter(F.col("part") == DEVICE).select("device_id")
-    others = devices.join(fitting.select("device_id"), "device_id", "left_anti")
-    return rows.join(others, "device_id", "left_anti").select(rows.columns)
+    require_since(home, snapshot)
+    if work.dry:
+        return None
+    say_unsaid(home, current.number)
+    source = {"snapshot": snapshot.version, "generation": snapshot.generation, "batch": snapshot.batch, "only": None}
+    partitions = partitions_of(home.checkpoint) or int(str(work.spark.conf.get("spark.sql.shuffle.partitions")))
+    plan = Plan("bootstrap", source, rows, snapshot.bronze, current.key_groups, partitions, current.form)
+    return go_on(work.spark, home, plan, snapshot, work.say)
 
 
 def bootstrap_devices(work: Work, listed: Listed, named: str) -> Generation | None:
@@ -342,7 +337,7 @@ def bootstrap_devices(work: Work, listed: Listed, named: str) -> Generation | No
 
     Args:
         work: what to work with.
-        listed: see `registered.rows_of_devices`.
+        listed: see `registered.devices_at`.
         named: where the list is from.
 
     Raises:
@@ -350,7 +345,8 @@ def bootstrap_devices(work: Work, listed: Listed, named: str) -> Generation | No
     """
     home = work.home
     current, before = home.generation(), stand(home.checkpoint)
-    work.say(f"the devices of {named}; bronze is read from version {before.version}")
+    devices = devices_at(listed, _frontier_ms(home, before))
+    work.say(f"{len(devices):,} devices of {named}; bronze is read from version {before.version}")
     if work.dry:
         return None
     at = settle(work.spark, home, work.say)
@@ -363,3 +359,9 @@ def bootstrap_devices(work: Work, listed: Listed, named: str) -> Generation | No
     made = make(work.spark, home, plan, at, work.say)
     give(work, made, at)
     return made
+
+
+def _frontier_ms(home: Home, at: Stand) -> int | None:
+    """Return up to which a generation will be judged when what it has begun is finished; while it is at it, no less."""
+    known = listening(home, at.newest_ms if unfinished(home.checkpoint) is None else None)
+    return None if known is None else known.frontier_ms

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.options import DEFAULT_HOME, DryOption, HomeOption, RowsOption
-from cli.output import as_json, as_table, console
-from fleetpulse.core.times import parse_duration_ms, parse_instant_ms
+from cli.output import as_json, as_table, console, say
+from fleetpulse.core.errors import Misuse
+from fleetpulse.core.times import format_instant, parse_duration_ms, parse_instant_ms
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.io.services import in_use
@@ -43,19 +44,24 @@ def amend(
     opened.record()
     for device_id in device or ():
         require_known(opened, device_id)
-    wanted = Wanted(tuple(dict.fromkeys(device or ())), None if since is None else parse_instant_ms(since), dry_run)
+    wanted = Wanted(tuple(dict.fromkeys(device or ())), None if since is None else _past(parse_instant_ms(since)), dry_run)
     if again_within is None:
-        done = amend_home(opened, wanted, _say)
+        done = amend_home(opened, wanted, say)
     else:
-        done = amend_and_settle(opened, wanted, _Judged(opened, parse_duration_ms(again_within) / 1000), _say)
+        done = amend_and_settle(opened, wanted, _Judged(opened, parse_duration_ms(again_within) / 1000), say)
     if json_lines:
         as_json([asdict(one) for one in done])
     else:
         _show(done, opened, dry_run=dry_run)
 
 
-def _say(words: str) -> None:
-    typer.echo(words, err=True)
+def _past(since_ms: int) -> int:
+    """Return an instant, unless it lies in the future."""
+    if since_ms > time.time() * 1000:
+        raise Misuse(
+            f"--since is an instant of the past; got {format_instant(since_ms)}; what is to come is amended when it came"
+        )
+    return since_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +72,27 @@ class _Judged:
     within_s: float
 
     def __call__(self, instant_ms: int) -> bool:
-        limit = time.monotonic() + self.within_s
+        from batch.progress import Paced
+
+        limit, far = time.monotonic() + self.within_s, Paced(say)
         while not (reached := self._is_past(instant_ms)) and in_use(self.home) and time.monotonic() < limit:
+            far(self._how_far)
             time.sleep(1)
         return reached
 
     def _is_past(self, instant_ms: int) -> bool:
+        at_ms = self._reached_ms()
+        return at_ms is not None and at_ms > instant_ms
+
+    def _reached_ms(self) -> int | None:
         from fleetpulse.ops.reports import frontier_ms
 
         judged = judged_up_to(self.home.checkpoint)
-        at_ms = frontier_ms(self.home, judged[1]) if judged is not None else None
-        return at_ms is not None and at_ms > instant_ms
+        return frontier_ms(self.home, judged[1]) if judged is not None else None
+
+    def _how_far(self) -> str:
+        at_ms = self._reached_ms()
+        return f"waiting: judged {'is nothing yet' if at_ms is None else f'up to {format_instant(at_ms)}'}"
 
 
 def _show(done: Sequence["Amended"], home: Home, *, dry_run: bool) -> None:

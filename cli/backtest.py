@@ -1,16 +1,24 @@
 """``fleet backtest``: what would have been said under another policy."""
 
+import errno
+import os
 from pathlib import Path
-from typing import Annotated, Any
+from tempfile import gettempdir
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
-from cli.options import DEFAULT_HOME, HomeOption
-from cli.output import as_json, as_table, console
+from cli.options import DEFAULT_HOME, DryOption, HomeOption
+from cli.outlook import Outlook, Read, foretell
+from cli.output import as_json, as_table, console, say
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.times import format_duration, format_instant, parse_instant_ms
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import do_without
+
+if TYPE_CHECKING:
+    from batch.backtest import Planned
 
 _SHOWN = 20  # rows of a table; --json and --html have all
 _DAYS = 14
@@ -35,18 +43,27 @@ def backtest(
     spark: Annotated[
         bool | None, typer.Option("--spark/--no-spark", help="On Spark or in this process; else by how long the history is.")
     ] = None,
+    dry_run: DryOption = False,
 ) -> None:
     """Judge what was received under another policy, and show which verdicts that adds, takes away and moves."""
     do_without("pandas")  # most of a second, of the two or three that a short history takes; Spark gets it back
     from batch.backtest import backtest as run
+    from batch.backtest import planned
     from cli.main import policy_of
 
     opened = Home(home)
     opened.record()
     asked = policy_of(policy, None)
     bounds = [None if text is None else parse_instant_ms(text) for text in (from_, to)]
-    with console().status("judging") if not (json_lines or verdicts) else _nothing():
-        answer = run(opened, asked, bounds[0], bounds[1], spark=spark)
+    if html is not None:
+        _require_writable(html)
+    if dry_run:
+        plan = planned(opened, asked, bounds[0], bounds[1], spark=spark)
+        does, more = _foreseen(opened, plan), (Read(f'the policy in "{policy}", version {asked.version}'),)
+        foretell(Outlook(does, (*_read_by(plan), *more), _written(plan, html)), json_lines=json_lines or verdicts)
+        return
+    with Console(stderr=True).status("judging"):
+        answer = run(opened, asked, bounds[0], bounds[1], spark=spark, say=say)
     if html is not None:
         from fleetpulse.ops.backtest_page import page
 
@@ -61,17 +78,55 @@ def backtest(
         _show(answer.figures, html)
 
 
-def _nothing() -> Any:
-    from contextlib import nullcontext
+def _foreseen(home: Home, plan: "Planned") -> str:
+    """Say what would be compared.
 
-    return nullcontext()
+    Raises:
+        FleetError: nothing of the range can be judged yet.
+    """
+    from fleetpulse.ops.reports import listening
+
+    landed = listening(home, None)
+    bounds = (plan.begin_ms, plan.end_ms(home, landed.frontier_ms if landed else None))
+    span = " to ".join(map(format_instant, bounds))
+    where = "on Spark" if plan.on_spark else "in this process"
+    return f"judge {plan.rows:,} messages twice, {where}, and compare the verdicts of {span}"
+
+
+def _read_by(plan: "Planned") -> tuple[Read, ...]:
+    files = {piece.path for piece in plan.pieces}
+    return (Read("messages", len(files), plan.rows, None, plan.question.started_ms, plan.question.newest_ms),)
+
+
+def _written(plan: "Planned", html: Path | None) -> tuple[str, ...]:
+    page = () if html is None else (f'the page "{html}"',)
+    return (*page, f'a folder of Spark\'s in "{gettempdir()}", removed at the end') if plan.on_spark else page
+
+
+def _require_writable(path: Path) -> None:
+    """See that a page can be written, before all is judged for it.
+
+    Raises:
+        FleetError: it cannot.
+    """
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise _cannot_be_written(path, os.strerror(errno.EISDIR))
+    if not folder.is_dir():
+        raise _cannot_be_written(path, os.strerror(errno.ENOTDIR if folder.exists() else errno.ENOENT))
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise _cannot_be_written(path, os.strerror(errno.EACCES))
+
+
+def _cannot_be_written(path: Path, why: str | None) -> FleetError:
+    return FleetError(f'"{path}" cannot be written ({why}); name another file with --html')
 
 
 def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise FleetError(f'"{path}" cannot be written ({error.strerror}); name another file with --html') from None
+        raise _cannot_be_written(path, error.strerror) from None
 
 
 def _show(told: Any, html: Path | None) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from fleetpulse.columnar.seeds import CLASS_SINCE_FIELD, REGISTERED_SCHEMA
+from fleetpulse.columnar.seeds import CLASS_SINCE_FIELD, REGISTERED_SCHEMA, as_registered, require_once
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import DEFAULT_CLASS
 from fleetpulse.core.tables import DEVICES
@@ -50,30 +50,36 @@ def registered_devices(home: Home, frontier_ms: int | None) -> pa.Table:
 
 
 def read_devices(path: Path | None) -> pa.Table:
-    """Read a CSV or Parquet file of devices: columns of `REGISTERED_SCHEMA`; ``device_class`` and ``gateway`` may be absent.
+    """Read a CSV or Parquet file of devices; ``device_class`` and ``gateway`` may be absent, further columns are passed over.
+
+    Returns:
+        Columns of `REGISTERED_SCHEMA`.
 
     Raises:
-        FleetError: it cannot be read, is of another kind, or a column is absent.
+        FleetError: it cannot be read, is of another kind, or a column is absent, there twice, or not what it is to be.
     """
     assert path is not None, "the option was given"
     try:
         found = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+        for name in ("device_class", "gateway"):
+            if name not in found.column_names:
+                found = found.append_column(name, pa.nulls(len(found), pa.string()))
+        return as_registered(found)
     except FileNotFoundError:
         raise FleetError(f'there is no file "{path}"; name a CSV or Parquet file of devices') from None
-    except (OSError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except FleetError as error:
+        raise FleetError(f'"{path}" is no list of devices: {error}') from None
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise FleetError(
             f'"{path}" is no list of devices ({str(error).splitlines()[0][:200]}); it has the columns {_COLUMNS}, '
             f"registered_at as in 2026-01-31T12:00:00Z"
         ) from None
-    for name in ("device_class", "gateway"):
-        if name not in found.column_names:
-            found = found.append_column(name, pa.nulls(len(found), pa.string()))
-    return found.drop_columns([CLASS_SINCE_FIELD.name]) if CLASS_SINCE_FIELD.name in found.column_names else found
 
 
 def _parquet(path: Path) -> pa.Table:
     import pyarrow.parquet as pq
 
+    require_once(pq.read_schema(path).names)  # PyArrow would name all its own columns besides
     return pq.read_table(path)
 
 

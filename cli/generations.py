@@ -9,7 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from cli.options import DEFAULT_HOME, DryOption, HomeOption, JsonOption
-from cli.output import console
+from cli.outlook import Outlook, Read, foretell
+from cli.output import console, say
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
@@ -26,18 +27,14 @@ def register(state: typer.Typer) -> None:
     state.command("prune")(prune)
 
 
-def _say(words: str) -> None:
-    typer.echo(words, err=True)
-
-
 def switch(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False) -> None:
     """Give the work to a generation that was made with --hold."""
     from batch.holding import switch as give
 
     opened = Home(home)
     opened.record()
-    with making(opened, "fleet state switch", _say), opened.state_held("fleet state switch"):
-        give(opened, number, _say, dry=dry_run)
+    with making(opened, "fleet state switch", say), opened.state_held("fleet state switch"):
+        give(opened, number, say, dry=dry_run)
 
 
 def discard(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False) -> None:
@@ -47,16 +44,19 @@ def discard(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: Dr
     opened = Home(home)
     opened.record()
     if dry_run:
-        remove(opened, number, _say, dry=True)
+        remove(opened, number, say, dry=True)
         return
-    with making(opened, "fleet state discard", _say):
-        remove(opened, number, _say)
+    with making(opened, "fleet state discard", say):
+        remove(opened, number, say)
 
 
-def list_generations(home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> None:
+def list_generations(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False, as_json: JsonOption = False) -> None:
     """List the generations: who made which from what."""
     opened = Home(home)
     opened.record()
+    if dry_run:
+        foretell(Outlook("list the generations", (Read(f'their record in "{opened.lifecycle}"'),)), json_lines=as_json)
+        return
     record = load_generations(opened.lifecycle)
     found = [record.known[number] for number in sorted(record.known)] or [opened.generation()]
     if as_json:
@@ -85,7 +85,7 @@ def prune(
     opened = Home(home)
     opened.record()
     if dry_run:
-        remove(opened, keep, _say, dry=True)
+        remove(opened, keep, say, dry=True)
         return
-    with making(opened, "fleet state prune", _say):
-        remove(opened, keep, _say, dry=False)
+    with making(opened, "fleet state prune", say):
+        remove(opened, keep, say, dry=False)

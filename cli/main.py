@@ -38,6 +38,7 @@ from fleetpulse.core.policy import Policy, parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import parse_duration_ms
 from fleetpulse.io.address import parse_broker_url
+from fleetpulse.io.damage import DamagedError, damage_in
 from fleetpulse.io.home import Home
 
 app = typer.Typer(
@@ -200,3 +201,9 @@ def run() -> None:
     except FleetError as error:
         typer.echo(f"fleet: {error}", err=True)
         sys.exit(error.exit_code)
+    except Exception as error:
+        if (told := damage_in(error)) is None:
+            raise  # a fault of ours: it is to be seen whole
+        refused = DamagedError("what the command needs", told)
+        typer.echo(f"fleet: {refused}", err=True)
+        sys.exit(refused.exit_code)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -36,6 +37,11 @@ _WIDTH_OF_FILES: Final = 160
 def console() -> Console:
     """Return the console; where nobody looks at a terminal, wide enough for a row to stay a line."""
     return Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_FILES)
+
+
+def say(words: str) -> None:
+    """Tell people what is done now, on standard error: standard output is for what comes of it."""
+    typer.echo(words, err=True)
 
 
 def instant_ms(moment: datetime) -> int:

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from cli.options import JsonOption
+from cli.options import DryOption, JsonOption
+from cli.outlook import Outlook, Read, foretell, tables_read
 from cli.output import as_json, as_table, console, measure
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.times import format_duration, parse_duration_ms
@@ -56,10 +57,10 @@ def show_plan(
     ] = None,
     home: MeasuredOption = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="First measure what things cost on this machine.")] = False,
+    dry_run: DryOption = False,
     json_lines: JsonOption = False,
 ) -> None:
     """Say what a fleet will need: state, batches, key groups, cores, memory, and storage a month out."""
-    figures = _figures(measure_anew=calibrate)
     given: dict[str, Any] = {
         "devices": devices,
         "interval_ms": _duration("--interval", interval),
@@ -71,15 +72,47 @@ def show_plan(
         "metrics_bytes": metrics,
         "tolerance": tolerance,
     }
+    kept_ms = None if keep in (None, _FOREVER) else _duration("--keep", keep)
+    if dry_run:
+        foretell(_outlook(given, None if home is None else Home(home), measures=calibrate), json_lines=json_lines)
+        return
+    figures = _figures(measure_anew=calibrate)
     fleet = Fleet(10_000)
     if home is not None:
         fleet, heap_bytes = _of_home(Home(home))
         figures = replace(figures, heap_bytes=heap_bytes)
     fleet = replace(fleet, **{name: value for name, value in given.items() if value is not None})
     if keep is not None:
-        kept_ms = None if keep == _FOREVER else _duration("--keep", keep)
         fleet = replace(fleet, keep_days=None if kept_ms is None else kept_ms / DAY_MS)
     _show(plan(fleet, figures), fleet, figures, _standing(home), json_lines=json_lines)
+
+
+def _outlook(given: dict[str, Any], home: Home | None, *, measures: bool) -> Outlook:
+    """Return what a plan would be made from.
+
+    Raises:
+        FleetError: there is no such home, its settings have faults, or the figures that were kept cannot be read.
+    """
+    from batch.calibrate import FILE, load
+    from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
+    from fleetpulse.settings import load_settings
+
+    kept = cache_dir() / FILE
+    reads = [] if measures else [Read(f"what things cost, by {load(cache_dir()).source}")]
+    if home is not None:
+        home.record()
+        load_settings(home.path)
+        read = ((MESSAGES, "received_at"), (JUDGEMENTS, "event_time"), (QUARANTINE, "received_at"), (STREAM_HEALTH, "began_at"))
+        reads += [*tables_read(home, read), Read(f'how large the files below "{home.path}" are')]
+    named = [_option(name) for name, value in given.items() if value is not None]
+    source = "the built-in fleet" if home is None else f'the fleet of "{home.path}"'
+    before = "measure what things cost on this machine, in a minute or so, and " if measures else ""
+    does = f"{before}plan for {source}" + (f", but for what is given: {', '.join(named)}" if named else "")
+    return Outlook(does, tuple(reads), (f'"{kept}"',) if measures else ())
+
+
+def _option(name: str) -> str:
+    return name.removesuffix("_ms").removesuffix("_bytes").removesuffix("_share").replace("_", " ")
 
 
 def _duration(option: str, text: str | None) -> int | None:

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from cli.looking import judged_ms
-from cli.options import DEFAULT_HOME, HomeOption, RowsOption, check_mode
+from cli.options import DEFAULT_HOME, DryOption, HomeOption, RowsOption, check_mode
+from cli.outlook import Outlook, foretell, tables_read
 from cli.output import as_json, as_table, cell, console, instant_ms
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import END_OF_TIME_MS, format_duration, format_instant, parse_instant_ms
@@ -31,6 +32,7 @@ def rewind(
     home: HomeOption = DEFAULT_HOME,
     mode: Annotated[str | None, typer.Option("--mode", help="Only devices in this mode.")] = None,
     last: Annotated[int, typer.Option("--last", min=1, help="So many rows: of devices the first, of a life the newest.")] = 200,
+    dry_run: DryOption = False,
     json_lines: RowsOption = False,
 ) -> None:
     """Show every device's mode at an instant, or how one device came to its own."""
@@ -40,6 +42,9 @@ def rewind(
     opened = Home(home)
     opened.record()
     moment = _moment(opened, parse_instant_ms(to), known)
+    if dry_run:
+        foretell(_outlook(opened, device, moment), json_lines=json_lines)
+        return
     rows = reports.fleet(opened, moment) if device is None else reports.life(opened, device, moment)
     if device is not None and not rows:
         raise FleetError(_nothing_of(opened, device, moment))
@@ -50,6 +55,22 @@ def rewind(
     if not rows and moment.known_ms != END_OF_TIME_MS:
         typer.echo(f"fleet: note: {_judged_when(opened, moment.known_ms)}", err=True)
     _show(device, moment, rows, last)
+
+
+def _outlook(home: Home, device: str | None, moment: Any) -> Outlook:
+    """Return what would be read.
+
+    Raises:
+        FleetError: nobody knows the device.
+    """
+    from fleetpulse.core.tables import DEVICES, JUDGEMENTS
+    from fleetpulse.ops.reports import require_known
+
+    if device is not None:
+        require_known(home, device)
+    what = "every device's mode at" if device is None else f"the life of {device} up to"
+    does = f"show {what} {format_instant(moment.at_ms)}, as {_knowledge(moment)}"
+    return Outlook(does, tables_read(home, ((JUDGEMENTS, "event_time"), (DEVICES, "received_at"))))
 
 
 def _moment(home: Home, at_ms: int, known: str) -> Any:
@@ -109,11 +130,14 @@ def _judged_when(home: Home, known_ms: int) -> str:
 
 
 def _nothing_of(home: Home, device: str, moment: Any) -> str:
+    """Say why nothing can be told of a device.
+
+    Raises:
+        FleetError: nobody knows it.
+    """
     from fleetpulse.ops import reports
 
-    if not reports.is_known(home, device):
-        listed = f"list them with: ./fleet devices --home {home.path}"
-        return f'no device "{device}" was registered or heard in "{home.path}"; {listed}'
+    reports.require_known(home, device)
     changes = reports.transitions(home, device)
     if not changes:
         return f'nothing has been judged of "{device}"; see why with: ./fleet device {device} --home {home.path}'
@@ -123,10 +147,14 @@ def _nothing_of(home: Home, device: str, moment: Any) -> str:
     return f'"{device}" has no mode at {format_instant(moment.at_ms)}: its life begins at {began}; name that or a later instant'
 
 
+def _knowledge(moment: Any) -> str:
+    return "it is known now" if moment.known_ms == END_OF_TIME_MS else f"it was known at {format_instant(moment.known_ms)}"
+
+
 def _show(device: str | None, moment: Any, rows: list[dict[str, Any]], last: int) -> None:
     shown = console()
     at = format_instant(moment.at_ms)
-    knowledge = "it is known now" if moment.known_ms == END_OF_TIME_MS else f"it was known at {format_instant(moment.known_ms)}"
+    knowledge = _knowledge(moment)
     if device is None:
         counts = Counter(row["mode"] for row in rows)
         words = ", ".join(f"{count:,} {cell('mode', mode)}" for mode, count in counts.most_common()) or "no device"

@@ -1,10 +1,10 @@
 """``fleet state``: look into the lifecycle job's state, copy it, change its shape, and go back."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,23 +15,22 @@ from rich.table import Table
 
 from cli import generations
 from cli.options import DEFAULT_HOME, DryOption, HomeOption, JsonOption
-from cli.output import console
-from cli.sizes import size_of
+from cli.outlook import Outlook, Read, foretell
+from cli.output import console, say
+from cli.state_work import Asked, changing, looking, snapshot_gate
 from fleetpulse.columnar.forms import STORED_FORM
-from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.errors import Misuse
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
 from fleetpulse.core.times import format_instant, parse_duration_ms, parse_instant_ms
 from fleetpulse.io.belonging import require_own
-from fleetpulse.io.checkpoint import relocate_each
-from fleetpulse.io.generations import none_held
+from fleetpulse.io.checkpoint import stand
 from fleetpulse.io.home import Home
 from fleetpulse.io.making import making
 from fleetpulse.io.snapshot_table import find_snapshot, is_known, snapshots
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
 
-    from batch.snapshot import Gate
     from batch.verbs import Work
     from fleetpulse.io.generations import Generation
 
@@ -53,78 +52,46 @@ def register(app: typer.Typer) -> None:
     generations.register(state)
 
 
-def _say(words: str) -> None:
-    typer.echo(words, err=True)
-
-
-@contextmanager
-def _looking(path: Path, *, dry: bool = False) -> "Iterator[Work]":
-    """Give a session over a home whose state is read only."""
-    home = Home(path)
-    home.record()
-    with _session(home, dry=dry, changes=False) as work:
-        yield work
-
-
-@contextmanager
-def _work(path: Path, verb: str, asked: "Asked") -> "Iterator[Work]":
-    """Give a session over a home whose state is held, since it is to be changed; a dry run is refused where this would be."""
-    home = Home(path)
-    home.record()
-    none_held(home.lifecycle)
-    if asked.dry:
-        if not asked.once_stopped:
-            home.require_state_free()
-        with _session(home, dry=True, changes=False) as work:
-            yield work
-        return
-    by = f"fleet state {verb}"
-    gate = _state_gate(home) if asked.gate else None
-    with making(home, by, _say), home.state_held(by), _session(home, dry=False, changes=True) as work:
-        yield replace(work, holds=asked.hold, gate=gate)
-
-
-@contextmanager
-def _session(home: Home, *, dry: bool, changes: bool) -> "Iterator[Work]":
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    from batch.session import batch_session, plainly_named, told_of
-    from batch.verbs import Work
-
-    require_own(home, home.generation().number)
-    relocate_each(home.lifecycle)  # the home may have been moved
-    with plainly_named(home) as named, ExitStack() as stack:
-
-        @cache
-        def session() -> "SparkSession":
-            _say("starting Spark")
-            return stack.enter_context(batch_session(named, size_of(home)))
-
-        try:
-            yield Work(session, named, _say, dry)
-        except (PySparkException, Py4JError) as error:
-            anew = f"begin anew from a snapshot: ./fleet state bootstrap --damaged --home {home.path}"
-            cure = f"where it is damaged, {anew}" if changes else "the job may have gone on meanwhile: try again"
-            raise FleetError(
-                f"generation {home.generation().number} cannot be read ({told_of(error)}); nothing has changed; more is in "
-                f'"{home.logs / "batch.log"}"; {cure}'
-            ) from error
-
-
 @state.command("inspect")
-def inspect(home: HomeOption = DEFAULT_HOME, at_batch: BatchOption = None, as_json: JsonOption = False) -> None:
+def inspect(
+    home: HomeOption = DEFAULT_HOME, at_batch: BatchOption = None, dry_run: DryOption = False, as_json: JsonOption = False
+) -> None:
     """Show what the checkpoint holds, and what the next start would do."""
+    from batch.inspecting import inspect as look
     from cli.state_shown import show_inspected
 
-    with _looking(home) as work:
-        from batch.inspecting import inspect as look
-
-        found = look(work.spark, work.home, at_batch)
+    if dry_run:
+        foretell(_inspection(Home(home), at_batch), json_lines=as_json)
+        return
+    with looking(home) as work:
+        at = stand(work.home.checkpoint, at_batch)  # what is refused, is before Spark has started
+        spark = work.spark
+        work.say(f"reading generation {work.home.generation().number} after batch {at.batch}")
+        found = look(spark, work.home, at.batch)
     if as_json:
         typer.echo(json.dumps(found))
     else:
         show_inspected(found)
+
+
+def _inspection(home: Home, at_batch: int | None) -> Outlook:
+    """Return what an inspection would read.
+
+    Raises:
+        FleetError: there is no home, or its checkpoint is another's, is damaged, or has no such batch.
+    """
+    from batch.inspecting import of_files
+
+    home.record()
+    require_own(home, home.generation().number)
+    at = stand(home.checkpoint, at_batch)
+    found = of_files(home, at, time.time_ns() // 1_000_000)
+    number, groups = found["generation"]["number"], found["generation"]["key_groups"]
+    does = f"show the state of generation {number} after batch {at.batch}: {groups} key groups in {at.partitions} partitions"
+    of_state = Read(f'the state in "{home.checkpoint / "state"}"', found["files"]["count"], None, found["files"]["bytes"])
+    logs = (Read(f"the log of {table.name}") for table in (MESSAGES, DEVICE_SNAPSHOTS))
+    writes = f'a folder of Spark\'s in "{home.path / "spark"}", removed at the end, and its log "{home.logs / "batch.log"}"'
+    return Outlook(does, (of_state, *logs), (writes,))
 
 
 @state.command("snapshot")
@@ -135,59 +102,24 @@ def snapshot(
     dry_run: DryOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy the state at one batch to the table device_snapshots; beside a running job as well."""
+    """Copy the state at one batch to the table device_snapshots; beside a running job as well. No effect where it is there."""
     from batch.snapshot import take
 
     Home(home).record()
-    kept_still = nullcontext() if dry_run else making(Home(home), "fleet state snapshot", _say)
-    with kept_still, _looking(home, dry=dry_run) as work:
-        if dry_run:
-            from batch.snapshot import about
-            from fleetpulse.io.checkpoint import stand
-
-            found = asdict(about(work.spark, work.home, work.home.generation(), stand(work.home.checkpoint, at_batch)))
-        else:
-            found = asdict(take(work.spark, work.home, at_batch, _say, _gate(work) if gate else None))
+    kept_still = nullcontext() if dry_run else making(Home(home), "fleet state snapshot", say)
+    with kept_still, looking(home, dry=dry_run) as work:
+        looks = snapshot_gate(work) if gate and not dry_run else None
+        found = asdict(take(work.spark, work.home, at_batch, work.say, looks, dry=dry_run))
     _shown(found, as_json=as_json)
 
 
-def _gate(work: "Work") -> "Gate":
-    """Return what looks at a snapshot before it is published.
-
-    Raises:
-        FleetError: what looks at it is not installed.
-    """
-    keep = _looks_kept(work.home)
-    from batch.gating import gated
-
-    return lambda rows, what: gated(work.spark, work.home, rows, what, keep)
-
-
-def _state_gate(home: Home) -> "Callable[[Work, Generation], None]":
-    """Return what looks at a generation before it gets the work, with the errors of `_gate`."""
-    keep = _looks_kept(home)
-
-    def look(work: "Work", made: "Generation") -> None:
-        from batch.gating import require_sound
-
-        require_sound(work.spark, work.home, made, keep)
-
-    return look
-
-
-def _looks_kept(home: Home) -> int:
-    from cli.quality import require_installed
-
-    require_installed()
-    from fleetpulse.settings import load_settings
-
-    return load_settings(home.path).keep_quality_runs
-
-
 @state.command("snapshots")
-def list_snapshots(home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> None:
+def list_snapshots(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False, as_json: JsonOption = False) -> None:
     """List the snapshots that are kept, the newest first."""
     Home(home).record()
+    if dry_run:
+        foretell(Outlook("list the snapshots that are kept", (Read(f"the log of {DEVICE_SNAPSHOTS.name}"),)), json_lines=as_json)
+        return
     found = [asdict(one) for one in snapshots(Home(home))]
     if as_json:
         for one in found:
@@ -228,6 +160,7 @@ def bootstrap(
         raise Misuse("a bootstrap is from a snapshot (--version, --at, --only), from --devices, or from --registry: name one")
     if version is not None and at is not None:
         raise Misuse("a snapshot is named by its --version, or by an instant with --at: give one of them")
+    asked = Asked(dry_run, hold, as_json, once_stopped, gate, damaged)
     if damaged and (devices is not None or registry):
         raise Misuse(
             "with --devices and --registry what waits, gaps and policies are taken from the present state, which --damaged says "
@@ -248,7 +181,7 @@ def bootstrap(
 
             return bootstrap_devices(work, listed, named)
 
-        _changing("bootstrap", home, Asked(dry_run, hold, as_json, once_stopped, gate), from_list)
+        _changing("bootstrap", home, asked, from_list)
         return
     moment = None if at is None else parse_instant_ms(at)
     chosen = find_snapshot(Home(home), version, moment)
@@ -258,28 +191,11 @@ def bootstrap(
 
         return begin(work, chosen, only, damaged=damaged)
 
-    _changing("bootstrap", home, Asked(dry_run, hold, as_json, once_stopped, gate), from_snapshot)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """How a verb that changes the state was asked for."""
-
-    dry: bool
-    hold: bool
-    as_json: bool
-    once_stopped: bool
-    gate: bool = False
-
-    def __post_init__(self) -> None:
-        if self.once_stopped and not self.dry:
-            raise Misuse("--once-stopped is for a dry run beside the running job: give --dry-run with it, or leave it")
-        if self.dry and self.as_json:
-            raise Misuse("a dry run makes no generation that --json could show: leave one of them")
+    _changing("bootstrap", home, asked, from_snapshot)
 
 
 def _changing(name: str, home: Path, asked: Asked, act: "Callable[[Work], Generation | None]") -> None:
-    with _work(home, name, asked) as work:
+    with changing(home, name, asked) as work:
         made = act(work)
     if asked.as_json and made is not None:
         typer.echo(json.dumps({"generation": made.number, **asdict(made)}))
@@ -316,7 +232,7 @@ def migrate(
     if canary:
         from cli.trial import beside
 
-        with _looking(home, dry=dry_run) as work:
+        with looking(home, dry=dry_run) as work:
             beside(work, "migrate", form, for_s)
         return
     _changing("migrate", home, Asked(dry_run, hold, as_json, once_stopped, gate), act)

@@ -9,13 +9,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from deltalake import CommitProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from fleetpulse.core.judgements import Judgement
 from fleetpulse.core.messages import Row, hash64
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, TABLES
 from fleetpulse.io import compaction, delta
+from fleetpulse.io.counted import Counted, counted_in
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import promise
 from fleetpulse.io.needs import Need
@@ -30,11 +31,13 @@ def empty(path: Path, deployment: Deployment) -> Home:
     return home
 
 
-def land(home: Home, rows: Sequence[Row], number: int) -> None:
-    """Append rows to bronze."""
+def land(home: Home, rows: Sequence[Row], number: int, refused: int = 0) -> None:
+    """Append rows to bronze, counted as landing counts them: so many more were refused."""
     arrival = {"origin": "replay", "bridge": "b", "segment": number}
     table = [{**asdict(one), "device_hash": hash64(one.device_id), **arrival} for one in rows]
-    delta.append(home, MESSAGES, delta.to_table(MESSAGES, table), "test", number)
+    counted = counted_in(DeltaTable(str(home.table(MESSAGES.name)))) or Counted(0, 0)
+    numbers = {"test": number, **counted.more(len(rows) + refused, refused).numbers()}
+    delta.append_of(home, MESSAGES, delta.to_table(MESSAGES, table), numbers)
 
 
 def landed_home(path: Path, rows: Sequence[Row], deployment: Deployment, cuts: Sequence[int] = ()) -> Home:

@@ -39,11 +39,11 @@ class Packed:
         self.base[name] = None if nones == len(values) else low
         if nones == len(values) or (low == high and not nones):
             return
+        narrow, none = _narrow(values, low, high), None
         if nones:
             none = values == NONE
-            self.columns[name] = pa.array(_narrow(np.where(none, low, values), low, high), mask=none)
-        else:
-            self.columns[name] = pa.array(_narrow(values, low, high))
+            narrow[none] = 0
+        self.columns[name] = pa.array(narrow, mask=none)
 
     def lists(self, name: str, counts: Int64s, flat: Int64s) -> None:
         """Keep a list a row: as many of ``flat`` as ``counts`` says, one row's after the other's."""
@@ -59,10 +59,9 @@ class Packed:
 
     def words(self, name: str, numbers: Int64s, words: Vocabulary) -> list[Any]:
         """Keep a column of numbers of words, counted anew over those in use; return these words."""
-        used = np.flatnonzero(np.bincount(numbers + 1, minlength=1)[1:]) if len(numbers) else []
-        renumbered = np.full(len(words.words) + 1, -1, np.int64)
-        renumbered[used] = np.arange(len(used))
-        self.number(name, renumbered[numbers])
+        used, renumbered = in_use(numbers, len(words.words))
+        extent = (int(renumbered.min()), len(used) - 1, 0) if len(numbers) else (0, 0, 0)
+        self.measured(name, renumbered, extent)
         return [words.words[one] for one in used]
 
     def to_bytes(self, metadata: Mapping[str, Any], options: pa.ipc.IpcWriteOptions = WRITING) -> bytes:
@@ -75,6 +74,16 @@ class Packed:
             if self.columns:
                 writer.write_batch(batch.replace_schema_metadata(schema.metadata))
         return sink.getvalue().to_pybytes()
+
+
+def in_use(numbers: Int64s, known: int) -> tuple[Int64s, Int64s]:
+    """Return which of ``known`` numbers occur, in order, and the numbers counted anew over these; -1 stays."""
+    seen = np.zeros(known + 1, bool)  # the last place is that of -1
+    seen[numbers] = True
+    used = np.flatnonzero(seen[:known])
+    anew = np.full(known + 1, -1, np.int64)
+    anew[used] = np.arange(len(used))
+    return used, anew[numbers]
 
 
 @njit(cache=True)
@@ -101,7 +110,7 @@ def set_firsts(values: Matrix, column: int, counts: Int64s, flat: Int64s) -> Non
 
 def _narrow(values: Int64s, low: int, high: int) -> NDArray[Any]:
     width = next(kind for bits, kind in _WIDTHS if (high - low).bit_length() <= bits)
-    return (values - low).astype(width)
+    return np.subtract(values, low, out=np.empty(len(values), width), casting="unsafe")  # in one pass
 
 
 class Unpacked:
@@ -114,15 +123,27 @@ class Unpacked:
 
     def number(self, name: str, count: int) -> Int64s:
         """Return a column of numbers."""
-        low = self.known["base"][name]
-        column = self.columns.get(name)
-        if low is None or column is None:
-            return np.full(count, NONE if low is None else low, np.int64)
-        if not column.null_count:
-            return column.to_numpy().astype(np.int64) + low
-        values = column.fill_null(0).to_numpy().astype(np.int64) + low
-        values[column.is_null().to_numpy(zero_copy_only=False)] = NONE
+        one, values = self.same(name), np.empty(count, np.int64)
+        if one is None:
+            self.put(name, values)
+        else:
+            values[:] = one
         return values
+
+    def same(self, name: str) -> int | None:
+        """Return the one value of a column of numbers that was left out; None where it was kept."""
+        low = self.known["base"][name]
+        if low is None:
+            return NONE
+        return None if name in self.columns else low
+
+    def put(self, name: str, values: Int64s) -> None:
+        """Set ``values`` to a column of numbers that was kept."""
+        low, column = self.known["base"][name], self.columns[name]
+        narrow = (column.fill_null(0) if column.null_count else column).to_numpy()
+        np.add(narrow, low, out=values, dtype=np.int64, casting="unsafe")  # in one pass
+        if column.null_count:
+            values[column.is_null().to_numpy(zero_copy_only=False)] = NONE
 
     def text(self, name: str) -> pa.StringArray:
         """Return a column of text."""

@@ -5,6 +5,8 @@ Rule 2: every key group is brought in, also one without devices: coverage, front
 Rule 3: a run that begins with them says what one says that had the registry's rows first (``tests/property/test_seeds.py``).
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -68,10 +70,9 @@ def seeds(registered: pa.Table, listening: Listening, policies: Policies, key_gr
         Columns of `SEED_SCHEMA`, a row a key group.
 
     Raises:
-        FleetError: a column or a value is absent, a device is listed twice or registered after the frontier, or there is no
-            frontier.
+        FleetError: see `sound`.
     """
-    devices = _checked(registered, listening.frontier_ms)
+    devices = sound(registered, listening.frontier_ms)
     groups = hashes_of(devices["device_id"]) % key_groups
     order = np.argsort(groups, kind="stable")
     devices, groups = devices.take(pa.array(order)), groups[order]
@@ -84,13 +85,52 @@ def seeds(registered: pa.Table, listening: Listening, policies: Policies, key_gr
     return pa.table([pa.array(range(key_groups), pa.int32()), pa.array(blocks, pa.binary()), nothing], schema=SEED_SCHEMA)
 
 
-def _checked(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
-    """Return the columns of `REGISTERED_SCHEMA`, and since when each is of its class, or say what is wrong with them."""
+def as_registered(table: pa.Table) -> pa.Table:
+    """Return the columns of `REGISTERED_SCHEMA` in its types; an instant without a zone is of UTC.
+
+    Raises:
+        FleetError: a column is absent, is there twice, or ``registered_at`` is neither instants nor text: of a number nobody
+            knows whether it counts seconds, milliseconds or microseconds.
+        pa.ArrowException: a column cannot be what it is declared as.
+    """
+    if absent := [name for name in REGISTERED_SCHEMA.names if name not in table.column_names]:
+        raise FleetError(f"a table of devices has the columns {', '.join(REGISTERED_SCHEMA.names)}; absent: {', '.join(absent)}")
+    require_once(table.column_names)
+    kind = table.schema.field("registered_at").type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not any(fits(kind) for fits in (pa.types.is_timestamp, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)):
+        raise FleetError(
+            f'the column "registered_at" of a table of devices holds instants, or text such as 2026-01-31T12:00:00Z; got {kind}; '
+            f"cast it: numbers do not say whether they are seconds, milliseconds or microseconds"
+        )
+    return table.select(REGISTERED_SCHEMA.names).cast(REGISTERED_SCHEMA)
+
+
+def require_once(names: Sequence[str]) -> None:
+    """Refuse a table of devices in which two columns have one name.
+
+    Raises:
+        FleetError: some have.
+    """
+    if twice := [(name, count) for name, count in Counter(names).items() if count > 1]:
+        name, count = twice[0]
+        raise FleetError(f'each column of a table of devices is there once; got "{name}" {count} times; leave one of them')
+
+
+def sound(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
+    """Return the columns of `REGISTERED_SCHEMA`, and since when each is of its class, or say what is wrong with them.
+
+    Args:
+        registered: see `seeds`.
+        frontier_ms: up to which they are judged, epoch milliseconds.
+
+    Raises:
+        FleetError: a column or a value is absent, a device is listed twice or registered after the frontier, or there is no
+            frontier; further see `as_registered`.
+    """
     if frontier_ms is None:
         raise FleetError("devices are brought in at a frontier; got none; name the instant up to which they are judged")
-    if absent := [name for name in REGISTERED_SCHEMA.names if name not in registered.column_names]:
-        raise FleetError(f"a table of devices has the columns {', '.join(REGISTERED_SCHEMA.names)}; absent: {', '.join(absent)}")
-    devices = registered.select(REGISTERED_SCHEMA.names).cast(REGISTERED_SCHEMA)
+    devices = as_registered(registered)
     for name in ("device_id", "site", "registered_at"):
         if devices[name].null_count:
             raise FleetError(f"every device has a {name}; {devices[name].null_count} have none")

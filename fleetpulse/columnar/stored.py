@@ -18,24 +18,21 @@ from fleetpulse.columnar.layout import (
     CLASS,
     CODES,
     DEVICE_FIELDS,
-    GATEWAY,
     MEMORY,
     N_CODES,
     N_TIMES,
     PROGRESS,
     PROGRESS_OF,
-    SITE,
     TIMES,
 )
-from fleetpulse.columnar.packing import Packed, Unpacked, firsts, set_firsts
-from fleetpulse.columnar.usual import NUMBERS, distances, restore
+from fleetpulse.columnar.packing import Packed, Unpacked, firsts, in_use, set_firsts
+from fleetpulse.columnar.usual import FIELDS, NUMBERS, WORDS, distances, restore
 from fleetpulse.columnar.world import NONE, Vocabulary
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import MAX_SEQUENCE
 
 _IDS_WITHOUT_ENDS: Final = 4
-_WORDS: Final = {"site": SITE, "device_class": CLASS, "gateway": GATEWAY}
-assert {*NUMBERS, *_WORDS, "boot", "memory"} == set(DEVICE_FIELDS), "every field is stored"
+assert {*FIELDS, "boot", "memory"} == set(DEVICE_FIELDS), "every field is stored"
 
 
 def to_stored(devices: Devices, metadata: Mapping[str, Any], form: int = STORED_FORM) -> bytes:
@@ -54,11 +51,11 @@ def to_stored(devices: Devices, metadata: Mapping[str, Any], form: int = STORED_
     if devices.boots.null_count < len(devices.boots):
         packed.columns["boot"] = devices.boots
     found, extents = distances(devices.rows)
-    for name, values, extent in zip(NUMBERS, found, extents.tolist(), strict=True):
-        packed.measured(name, values, extent)
-    vocabularies = {"site": devices.sites, "device_class": devices.classes, "gateway": devices.gateways}
-    for name, place in _WORDS.items():
-        known[name] = packed.words(name, devices.rows[:, place], vocabularies[name])
+    numbers = dict(zip(FIELDS, zip(found, extents.tolist(), strict=True), strict=True))
+    for name in NUMBERS:
+        packed.measured(name, *numbers[name])
+    for name, words in zip(WORDS, (devices.sites, devices.classes, devices.gateways), strict=True):
+        known[name] = packed.words(name, numbers[name][0], words)
     return packed.to_bytes(known) + _memory_to_stored(devices)
 
 
@@ -78,9 +75,9 @@ def _memory_to_stored(devices: Devices) -> bytes:
     packed.number("newest_ms", newest)
     packed.lists("times", times, np.repeat(newest, times) - firsts(memory, slots, TIMES, times))
     numbers = firsts(memory, slots, CODES, codes)
-    used = np.unique(numbers)
+    used, renumbered = in_use(numbers, len(devices.codes.words))
     known["codes"] = [devices.codes.words[one] for one in used]
-    packed.lists("codes", codes, np.searchsorted(used, numbers))
+    packed.lists("codes", codes, renumbered)
     known["sequences"] = packed.words("progress_of", progress_of, devices.sequences)
     steps = np.where(progress_of >= 0, MAX_SEQUENCE, 0)
     starts = firsts(memory, slots, PROGRESS, steps)
@@ -122,13 +119,15 @@ def from_stored(stored: bytes) -> tuple[Devices, dict[str, Any]]:
     if count:
         devices.ids = packed.text("device_id")
         devices.boots = packed.columns.get("boot", pa.nulls(count, pa.string()))
-        devices.rows = rows = np.full((count, len(DEVICE_FIELDS)), -1, np.int64)
-        found = np.empty((len(NUMBERS), count), np.int64)
-        for number, name in enumerate(NUMBERS):
-            found[number] = packed.number(name, count)
-        restore(found, rows)
-        for name, place in _WORDS.items():
-            rows[:, place] = packed.number(name, count)
+        found = np.empty((len(FIELDS), count), np.int64)
+        kept = [packed.same(name) for name in FIELDS]
+        for number, (name, one) in enumerate(zip(FIELDS, kept, strict=True)):
+            if one is None:
+                packed.put(name, found[number])
+            else:
+                found[number, 0] = one
+        devices.rows = np.empty((count, len(DEVICE_FIELDS)), np.int64)
+        restore(found, np.array([one is None for one in kept], np.int64), devices.rows)
     devices.sites, devices.gateways = Vocabulary(packed.known["site"]), Vocabulary(packed.known["gateway"])
     _first_class(devices, packed.known["device_class"])
     _memory_from_stored(devices, Unpacked(source))

@@ -9,12 +9,14 @@ import numpy as np
 
 from fleetpulse.columnar.compiled import borrowing
 from fleetpulse.columnar.layout import (
+    BOOT,
     CLASS_SINCE,
     DEATH,
     DEATH_COVERED,
     DEVICE_FIELDS,
     LAST_SEEN,
     LIFE,
+    MEMORY,
     MODE_SINCE,
     QUIET_COVERED,
     QUIET_SINCE,
@@ -26,7 +28,12 @@ from fleetpulse.columnar.world import NONE, Int64s
 NUMBERS: Final = ("life_ms", "last_seen_ms", "quiet_since_ms", "quiet_covered_ms", "mode", "transition_no", "mode_since_ms",
                   "class_since_ms", "seq", "reboots", "runtime_ms", "degraded_until_ms", "flagged_until_ms", "held_until_ms",
                   "death_ms", "death_covered_ms", "gateway_died")  # fmt: skip
-_PLACES: Final = np.array([DEVICE_FIELDS.index(name) for name in NUMBERS])
+WORDS: Final = ("site", "device_class", "gateway")  # by number
+FIELDS: Final = (*NUMBERS, *WORDS)
+_PLACES: Final = np.array([DEVICE_FIELDS.index(name) for name in FIELDS])
+_DERIVED: Final = (QUIET_SINCE, QUIET_COVERED, MODE_SINCE, CLASS_SINCE, RUNTIME, DEATH_COVERED)  # those that `_usual` knows
+_AS_THEY_ARE: Final = np.array([number for number, place in enumerate(_PLACES) if place not in _DERIVED])
+_MEASURED: Final = np.array([number for number, place in enumerate(_PLACES) if place in _DERIVED])
 LOW, HIGH, NONES = range(3)
 
 
@@ -53,7 +60,7 @@ def distances(devices: Matrix) -> tuple[Matrix, Matrix]:
         devices: device x `layout.DEVICE_FIELDS`, at least one.
 
     Returns:
-        `NUMBERS` x device, `NONE` where the field is nothing; and `NUMBERS` x (`LOW`, `HIGH`, `NONES`): the least, the
+        `FIELDS` x device, `NONE` where the field is nothing; and `FIELDS` x (`LOW`, `HIGH`, `NONES`): the least, the
         greatest, and how many are nothing.
     """
     found = np.empty((len(_PLACES), len(devices)), np.int64)
@@ -79,9 +86,18 @@ def _measure(devices: Matrix, found: Matrix, extent: Matrix) -> None:
 
 
 @borrowing
-def restore(found: Matrix, devices: Matrix) -> None:
-    """Set the fields of ``devices`` from what `distances` returned."""
+def restore(found: Matrix, differs: Int64s, devices: Matrix) -> None:
+    """Set ``devices``, without boots and memory.
+
+    Args:
+        found: what `distances` returned.
+        differs: of each field whether devices differ in it; 0 where they do not: the first value is that of all.
+        devices: device x `layout.DEVICE_FIELDS`.
+    """
     for i in range(len(devices)):
-        for number in range(len(_PLACES)):
-            field, value = _PLACES[number], found[number, i]
+        for number in _AS_THEY_ARE:
+            devices[i, _PLACES[number]] = found[number, i * differs[number]]
+        for number in _MEASURED:
+            field, value = _PLACES[number], found[number, i * differs[number]]
             devices[i, field] = NONE if value == NONE else value + _usual(field, devices[i])
+        devices[i, BOOT] = devices[i, MEMORY] = -1

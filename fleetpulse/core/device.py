@@ -39,6 +39,8 @@ class Fold:
         """
         for row in rows:
             assert row.event_time_ms is not None
+            if row.device_id == EVERYONE and (device is None or device.gateway != row.gateway):
+                continue  # its gateway no more: no row of the device's, so no time passes for it
             device = self.expire(device, row.event_time_ms)
             device = self.apply(device, row)
         return device if through_ms is None else self.expire(device, through_ms + 1)

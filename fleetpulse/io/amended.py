@@ -4,11 +4,10 @@ Rule: it counts as long as the table of judgements has the number that goes with
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass
 
 from fleetpulse.io.home import Home
-from fleetpulse.io.segments import sync_folder
+from fleetpulse.io.segments import replace_text
 
 _FILE = "amended.json"
 
@@ -39,11 +38,4 @@ def reached(home: Home) -> Reached | None:
 
 def write_reached(home: Home, now: Reached) -> None:
     """Write down how far amend is, in the place of what was written before."""
-    path = home.path / _FILE
-    fresh = path.with_suffix(f".{os.getpid()}.new")
-    with fresh.open("w") as file:
-        json.dump(asdict(now), file)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    sync_folder(home.path)
+    replace_text(home.path / _FILE, json.dumps(asdict(now)))

@@ -21,6 +21,21 @@ _MARK: Final = "home-id.json"
 _CURE: Final = "restore the checkpoint that belongs here, or the whole home, from one backup, or name another with --home"
 
 
+def require_own_if_read(home: Home, number: int) -> None:
+    """Do as `require_own` does of a checkpoint that nobody goes on with: what cannot be read of it says nothing.
+
+    Raises:
+        FleetError: it is another home's, or behind the end of bronze.
+    """
+    try:
+        marked_with(checkpoint_of(home.lifecycle, number))
+        if begun(checkpoint_of(home.lifecycle, number)):
+            newest_begun(checkpoint_of(home.lifecycle, number))
+    except FleetError:
+        return
+    require_own(home, number)
+
+
 def require_own(home: Home, number: int) -> None:
     """See that a generation's checkpoint is this home's; one that has not begun is.
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, Transaction
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io.damage import open_table
 
 _TRIES: Final = 20
 _LIMIT_S: Final = 60.0  # for a rename: who takes longer was killed
@@ -38,7 +39,7 @@ def commit_for_good(table: Path, commit: Commit[_Result], numbers: Mapping[str, 
     """
     written = [Transaction(writer, number) for writer, number in (numbers or {}).items()]
     for _ in range(_TRIES):
-        before, mark = DeltaTable(str(table)).version(), uuid.uuid4().hex
+        before, mark = open_table(table).version(), uuid.uuid4().hex
         result = commit(CommitProperties(custom_metadata={_MARK: mark}, app_transactions=written or None))
         if _stays(table / "_delta_log", before, mark):
             return result

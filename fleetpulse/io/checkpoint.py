@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io.segments import replace_text
 
 _SCHEMAS: Final = "/_stateSchema/"
 _BEGIN: Final = "begun-with.json"
@@ -35,6 +36,9 @@ def judged_up_to(checkpoint: Path) -> tuple[int, int] | None:
 
     Read from the checkpoint itself, so that it is true whether the job runs, stopped or was killed. None before
     the first batch.
+
+    Raises:
+        FleetError: what it was begun with is damaged.
     """
     for batch in reversed(committed(checkpoint)):
         try:
@@ -48,15 +52,22 @@ def judged_up_to(checkpoint: Path) -> tuple[int, int] | None:
 
 def note_begin(checkpoint: Path, newest_ms: int | None) -> None:
     """Write down up to which ``received_at`` all was judged that a new checkpoint begins with: it has no watermark yet."""
-    (checkpoint / _BEGIN).write_text(json.dumps({"newest_ms": newest_ms}))
+    replace_text(checkpoint / _BEGIN, json.dumps({"newest_ms": newest_ms}))
 
 
 def begun_with(checkpoint: Path) -> int | None:
-    """Return what `note_begin` has written; None where it was begun with nothing."""
+    """Return what `note_begin` has written; None where it was begun with nothing.
+
+    Raises:
+        FleetError: what is written is damaged.
+    """
     try:
-        return json.loads((checkpoint / _BEGIN).read_text())["newest_ms"]
+        newest_ms = json.loads((checkpoint / _BEGIN).read_text())["newest_ms"]
+        return None if newest_ms is None else int(newest_ms)
     except FileNotFoundError:
         return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(checkpoint, f'"{_BEGIN}"', error) from None
 
 
 def is_settled(checkpoint: Path) -> bool:
@@ -98,13 +109,14 @@ def read_offset(checkpoint: Path, batch: int) -> tuple[int, int]:
         _, metadata, offset = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[:3]
         return int(json.loads(metadata)["batchWatermarkMs"]), int(json.loads(offset)["version"])
     except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
-        raise _damaged(checkpoint, batch, error) from None
+        raise _damaged(checkpoint, f"batch {batch}", error) from None
 
 
-def _damaged(checkpoint: Path, batch: int, error: Exception) -> FleetError:
+def _damaged(checkpoint: Path, what: str, error: Exception) -> FleetError:
     return FleetError(
-        f'batch {batch} of the checkpoint "{checkpoint}" is not the lifecycle job\'s, or is damaged ({error!r}); '
-        f"restore the checkpoint, or begin anew from a snapshot: ./fleet state bootstrap"
+        f'{what} of the checkpoint "{checkpoint}" is not the lifecycle job\'s, or is damaged ({error!r}); '
+        f"restore the checkpoint, or, if it is the current generation's, begin anew from a snapshot: "
+        f"./fleet state bootstrap --damaged"
     )
 
 
@@ -189,10 +201,15 @@ def stand(checkpoint: Path, batch: int | None = None) -> Stand:
         version = int(json.loads(offset)["version"])
         partitions = int(json.loads(metadata)["conf"]["spark.sql.shuffle.partitions"])
     except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
-        raise _damaged(checkpoint, chosen, error) from None
+        raise _damaged(checkpoint, f"batch {chosen}", error) from None
     watermark_ms = watermark_after(checkpoint, chosen)
     newest_ms = watermark_ms + WATERMARK_DELAY_MS if watermark_ms else begun_with(checkpoint)
     return Stand(chosen, version, newest_ms, partitions)
+
+
+def partitions_of(checkpoint: Path) -> int | None:
+    """Return how many partitions the state of a checkpoint has, by its folders: what else says so may be damaged."""
+    return len(_numbers(checkpoint / "state" / "0")) or None
 
 
 def watermark_after(checkpoint: Path, batch: int) -> int | None:
@@ -204,7 +221,7 @@ def watermark_after(checkpoint: Path, batch: int) -> int | None:
     try:
         return int(json.loads((checkpoint / "commits" / str(batch)).read_text().splitlines()[1])["nextBatchWatermarkMs"]) or None
     except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
-        raise _damaged(checkpoint, batch, error) from None
+        raise _damaged(checkpoint, f"batch {batch}", error) from None
 
 
 def _numbers(folder: Path) -> list[int]:

@@ -16,6 +16,7 @@ from deltalake.exceptions import CommitFailedError
 
 from fleetpulse.core.tables import JUDGEMENTS, READINGS, TABLES, Table
 from fleetpulse.io.beside_spark import commit_for_good
+from fleetpulse.io.damage import blaming, open_table
 from fleetpulse.io.home import Home
 
 if TYPE_CHECKING:
@@ -63,13 +64,13 @@ def create(home: Home, table: Table) -> None:
 
 
 def _set_properties(path: Path, declared: dict[str, str]) -> None:
-    known = DeltaTable(str(path)).metadata().configuration
+    known = open_table(path).metadata().configuration
     if new := {name: value for name, value in declared.items() if name not in known}:
         commit_for_good(path, lambda said: DeltaTable(str(path)).alter.set_table_properties(new, commit_properties=said))
 
 
 def _add_columns(path: Path, declared: pa.Schema) -> None:
-    known = {field.name for field in DeltaTable(str(path)).schema().fields}
+    known = {field.name for field in open_table(path).schema().fields}
     if new := [field for field in declared if field.name not in known]:
         added = Schema.from_arrow(pa.schema(new)).fields
         commit_for_good(path, lambda said: DeltaTable(str(path)).alter.add_columns(added, commit_properties=said))
@@ -83,7 +84,7 @@ def stored_types(home: Home, table: Table) -> dict[str, str] | None:
     path = home.table(table.name)
     if not (path / "_delta_log").exists():
         return None
-    types = {field.name: str(getattr(field.type, "type", field.type)) for field in DeltaTable(str(path)).schema().fields}
+    types = {field.name: str(getattr(field.type, "type", field.type)) for field in open_table(path).schema().fields}
     return {name: _STORED.get(kind, kind) for name, kind in types.items()}
 
 
@@ -116,7 +117,7 @@ def _column(values: Any, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
 
 def landed(home: Home, table: Table, writer: str) -> int:
     """Return up to which of its own numbers ``writer`` has appended to a table; 0 at first."""
-    return DeltaTable(str(home.table(table.name))).transaction_version(writer) or 0
+    return open_table(home.table(table.name)).transaction_version(writer) or 0
 
 
 def append(home: Home, table: Table, rows: pa.Table, writer: str, number: int) -> None:
@@ -167,8 +168,11 @@ def reading(
         home: the home.
         tables: their names.
         only: spares files whose statistics say that none of these values is in them; the SQL must ask for them all the same.
+
+    Raises:
+        DamagedError: a file of them is damaged, or gone: here, or where the SQL is run.
     """
-    with connect() as connection:
+    with connect() as connection, blaming(f'of "{home.path}" one of the tables {", ".join(tables)}'):
         for name in tables:
             table = declared(name)
             files = [file.path for file in files_of(home, table, *only[name])] if name in only else paths_of(home, table)
@@ -279,7 +283,7 @@ def files_of(home: Home, table: Table, column: str, values: Sequence[Any] | None
     """
     if not (home.table(table.name) / "_delta_log").exists():
         return []
-    log = DeltaTable(str(home.table(table.name))).get_add_actions(flatten=True)
+    log = open_table(home.table(table.name)).get_add_actions(flatten=True)
     nothing = [None] * log.num_rows
     told = (
         log[name].to_pylist() if name in log.column_names else nothing
@@ -296,11 +300,20 @@ def files_of(home: Home, table: Table, column: str, values: Sequence[Any] | None
 
 
 def paths_of(home: Home, table: Table) -> list[Path]:
-    """Return the files of a table's newest version; `DeltaTable.file_uris` would spell a space in a home's path ``%20``."""
+    """Return the files of a table's newest version."""
+    opened = newest(home, table)
+    return [] if opened is None else paths_in(home, table, opened)
+
+
+def newest(home: Home, table: Table) -> DeltaTable | None:
+    """Return a table as it stands now, for who reads several things of the same version; None where there is no table."""
     folder = home.table(table.name)
-    if not (folder / "_delta_log").exists():
-        return []
-    return [folder / str(name) for name in DeltaTable(str(folder)).get_add_actions()["path"].to_pylist()]
+    return open_table(folder) if (folder / "_delta_log").exists() else None
+
+
+def paths_in(home: Home, table: Table, opened: DeltaTable) -> list[Path]:
+    """Return the files of the version that was opened; `DeltaTable.file_uris` would spell a space in a home's path ``%20``."""
+    return [home.table(table.name) / str(name) for name in opened.get_add_actions()["path"].to_pylist()]
 
 
 def files_of_version(home: Home, table: Table, version: int) -> tuple[Path, ...]:
@@ -345,4 +358,4 @@ def query_files(table: Table, files: Sequence[Path], sql: str, parameters: Itera
 
 def version(path: Path) -> int:
     """Return a table's newest version."""
-    return DeltaTable(str(path)).version()
+    return open_table(path).version()

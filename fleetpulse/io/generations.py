@@ -37,7 +37,7 @@ class Generation:
         status: new, held (made, and not yet given the work), current, retired, discarded or pruned.
         stands: where it was stopped when another took over: batch, version of bronze, frontier, and when that was
             (``retired_at_ms``; older ones have none); of one that is held, where the current one stood when it was made, and
-            the ``beside`` of that; empty otherwise.
+            the ``beside`` of that; of one whose checkpoint could not say where it stopped, ``damaged``; empty otherwise.
         asked_by: who asked for it, see `process.asked_by`; empty in records from before that was written down.
     """
 
@@ -50,6 +50,11 @@ class Generation:
     status: str = CURRENT
     stands: Mapping[str, Any] = field(default_factory=dict[str, Any])
     asked_by: str = ""
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether its checkpoint could not say where it stopped when another took over: nobody can go back to it."""
+        return bool(self.stands.get("damaged"))
 
     @classmethod
     def first(cls, key_groups: int, form: int = STORED_FORM) -> "Generation":
@@ -78,8 +83,9 @@ class Generations:
         return max([self.current, *self.known])
 
     def predecessor(self) -> Generation | None:
-        """Return the one that the current one took over from, where it has not been pruned."""
-        before = [one for one in self.known.values() if one.status == RETIRED and one.number < self.current]
+        """Return the one that the current one took over from, where it has not been pruned; damaged ones are passed over."""
+        gone_on_from = (one for one in self.known.values() if one.status == RETIRED and not one.is_damaged)
+        before = [one for one in gone_on_from if one.number < self.current]
         return max(before, key=lambda one: one.number, default=None)
 
     def held(self) -> Generation | None:

@@ -4,12 +4,11 @@ Rule: it is written down before the first row goes, so that it never says more t
 """
 
 import json
-import os
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.home import Home
-from fleetpulse.io.segments import sync_folder
+from fleetpulse.io.segments import replace_text
 
 _FILE = "kept.json"
 
@@ -47,14 +46,7 @@ def promise(home: Home, table: str, kept_ms: int) -> None:
     known = _all(home)
     if known.get(table, kept_ms - 1) >= kept_ms:
         return
-    path = home.path / _FILE
-    fresh = path.with_suffix(f".{os.getpid()}.new")
-    with fresh.open("w") as file:
-        file.write(json.dumps({**known, table: kept_ms}, indent=1))
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    sync_folder(home.path)
+    replace_text(home.path / _FILE, json.dumps({**known, table: kept_ms}, indent=1))
 
 
 def _all(home: Home) -> dict[str, int]:

@@ -20,6 +20,7 @@ from fleetpulse.io.group_processor import OUTPUT, TOLD, GroupProcessor, unpacker
 from fleetpulse.io.home import Home
 from fleetpulse.io.said_batch import commit_what_was_said
 from fleetpulse.io.spark import folder_of
+from fleetpulse.io.unsaid import say_unsaid
 
 PAUSE: Final = "200 milliseconds"  # between two looks for new rows
 
@@ -108,7 +109,8 @@ def start(
         generation: None takes the current one.
         through: see `judged`.
         told: the table that judgements go to; None takes the home's.
-        silent: judge, and say nothing: what is read has been said by another generation.
+        silent: judge, and say nothing: what is read has been said by another generation. Where ``told`` is given what is said
+            goes there all the same, but for summaries: they are still to be said.
         settles: end with a batch that reads nothing: Spark makes none where it goes on with nothing new to be read.
 
     Raises:
@@ -121,6 +123,8 @@ def start(
     relocate(checkpoint)
     table = told or home.table(JUDGEMENTS.name)
     if not silent:
+        if told is None:
+            say_unsaid(home, generation.number)
         commit_what_was_said(checkpoint, table, home.table(MESSAGES.name), begin.version if begin else 0)
     rows = judged(
         spark,
@@ -135,7 +139,7 @@ def start(
     writer = rows.writeStream.queryName("lifecycle").outputMode("append")
     writer = writer.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if pause is None else writer.trigger(processingTime=pause)
-    if silent:
+    if silent and told is None:
         return writer.format("noop").start()
     delta.create(home, JUDGEMENTS)
     return writer.format("delta").partitionBy(*JUDGEMENTS.partitioned_by).start(str(table))

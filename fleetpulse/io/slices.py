@@ -8,6 +8,7 @@ Rule 3: of a slice no more is in memory than the files, or row groups of large f
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.bronze_blocks import MAX_ROWS, pack, read_bronze
+from fleetpulse.io.damage import blaming_file
 from fleetpulse.io.delta import files_of
 from fleetpulse.io.home import Home
 
@@ -79,9 +81,11 @@ def pieces_of(home: Home, max_rows: int = MAX_ROWS) -> list[Piece]:
 
 
 def _row_groups(path: str) -> Iterator[Piece]:
-    file = pq.ParquetFile(path)
+    with blaming_file(Path(path)):
+        file = pq.ParquetFile(path)
     for number in range(file.num_row_groups):
-        received = file.read_row_group(number, columns=[_COLUMN])[_COLUMN]
+        with blaming_file(Path(path)):
+            received = file.read_row_group(number, columns=[_COLUMN])[_COLUMN]
         if len(received):
             least, greatest = pc.min_max(received).as_py().values()
             yield Piece(path, number, len(received), _millis(least), _millis(greatest))

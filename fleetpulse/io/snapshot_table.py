@@ -21,6 +21,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
+from fleetpulse.io.damage import blaming
 from fleetpulse.io.home import Home
 
 if TYPE_CHECKING:
@@ -92,11 +93,20 @@ def snapshots(home: Home) -> list[Taken]:
         return []
     found: list[Taken] = []
     there = _look(path)
-    for commit in DeltaTable(str(path)).history():
+    with blaming(f'the log of the table "{path}"'):
+        commits = DeltaTable(str(path)).history()
+    for commit in commits:
         told = note_of(commit)
         if told is not None and _is_kept(path, commit, there):
             found.append(replace(told, version=commit["version"], at_ms=commit["timestamp"]))
     return found
+
+
+def shown_snapshot(home: Home) -> Taken | None:
+    """Return the snapshot that the table shows to who names no version; None where there is none, or it is not whole."""
+    newest = next(iter(snapshots(home)), None)
+    path = home.table(DEVICE_SNAPSHOTS.name)
+    return newest if newest is not None and is_whole(path, DeltaTable(str(path)).version()) else None
 
 
 def note_of(commit: Mapping[str, Any]) -> Taken | None:

@@ -1,6 +1,5 @@
 """What a newcomer does: a recording through the whole pipeline, killed and given again; then the live fleet."""
 
-import gzip
 import json
 import os
 import signal
@@ -8,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,14 @@ from cli.standing import judged_to_the_end
 from fleetpulse.core.messages import FLUSH, Row
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, replay
-from fleetpulse.core.scenario import Scenario, scenario_policy, simulate
+from fleetpulse.core.scenario import Scenario, scenario_policy
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import recording
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.ops import bronze, reports
 from tests.histories import START, row
+from tests.recordings import record
 from tests.waiting import PATIENCE_S, await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]  # each step has its own, shorter limit
@@ -72,16 +71,8 @@ def await_none_left(home: Path) -> None:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording of a simulated fleet, garbage included."""
-    path = tmp_path_factory.mktemp("recording") / "fleet.ndjson.gz"
     scenario = Scenario(3, 30, START, history_ms=150 * 60_000)
-    with gzip.open(path, "wt") as file:
-        for sent in takewhile(lambda one: one.received_at_ms < START + scenario.history_ms, simulate(scenario)):
-            try:
-                payload: Any = json.loads(sent.payload)
-            except ValueError:
-                payload = sent.payload.decode()
-            file.write(json.dumps({"received_at_ms": sent.received_at_ms, "topic": sent.topic, "payload": payload}) + "\n")
-    return path
+    return record(tmp_path_factory.mktemp("recording") / "fleet.ndjson.gz", scenario)
 
 
 def defined(path: Path, policy: dict[str, Any], lateness_ms: int) -> Counter[tuple[Any, ...]]:

@@ -29,7 +29,7 @@ def _await_batches(home: Home, more: int) -> None:
     await_that(lambda: max(committed(home.checkpoint), default=-1) >= wanted, what="a batch more")
 
 
-def _kill_at(words: str, *command: str) -> None:
+def kill_at(words: str, *command: str) -> None:
     """Kill a command, and all that it has started, as soon as it says some words."""
     running = begin(*command)
     assert running.stdout is not None
@@ -39,7 +39,7 @@ def _kill_at(words: str, *command: str) -> None:
             break
     else:
         pytest.fail(f"it never said {words!r}")
-    running.wait(PATIENCE_S)
+    assert running.wait(PATIENCE_S) == -signal.SIGKILL, "it had ended"
 
 
 def _at_once(home: Path, *calls: tuple[str, ...]) -> None:
@@ -73,7 +73,7 @@ def test_the_state_of_a_running_fleet_is_moved_about_and_its_verdicts_stay_right
         assert (Home(home).generation().number, Home(home).generation().form) == (2, 3)
         _await_batches(Home(home), 2)
         assert fleet("stream", "stop", "--home", str(home)).returncode == 0
-        _kill_at("building generation", "state", "rescale", "--key-groups", "3", "--home", str(home))
+        kill_at("building generation", "state", "rescale", "--key-groups", "3", "--home", str(home))
         assert Home(home).generation().number == 2
         done = _state(home, "rescale", "--key-groups", "3", "--gate")
         assert done.returncode == 0, done.stderr

@@ -18,7 +18,7 @@ from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE
 from fleetpulse.io import delta
 from fleetpulse.io.arrivals import read_arrivals
 from fleetpulse.io.segments import SegmentRow, rows_table
-from streaming.landed import decode_parts
+from streaming.landed import decode_parts, taken_of
 from streaming.merging import Part, place
 
 NOW = 1_789_000_000_000
@@ -132,13 +132,21 @@ def one_by_one(rows: Sequence[SegmentRow], number: int) -> dict[str, pa.Table]:
     return {table.name: delta.to_table(table, found[table.name]) for table in (MESSAGES, QUARANTINE, COVERAGE, DEVICES)}
 
 
+def parts_of(segments: Sequence[Sequence[SegmentRow]]) -> list[Part]:
+    return [Part(BRIDGE, number, 0, rows_table(rows)) for number, rows in enumerate(segments, 1)]
+
+
+def taken(segments: Sequence[Sequence[SegmentRow]]) -> int:
+    return taken_of(parts_of(segments), NOTHING["messages"])
+
+
 def in_columns(segments: Sequence[Sequence[SegmentRow]]) -> dict[str, pa.Table]:
-    parts = [Part(BRIDGE, number, 0, rows_table(rows)) for number, rows in enumerate(segments, 1)]
-    return {table.name: rows for table, rows in decode_parts(parts, decode).by_table(NOTHING)}
+    return {table.name: rows for table, rows in decode_parts(parts_of(segments), decode).by_table(NOTHING)}
 
 
 def assert_equal(segments: Sequence[Sequence[SegmentRow]]) -> None:
     found = in_columns(segments)
+    assert taken(segments) == found["messages"].num_rows + found["quarantine"].num_rows
     for name, rows in found.items():
         expected = pa.concat_tables([one_by_one(part, number)[name] for number, part in enumerate(segments, 1)])
         if name == "messages":

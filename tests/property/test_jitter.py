@@ -81,3 +81,18 @@ def test_a_flush_counts_up_to_its_own_row_however_batches_are_cut(
     spread = replace(deployment, verdict_jitter_ms=jitter_ms)
     flushed = _flushed(rows, at_s)[:-1]
     assert in_batches(flushed, cuts, spread, groups) == in_batches(flushed, others, spread, groups)
+
+
+def test_a_gateway_that_a_device_has_left_has_nothing_of_it_written_early() -> None:
+    rows = [
+        row(0, "d/heartbeat", ts_s=0, gateway="old"),
+        row(1, "d/heartbeat", ts_s=1, gateway="new"),
+        row(5, "d/death"),
+        row(40, "old/death", gateway="old"),
+        row(42, "fleet/_/b/tick"),
+    ]
+    spread = Deployment(1_000, 30_000, verdict_jitter_ms=40_000)
+    told = [in_batches(rows, cuts, spread) for cuts in ([], [2], [3], [1, 3])]
+    assert told == told[:1] * 4
+    assert not any(key[1] == "d" and key[6] == "offline" for key in told[0]), "it is held back"
+    assert any(key[1] == "d" and key[6] == "offline" for key in in_batches(rows, [], Deployment(1_000, 30_000)))

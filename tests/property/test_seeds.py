@@ -105,8 +105,12 @@ def _after(judgements: Counter[tuple[Any, ...]], frontier_ms: int) -> Counter[tu
 
 
 def _devices(**more: Any) -> pa.Table:
-    columns = {"device_id": ["a"], "site": ["s"], "device_class": [None], "gateway": [None], "registered_at": [START * 1000]}
+    columns = {"device_id": ["a"], "site": ["s"], "device_class": [None], "gateway": [None], "registered_at": _instant(START)}
     return pa.table({**columns, **more})
+
+
+def _instant(ms: int) -> pa.Array:
+    return pa.array([ms * 1000], pa.timestamp("us", tz="UTC"))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +119,9 @@ def _devices(**more: Any) -> pa.Table:
         (_devices().drop_columns(["site"]), "absent: site"),
         (_devices(site=[None]), "every device has a site; 1 have none"),
         (pa.concat_tables([_devices(), _devices()]), 'listed once; got "a" 2 times'),
-        (_devices(registered_at=[START * 1000 + 1000]), "registered at or before the frontier; 1 are"),
+        (_devices(registered_at=_instant(START + 1)), "registered at or before the frontier; 1 are"),
+        (_devices(registered_at=[START]), "holds instants, or text such as .*; got int64; cast it"),
+        (_devices().append_column("site", [["t"]]), 'is there once; got "site" 2 times'),
     ],
 )
 def test_a_table_that_cannot_be_brought_in_is_refused_with_the_reason(table: pa.Table, why: str) -> None:

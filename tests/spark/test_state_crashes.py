@@ -21,9 +21,10 @@ from batch.verbs import Work, bootstrap, bootstrap_devices, check_form, migrate,
 from fleetpulse.columnar.seeds import REGISTERED_SCHEMA
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Kind
+from fleetpulse.core.replay import outcome
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
-from fleetpulse.io.checkpoint import committed, relocate, stand
+from fleetpulse.io.checkpoint import committed, relocate_each, stand
 from fleetpulse.io.generations import checkpoint_of, load_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import files_of, find_snapshot, snapshots, write_snapshot
@@ -89,11 +90,11 @@ def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hom
     return home
 
 
-def _copy(home: Home, to: Path) -> Home:
+def copy_of(home: Home, to: Path) -> Home:
+    """Copy a home, and let its checkpoints name their own folders."""
     shutil.copytree(home.path, to)
     copied = Home(to)
-    for folder in copied.lifecycle.glob("gen-*"):
-        relocate(folder)
+    relocate_each(copied.lifecycle)
     return copied
 
 
@@ -107,12 +108,12 @@ def _left(home: Home) -> str:
 def test_a_verb_that_was_killed_at_any_step_finishes_when_it_is_given_again(
     spark: SparkSession, judged: Home, tmp_path: Path, verb: str
 ) -> None:
-    home = _copy(judged, tmp_path / "home")
+    home = copy_of(judged, tmp_path / "home")
     images: dict[str, Home] = {}
 
     def say(words: str) -> None:
         if (left := _left(home)) not in images:  # otherwise it is what a kill one step before leaves behind
-            images[left] = _copy(home, tmp_path / f"image-{len(images)}")
+            images[left] = copy_of(home, tmp_path / f"image-{len(images)}")
 
     VERBS[verb](Work(spark, home, say))
     assert len(images) >= 2, "a step has changed something"
@@ -126,6 +127,7 @@ def test_a_verb_that_was_killed_at_any_step_finishes_when_it_is_given_again(
         statuses = [one.status for one in load_generations(image.lifecycle).known.values()]
         assert "new" not in statuses and statuses.count("current") == 1
         assert image.generation().number >= before
+        assert len(snapshots(image)) == 1 + (verb == "snapshot"), "none is there twice"
     assert verb == "snapshot" or home.generation().number == 3
     last = list(images.values())[-2]
     want = _gone_on(spark, home) if verb == "list" else defined(ROWS, DEPLOYMENT)  # those of a list begin lives of their own
@@ -139,9 +141,11 @@ def _gone_on(spark: SparkSession, home: Home) -> Counter[tuple[object, ...]]:
 
 
 def test_a_canary_that_says_something_else_is_removed_and_the_judgement_is_named(
-    spark: SparkSession, judged: Home, tmp_path: Path
+    spark: SparkSession, judged: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = _copy(judged, tmp_path / "home")
+    monkeypatch.setattr("batch.progress.EVERY_S", 0)
+    said = list[str]()
+    home = copy_of(judged, tmp_path / "home")
     before = load_generations(home.lifecycle)
     known = set(home.table(JUDGEMENTS.name).rglob("*.parquet"))
     changed: list[str] = []
@@ -160,7 +164,8 @@ def test_a_canary_that_says_something_else_is_removed_and_the_judgement_is_named
 
     trial = Trial(4, 3, 0.5, stopped)
     with pytest.raises(FleetError, match="1 judgements are missing, 1 are too many: ") as raised:
-        canary(Work(spark, home, lambda words: None), "migrate", trial)
+        canary(Work(spark, home, said.append), "migrate", trial)
+    assert [one for one in said if one.startswith("canary: 0 s of 0 s; generation 3 has judged ")], said
     [device] = changed
     assert f"transition of {device}, transition of {device}; nothing has changed" in str(raised.value)
     record = load_generations(home.lifecycle)
@@ -173,7 +178,7 @@ def test_a_canary_that_says_something_else_is_removed_and_the_judgement_is_named
 
 
 def test_some_of_the_devices_go_on_as_they_would_among_all(spark: SparkSession, judged: Home, tmp_path: Path) -> None:
-    home = _copy(judged, tmp_path / "home")
+    home = copy_of(judged, tmp_path / "home")
     bootstrap(Work(spark, home, lambda words: None), find_snapshot(home), "site = 'north'")
     land(home, ROWS[CUT:], 3)
     judge(spark, home)
@@ -181,12 +186,22 @@ def test_some_of_the_devices_go_on_as_they_would_among_all(spark: SparkSession, 
     assert len(theirs) > 3
     want = {one: count for one, count in defined(ROWS, DEPLOYMENT).items() if one[1] in theirs}
     assert {one: count for one, count in told(home).items() if one[1] in theirs} == want
+    said, number, taken = list[str](), home.generation().number, find_snapshot(home)
+    bootstrap(Work(spark, home, said.append), taken)
+    assert f"generations {taken.generation} and {number} know different devices: they are not compared" in said
+    assert home.generation().number > number, "all devices are back, as they were in the snapshot"
+    judge(spark, home)
+    now = snapshot.take(spark, home, None, lambda words: None)
+    rows = read_snapshot(spark, home, now.version or 0).each.filter("part = 'device'").collect()
+    assert {row.device_id: row["mode"] for row in rows} == {
+        name: one.mode for name, one in outcome(ROWS, DEPLOYMENT).devices.items()
+    }
 
 
 def test_a_list_of_devices_begins_lives_of_their_own_and_silence_counts_from_their_registration(
     spark: SparkSession, judged: Home, tmp_path: Path
 ) -> None:
-    home = _copy(judged, tmp_path / "home")
+    home = copy_of(judged, tmp_path / "home")
     beats = Counter(row.device_id for row in ROWS[CUT:] if row.kind is Kind.HEARTBEAT)
     judged_well = {one[1] for one in defined(ROWS[CUT:], DEPLOYMENT) if one[0] == "transition"}  # some have clocks that lie
     heard = [device for device, _ in beats.most_common() if device in judged_well][:4]
@@ -214,7 +229,7 @@ def test_a_list_of_devices_begins_lives_of_their_own_and_silence_counts_from_the
 def test_what_cannot_be_done_is_refused_with_the_reason_and_changes_nothing(
     spark: SparkSession, judged: Home, tmp_path: Path
 ) -> None:
-    home = _copy(judged, tmp_path / "home")
+    home = copy_of(judged, tmp_path / "home")
     work, before = Work(spark, home, lambda words: None), load_generations(home.lifecycle)
     refused: list[tuple[Verb, str]] = [
         (lambda work: rescale(work, 4), "has 4 key groups already"),
@@ -245,7 +260,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason_and_changes_nothing(
 def test_a_generation_that_differs_in_one_device_is_refused_and_the_device_is_named(
     spark: SparkSession, judged: Home, tmp_path: Path
 ) -> None:
-    home = _copy(judged, tmp_path / "home")
+    home = copy_of(judged, tmp_path / "home")
     taken = find_snapshot(home)
     rows = read_snapshot(spark, home, taken.version or 0).each
     device = min(row.device_id for row in rows.filter("part = 'device' AND mode = 'online'").collect())
@@ -264,7 +279,7 @@ def test_a_generation_that_differs_in_one_device_is_refused_and_the_device_is_na
 def test_a_snapshot_that_is_damaged_is_named_whatever_the_state_is(
     spark: SparkSession, judged: Home, tmp_path: Path, only: str | None
 ) -> None:
-    home = _copy(judged, tmp_path / "home")
+    home = copy_of(judged, tmp_path / "home")
     taken, record = find_snapshot(home), load_generations(home.lifecycle)
     for path in files_of(home.table(DEVICE_SNAPSHOTS.name), taken.version or 0):
         if "part=device" in str(path):
@@ -281,7 +296,7 @@ def test_a_snapshot_that_is_damaged_is_named_whatever_the_state_is(
 def test_a_batch_that_was_said_and_not_committed_is_committed_with_the_watermark_of_its_rows(
     spark: SparkSession, judged: Home, tmp_path: Path, goes_on: str
 ) -> None:
-    home = _copy(judged, tmp_path / "home")
+    home = copy_of(judged, tmp_path / "home")
     middle = CUT + (len(ROWS) - CUT) // 2
     land(home, ROWS[CUT:middle], 3)
     judge(spark, home, follows=False)  # it is killed before Spark's commit, and behind Delta's
@@ -299,7 +314,7 @@ def test_a_batch_that_was_said_and_not_committed_is_committed_with_the_watermark
 
 
 def test_state_that_is_damaged_is_no_ones_successor(spark: SparkSession, judged: Home, tmp_path: Path) -> None:
-    home = _copy(judged, tmp_path / "home")
+    home = copy_of(judged, tmp_path / "home")
     batch = committed(home.checkpoint)[-1]
     offsets = home.checkpoint / "offsets" / str(batch)
     whole = offsets.read_text()

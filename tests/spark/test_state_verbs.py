@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from batch import snapshot
-from batch.generation import Say
 from batch.holding import discard, switch
 from batch.inspecting import inspect
+from batch.progress import Say
 from batch.verbs import Work, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
@@ -56,8 +56,9 @@ def judge(spark: SparkSession, home: Home, *, follows: bool = True) -> None:
 
 
 def test_the_state_is_moved_about_between_batches_and_the_verdicts_are_those_of_one_run(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("batch.progress.EVERY_S", 0)
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
     delta.create(home, MESSAGES)
@@ -71,6 +72,7 @@ def test_the_state_is_moved_about_between_batches_and_the_verdicts_are_those_of_
     assert told(home) == defined(rows, DEPLOYMENT)
     assert home.generation().number == 8
     assert (home.key_groups(), home.generation().form, stand(home.checkpoint).partitions) == (8, 4, 2)
+    assert "comparing: the same so far are group, waiting, of group, waiting, digests, timers" in SAID
     ids = delta.query(home, "SELECT device_id, life, transition_no FROM transitions")
     assert len({tuple(one.values()) for one in ids}) == len(ids)
 

@@ -1,9 +1,7 @@
-"""What amend says, sends and refuses; and that it says it once, wherever it is killed."""
+"""What amend says, sends and refuses."""
 
 import fcntl
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,6 @@ from fleetpulse.ops.verdicts import said_by_device
 from tests.histories import START, row, signal, tick
 from tests.homes import Judged, commit_batch, empty, shorten
 
-ROOT = Path(__file__).parents[2]
 DEPLOYMENT = Deployment(allowed_lateness_ms=1_000, max_clock_lead_ms=300_000)
 RULES: dict[str, Any] = {"rules": {"timeout": "60s", "forget_after": "10h"}, "classes": {"slow": {"timeout": "10m"}}}
 
@@ -261,6 +258,7 @@ def test_whoever_waits_is_told_of_each_group_of_devices(
     judged: Judged, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("batch.amend._AT_ONCE", 2)
+    monkeypatch.setattr("batch.progress.EVERY_S", 0)
     names = ("e", "f", "g", "h")
     judged.take(*(signal(125, name) for name in names), tick(200))
     judged.take(*(signal(130, name, received_s=210) for name in names), tick(220))
@@ -268,6 +266,10 @@ def test_whoever_waits_is_told_of_each_group_of_devices(
     out, told = capsys.readouterr()
     assert len(out.splitlines()) == 5
     assert told.splitlines() == ["devices to be looked at: 5", *(f"devices looked at: {done} of 5" for done in (2, 4, 5))]
+    monkeypatch.undo()
+    amend_by_command(judged.home.path, dry_run=True, json_lines=True)
+    told = capsys.readouterr().err
+    assert told.splitlines() == ["devices to be looked at: 5", "devices looked at: 5 of 5"], "it took no time"
 
 
 def test_two_amends_do_not_work_at_once(judged: Judged) -> None:
@@ -294,49 +296,6 @@ def test_while_a_gap_is_open_no_correction_is_sent(judged: Judged) -> None:
     assert not done.corrected
     assert done.left is not None
     assert "nobody listens now" in done.left
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import batch.amend as job
-from fleetpulse.io.home import Home
-
-def killing(whole, which, after):
-    def call(*arguments):
-        if not after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        whole(*arguments)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return call
-
-step, after = sys.argv[2], sys.argv[3] == "after"
-where = job if step == "spool" else job.delta
-setattr(where, step, killing(getattr(where, step), step, after))
-job.amend_home(Home(Path(sys.argv[1])), job.Wanted())
-"""
-
-
-@pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("step", ["append_of", "spool", "append"])
-def test_killed_at_any_step_and_given_again_it_says_everything_once(judged: Judged, step: str, moment: str) -> None:
-    home = judged.home
-    judged.take(signal(130, "e"), signal(150, "e"), signal(140, "e", received_s=155), tick(156))
-    command = [sys.executable, "-W", "error", "-c", KILLED, str(home.path), step, moment]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if step != "append":  # nothing is done with as long as a correction is under way: that commit is not come to
-        assert done.returncode == -9, done.stderr
-    amend_home(home, Wanted())
-    assert agrees(home)
-    numbers = [one.amendment_no for one in said_by_device(home, ["d"])["d"] if one.kind is Verdict.RETRACT]
-    assert numbers == [1]
-    judged.take(*sent(home, 157), tick(300))
-    subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    amend_home(home, Wanted())
-    assert agrees(home)
-    assert amend_home(home, Wanted()) == []
-    numbers = [one.amendment_no for one in said_by_device(home, ["d"])["d"] if one.amendment_no is not None]
-    assert sorted(numbers) == list(range(1, len(numbers) + 1))
 
 
 def test_a_corrected_class_names_the_site_that_the_device_has_and_an_instant_in_the_past(judged: Judged) -> None:

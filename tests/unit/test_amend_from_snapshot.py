@@ -12,14 +12,16 @@ from deltalake import DeltaTable, write_deltalake
 
 from batch import amend as job
 from batch.amend import Amended, Wanted, amend_home
+from cli.amending import amend as amend_by_command
 from fleetpulse.core.amending import Beginning, corrections
-from fleetpulse.core.errors import FleetError
+from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.replay import outcome
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS
+from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
 from fleetpulse.io.amended import Reached, write_reached
 from fleetpulse.io.home import Home
-from fleetpulse.io.kept import promise
+from fleetpulse.io.kept import oldest_kept_ms, promise
 from fleetpulse.io.snapshot_table import snapshots
 from fleetpulse.ops import reports
 from fleetpulse.ops.beginnings import Begun, Reach, done_with, reach
@@ -348,3 +350,31 @@ def test_no_correction_is_worked_out_of_what_happened_before_the_beginning() -> 
     came = [signal(15, kind="error", code="x", received_s=41), tick(60)]
     assert corrections(came, DEPLOYMENT, ["d"], known) == []
     assert len(corrections([*rows, *came], DEPLOYMENT, ["d"]) or []) == 1
+
+
+def test_since_is_refused_before_what_is_kept_with_the_oldest_instant_that_can_be_named(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    told.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
+    assert [one.device_id for one in amend_home(told.home, Wanted(since_ms=0, dry_run=True))] == ["d"], "all is kept"
+    told.forget()
+    kept_ms = oldest_kept_ms(told.home, "messages")
+    assert kept_ms is not None
+    before = delta.version(told.home.table(JUDGEMENTS.name))
+    for wanted in (Wanted(since_ms=kept_ms - 1), Wanted(("d",), since_ms=0), Wanted(since_ms=0, dry_run=True)):
+        with pytest.raises(
+            FleetError, match=rf"reaches back to {format_instant(kept_ms)} at .*keep_messages.*; name .* or later"
+        ):
+            amend_home(told.home, wanted)
+    assert delta.version(told.home.table(JUDGEMENTS.name)) == before
+    [done] = amend_home(told.home, Wanted(since_ms=kept_ms))
+    assert (done.retracted, done.added) == (1, 1)
+    promise(told.home, "came_late", kept_ms + 1)
+    with pytest.raises(FleetError, match=rf"reaches back to {format_instant(kept_ms + 1)} at .*keep_late"):
+        amend_home(told.home, Wanted(since_ms=kept_ms))
+    assert [one.device_id for one in amend_home(told.home, Wanted())] == ["d"], "without it, it goes on where it was"
+
+
+def test_since_is_an_instant_of_the_past(tmp_path: Path) -> None:
+    told = begun(tmp_path / "home")
+    with pytest.raises(Misuse, match=r"--since is an instant of the past; got 2999"):
+        amend_by_command(told.home.path, since="2999-01-01T00:00:00Z")

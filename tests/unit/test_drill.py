@@ -1,58 +1,51 @@
-"""What a drill says of two runs: nothing where they agree, and each judgement that only one of them made."""
+"""How a drill cuts a recording, and what it says of two runs that differ; tests/e2e/test_drill.py runs a whole one."""
 
 import json
-import tempfile
 from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-import batch.drill
-import batch.session
-import cli.drill
-import cli.replaying
+from batch.drill import cut
+from cli.drill import conclude
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.home import Home
 from fleetpulse.ops.agreement import COMPARED
 
+pytestmark = pytest.mark.unit
 JUDGEMENT = {**dict.fromkeys(COMPARED), "kind": "transition", "device_id": "pump-1", "transition_no": 3, "to_mode": "offline"}
 AGREED = (*JUDGEMENT.values(),)
 MOVED = (*{**JUDGEMENT, "event_time_ms": 7}.values(),)
+RECORDING = Path("recording.ndjson")
 
 
-@pytest.fixture
-def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Counter[Any]]:
-    """Return what each run tells, by the name of its home; no job runs."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    told: dict[str, Counter[Any]] = {"undisturbed": Counter([AGREED]), "disturbed": Counter([AGREED])}
-    monkeypatch.setattr(cli.replaying, "replay", lambda home, *rest: home.prepare(None))
-    monkeypatch.setattr(batch.session, "batch_session", lambda home, size: nullcontext())
-    monkeypatch.setattr(batch.drill, "disturbed", lambda *rest: None)
-    monkeypatch.setattr(cli.drill, "told", lambda home: told[home.path.name])
-    return told
-
-
-def _drill(tmp_path: Path, *, json_lines: bool = False) -> None:
-    cli.drill.drill(tmp_path / "recording.ndjson", "60s", keep=False, json_lines=json_lines)
-
-
-def test_two_runs_that_agree_pass_and_leave_nothing(
-    homes: dict[str, Counter[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("counts", [(7,), (700,), (1, 733), (3, 0, 9), (1,) * 20, (5_000, 1, 1, 1, 1, 1, 1)])
+def test_however_a_recording_was_landed_each_row_is_landed_once_in_order_and_in_parts_enough(
+    tmp_path: Path, counts: tuple[int, ...]
 ) -> None:
-    _drill(tmp_path)
-    assert "the drill passed: 6 operations, 1 judgements, no difference" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
+    files: list[Path] = []
+    begin = 0
+    for count in counts:
+        files.append(tmp_path / f"{begin}-{count}.parquet")
+        pq.write_table(pa.table({"row": range(begin, begin + count)}), files[-1])
+        begin += count
+    landings = cut(files, 7)
+    rows = [pq.read_table(one.path)["row"].to_pylist()[one.begin : one.end] for one in landings]
+    assert [row for some in rows for row in some] == [*range(sum(counts))]
+    assert all(rows) and len(rows) >= 7
+
+
+def test_a_recording_of_fewer_messages_than_parts_is_not_cut_into_as_many(tmp_path: Path) -> None:
+    path = tmp_path / "short.parquet"
+    pq.write_table(pa.table({"row": range(6)}), path)
+    assert len(cut([path], 7)) == 6
 
 
 @pytest.mark.parametrize("json_lines", [True, False])
-def test_each_difference_is_told_with_the_run_that_alone_has_it(
-    homes: dict[str, Counter[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str], json_lines: bool
-) -> None:
-    homes["disturbed"] = Counter([MOVED])
+def test_each_difference_is_told_with_the_run_that_alone_has_it(capsys: pytest.CaptureFixture[str], json_lines: bool) -> None:
     with pytest.raises(FleetError, match="found 2 differences in 1 judgements"):
-        _drill(tmp_path, json_lines=json_lines)
+        conclude(RECORDING, Counter([AGREED]), Counter([MOVED]), json_lines=json_lines)
     out, err = capsys.readouterr()
     if json_lines:
         rows = [json.loads(line) for line in out.splitlines()]
@@ -60,11 +53,13 @@ def test_each_difference_is_told_with_the_run_that_alone_has_it(
         assert [(row["side"], row["device_id"], row["event_time"]) for row in rows] == sides
     else:
         assert "differences" in err
-    kept = Path(err.split("both homes are kept: ")[1].split("\n")[0])
-    assert Home(kept / "undisturbed").exists()
 
 
-def test_a_recording_without_a_verdict_proves_nothing(homes: dict[str, Counter[Any]], tmp_path: Path) -> None:
-    homes |= {"undisturbed": Counter(), "disturbed": Counter()}
+def test_two_runs_that_agree_have_nothing_told_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    conclude(RECORDING, Counter([AGREED, AGREED]), Counter([AGREED, AGREED]), json_lines=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_recording_without_a_verdict_proves_nothing() -> None:
     with pytest.raises(FleetError, match="gives no verdict at all"):
-        _drill(tmp_path)
+        conclude(RECORDING, Counter(), Counter(), json_lines=False)

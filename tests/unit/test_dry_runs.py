@@ -1,5 +1,6 @@
 """A dry run is refused where the verb would be, in the same words, and changes nothing."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,10 +10,14 @@ from typer.testing import CliRunner, Result
 from cli.main import app
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import DEVICES
+from fleetpulse.core.times import format_instant
+from fleetpulse.io import delta
 from fleetpulse.io.generations import HELD, Generation, load_generations, save_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.services import Service, served
-from tests.homes import commit_batch, empty
+from tests.histories import START, registry_entries, row, signal, tick
+from tests.homes import commit_batch, empty, land
 
 pytestmark = pytest.mark.unit
 VERBS = (["rescale", "--key-groups", "3"], ["migrate", "--form", "3"], ["repartition", "3"])
@@ -93,3 +98,64 @@ def test_a_dry_run_of_a_discard_removes_nothing(home: Home) -> None:
     assert load_generations(home.lifecycle).held() is not None
     assert _done(home, "discard", "2").exit_code == 0
     assert load_generations(home.lifecycle).held() is None
+
+
+LISTED = "device_id,site,registered_at\npump-1,oslo,2023-11-14T12:00:00Z\n"
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Home:
+    """A home that has judged up to START and a hundred seconds, but for its lateness."""
+    home = empty(tmp_path / "judged", Deployment(allowed_lateness_ms=1_000))
+    land(home, [signal(0), tick(100)], 1)
+    commit_batch(home.checkpoint, 0, START + 99_999)
+    return home
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("device_id,site,registered_at\n", "got a list without any; nothing has changed"),
+        (LISTED + "pump-1,bergen,2023-11-14T13:00:00Z\n", 'a device is listed once; got "pump-1" 2 times, 1 such'),
+        ("device_id,site\npump-1,oslo\n", "has the columns device_id, .*; absent: registered_at"),
+        (LISTED + ",oslo,2023-11-14T12:00:00Z\n", "every device has a device_id; 1 have none"),
+        (LISTED + "pump-2,oslo,2999-01-01T00:00:00Z\n", '1 are registered later, "pump-2" among them'),
+    ],
+    ids=["empty", "twice", "no column", "no id", "too late"],
+)
+def test_a_dry_run_of_a_bootstrap_looks_at_the_list_as_the_verb_does(judged: Home, content: str, why: str) -> None:
+    path = judged.path / "list.csv"
+    path.write_text(content)
+    words = ("bootstrap", "--devices", str(path))
+    dry = _refused(judged, *words, "--dry-run")
+    assert re.search(why, dry) and dry == _refused(judged, *words)
+    assert load_generations(judged.lifecycle).newest() == 1
+
+
+def test_a_dry_run_of_a_bootstrap_says_how_many_devices_it_would_begin_with(judged: Home) -> None:
+    path = judged.path / "list.csv"
+    at = [format_instant(START + ms) for ms in (0, 99_000)]  # the frontier itself is early enough
+    path.write_text("device_id,site,registered_at\n" + "".join(f"d{number},oslo,{one}\n" for number, one in enumerate(at)))
+    done = _done(judged, "bootstrap", "--devices", str(path), "--dry-run")
+    assert done.exit_code == 0 and f"2 devices of {path}; bronze is read from version 1" in done.output
+    path.write_text(f"device_id,site,registered_at\nd,oslo,{format_instant(START + 99_001)}\n")
+    assert "1 are registered later" in _refused(judged, "bootstrap", "--devices", str(path), "--dry-run")
+
+
+def test_a_dry_run_of_a_bootstrap_from_the_registry_counts_what_is_in_effect_at_the_frontier(judged: Home) -> None:
+    words = ("bootstrap", "--registry", "--dry-run")
+    assert "has no device; add some" in _refused(judged, *words)
+    entries = [row(at, f"{name}/registry", op="add") for at, name in ((1, "a"), (2, "b"), (99.5, "later"))]
+    delta.append(judged, DEVICES, delta.to_table(DEVICES, registry_entries(entries)), "test", 1)
+    done = _done(judged, *words)
+    assert done.exit_code == 0 and "2 devices of the registry; bronze is read from version 1" in done.output
+
+
+def test_what_a_batch_has_begun_with_counts_as_judged_in_a_dry_run(judged: Home) -> None:
+    land(judged, [tick(200)], 2)
+    path = judged.path / "list.csv"
+    path.write_text(f"device_id,site,registered_at\nd,oslo,{format_instant(START + 150_000)}\n")
+    words = ("bootstrap", "--devices", str(path), "--dry-run")
+    assert "1 are registered later" in _refused(judged, *words)
+    commit_batch(judged.checkpoint, 1, START + 99_999, committed=False)
+    assert _done(judged, *words).exit_code == 0

@@ -2,13 +2,17 @@
 
 import json
 import socket
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from batch.chosen import check_condition
 from batch.pruning import prune
 from batch.session import plainly_named
-from batch.verbs import check_condition
 from cli.device_lists import read_devices
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import FleetError
@@ -164,6 +168,18 @@ def test_a_new_checkpoint_has_judged_what_it_was_begun_with(tmp_path: Path) -> N
     assert begun_with(tmp_path) == 5_000
     assert judged_up_to(tmp_path) == (0, 5_000)
     assert stand(tmp_path).newest_ms == 5_000 and is_settled(tmp_path)
+    note_begin(tmp_path, None)
+    assert begun_with(tmp_path) is None
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["begun-with.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"newest_ms": "soon"}', "\x00\x00"])
+def test_what_a_checkpoint_was_begun_with_is_refused_where_it_is_damaged(tmp_path: Path, content: str) -> None:
+    _batch(tmp_path, 0, 10, (0, 0))
+    (tmp_path / "begun-with.json").write_text(content)
+    for read in (begun_with, judged_up_to, stand):
+        with pytest.raises(FleetError, match=r'^"begun-with.json" of the checkpoint .* or is damaged .*; restore the checkpoint'):
+            read(tmp_path)
 
 
 def test_a_checkpoint_that_was_moved_names_the_schemas_in_its_own_folder(tmp_path: Path) -> None:
@@ -210,8 +226,57 @@ def test_a_list_of_devices_is_read_or_refused_with_the_reason(tmp_path: Path) ->
     path.write_text("device_id,site,registered_at\npump-1,oslo,yesterday\n")
     with pytest.raises(FleetError, match=r"is no list of devices .* registered_at as in 2026"):
         read_devices(path)
+    path.write_text("device_id,site,registered_at\npump-1,oslo,1769860800000\n")
+    with pytest.raises(FleetError, match=r"is no list of devices .* registered_at as in 2026"):
+        read_devices(path)
+    path.write_text("device_id,site,site,registered_at\npump-1,oslo,bergen,2026-01-31T12:00:00Z\n")
+    with pytest.raises(FleetError, match=r'devices.csv" is no list of devices: .* is there once; got "site" 2 times; leave one'):
+        read_devices(path)
     with pytest.raises(FleetError, match="there is no file"):
         read_devices(tmp_path / "absent.parquet")
+
+
+def _listed(**more: Any) -> pa.Table:
+    at = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    return pa.table({"device_id": ["pump-1"], "site": ["oslo"], "registered_at": [at], **more})
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        pa.array(["2026-01-31T12:00:00Z"]),
+        pa.array(["2026-01-31T13:00:00+01:00"], pa.large_string()),
+        pa.array(["2026-01-31T12:00:00Z"]).dictionary_encode(),
+        pa.array([1_769_860_800_000], pa.timestamp("ms")),
+        pa.array([1_769_860_800], pa.timestamp("s", tz="Europe/Oslo")),
+    ],
+    ids=lambda at: str(at.type),
+)
+def test_instants_of_a_parquet_list_are_what_they_are_whatever_their_unit_and_zone(tmp_path: Path, at: pa.Array) -> None:
+    pq.write_table(_listed(registered_at=at), tmp_path / "devices.parquet")
+    [device] = read_devices(tmp_path / "devices.parquet").to_pylist()
+    assert device["registered_at"] == datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        (_listed(registered_at=[1_769_860_800_000]), r"holds instants, or text such as .*; got int64; cast it"),
+        (_listed(registered_at=[1_769_860_800.5]), r"holds instants, or text such as .*; got double; cast it"),
+        (_listed(registered_at=["yesterday"]), r"\(Failed to parse string: 'yesterday'.*registered_at as in 2026"),
+        (_listed(registered_at=["2026-01-31T12:00:00"]), r"expected a zone offset.*registered_at as in 2026"),
+        (_listed(device_id=[["pump-1"]]), r"\(Unsupported cast from list.*it has the columns device_id, site"),
+        (_listed(device_id=[b"\xff"]), r"\(Invalid UTF8 payload\); it has the columns device_id, site"),
+        (_listed().append_column("site", [["bergen"]]), r'is there once; got "site" 2 times; leave one of them'),
+        (_listed().drop_columns(["site"]), r"has the columns device_id, .*; absent: site$"),
+    ],
+)
+def test_a_parquet_list_that_is_not_what_it_is_to_be_is_refused_where_it_is_read(
+    tmp_path: Path, table: pa.Table, why: str
+) -> None:
+    pq.write_table(table, tmp_path / "devices.parquet")
+    with pytest.raises(FleetError, match=rf'devices.parquet" is no list of devices.*{why}'):
+        read_devices(tmp_path / "devices.parquet")
 
 
 def test_what_a_killed_process_wanted_is_wanted_no_more(home: Home) -> None:

@@ -16,7 +16,7 @@ from fleetpulse.core.tables import DEVICE_SNAPSHOTS
 from fleetpulse.io import snapshot_table
 from fleetpulse.io.home import Home
 from fleetpulse.io.needs import needs
-from fleetpulse.io.snapshot_table import NOTE_FORM, files_of, find_snapshot, is_whole, snapshots
+from fleetpulse.io.snapshot_table import NOTE_FORM, files_of, find_snapshot, is_whole, shown_snapshot, snapshots
 from fleetpulse.io.stored_state import blaming_snapshot
 from fleetpulse.io.tidying import DAY_MS, kept_versions
 from tests.homes import empty, take_snapshot
@@ -66,6 +66,18 @@ def test_a_snapshot_to_which_the_log_no_longer_leads_is_not_kept(home: Home) -> 
     for version in range(2):
         (log / f"{version:020d}.json").unlink()
     assert _kept(home) == [4, 3]
+
+
+def test_what_the_table_shows_is_the_newest_snapshot_while_it_is_whole(home: Home) -> None:
+    path = home.table(DEVICE_SNAPSHOTS.name)
+    assert shown_snapshot(home) is None
+    for batch in (1, 2):
+        take_snapshot(home, batch)
+    DeltaTable(str(path)).optimize.compact()
+    shown = shown_snapshot(home)
+    assert shown is not None and (shown.version, shown.batch) == (2, 2)
+    next(iter(files_of(path, 2))).unlink()
+    assert shown_snapshot(home) is None, "an older one is kept, and the table does not show it"
 
 
 def test_what_fails_over_a_snapshot_with_a_damaged_file_is_said_of_the_snapshot(home: Home) -> None:

@@ -1,0 +1,126 @@
+"""A damaged file of a home is said in a sentence by every verb that reads it, and stays as it is; a fault of ours is not."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from cli.main import run
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.times import format_instant
+from fleetpulse.io import delta
+from fleetpulse.io.damage import DamagedError, blaming_file, damage_in, open_table
+from fleetpulse.io.home import Home
+from tests.histories import START, row, signal, tick
+from tests.homes import Judged, empty, take_snapshot
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.unit
+REWIND = ["rewind", "--to", format_instant(START + 50_000)]
+SNAPSHOTS, AMEND, MAINTAIN = ["state", "snapshots"], ["amend"], ["maintain", "--dry-run"]
+READ = {
+    ("device_snapshots", "log"): [SNAPSHOTS, AMEND, MAINTAIN],
+    ("device_snapshots", "parquet"): [AMEND],
+    ("messages", "log"): [REWIND, ["plan"], AMEND, MAINTAIN, ["status"]],
+    ("messages", "parquet"): [["plan"], AMEND, ["devices"]],
+    ("judgements", "log"): [REWIND, AMEND, MAINTAIN, ["late"]],
+    ("judgements", "parquet"): [REWIND, AMEND, MAINTAIN, ["transitions"]],
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    told = Judged(empty(tmp_path / "home", Deployment(1_000, 300_000)))
+    policy = row(0, "fleet/_/_/policy", policy=parse_policy({"rules": {"timeout": "60s"}}).normalised(), effective_from_s=-1000)
+    told.take(policy, signal(10), tick(100))
+    told.take(signal(40, received_s=110), signal(90, received_s=110), tick(120))
+    return told.home
+
+
+def _damage(home: Home, table: str, what: str) -> None:
+    """Cut off the newest commit, or all files of rows, as a full disk leaves them."""
+    if what == "log":
+        paths = [max((home.table(table) / "_delta_log").glob("*.json"))]
+    else:
+        paths = [path for path in home.table(table).rglob("*.parquet") if "_delta_log" not in path.parts]
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:-30])
+
+
+def _files(home: Home) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in (home.path / "tables").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("table", "what", "verb"),
+    [(*key, verb) for key, verbs in READ.items() for verb in verbs],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),
+)
+def test_a_damaged_file_of_a_table_is_said_and_left_as_it_is(
+    home: Home,
+    table: str,
+    what: str,
+    verb: Sequence[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if table == "device_snapshots":
+        take_snapshot(home)
+    _damage(home, table, what)
+    before = _files(home)
+    monkeypatch.setattr(sys, "argv", ["fleet", *verb, "--home", str(home.path)])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("fleet: ") and "cannot be read: a file is damaged or gone (" in told, told
+    assert table in told and told.endswith(
+        "give the same command again, and where it says the same, restore the home from a copy"
+    )
+    assert _files(home) == before
+
+
+@pytest.mark.parametrize("what", ["log", "parquet"])
+def test_a_backtest_over_damaged_bronze_ends_with_the_sentence_and_no_traceback(home: Home, tmp_path: Path, what: str) -> None:
+    _damage(home, "messages", what)
+    before = _files(home)
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[rules]\ntimeout = "2m"\n')
+    command = [sys.executable, "-m", "cli", "backtest", "--policy", str(policy), "--home", str(home.path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"{home.table('messages')}" in done.stderr and "cannot be read: a file is damaged or gone (" in done.stderr
+    assert _files(home) == before
+
+
+def test_a_fault_of_ours_is_no_damage(home: Home) -> None:
+    with pytest.raises(duckdb.BinderException), delta.reading(home) as tables:
+        delta.fetch(tables, "SELECT nobody FROM judgements")
+    with pytest.raises(duckdb.InvalidInputException), delta.reading(home) as tables:
+        delta.fetch(tables, "SELECT ? FROM judgements")
+    with pytest.raises(pa.ArrowInvalid) as cast:
+        pa.array(["x"]).cast(pa.int64())
+    full = DeltaError("Generic LocalFileSystem error: No space left on device (os error 28)")
+    for error in (full, cast.value, KeyError("a"), TypeError("b"), CommitFailedError("another was first"), FleetError("c")):
+        assert damage_in(error) is None
+
+
+def test_a_file_that_is_gone_is_named(home: Home) -> None:
+    [first, *_] = delta.paths_of(home, delta.declared("messages"))
+    first.unlink()
+    with pytest.raises(DamagedError, match=first.name), blaming_file(first):
+        pq.read_table(first)
+    with pytest.raises(DamagedError, match=first.name):
+        delta.query(home, "SELECT count(*) FROM messages", tables=["messages"])
+    with pytest.raises(DamagedError, match=r'^the log of the table ".*nowhere" cannot be read'):
+        open_table(home.path / "nowhere")
+    assert DeltaTable(str(home.table("messages"))).version() == open_table(home.table("messages")).version()
