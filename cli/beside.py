@@ -1,6 +1,7 @@
-"""Airflow in a run: started when the stream has said its first verdicts, and never in its way."""
+"""What is beside the stream in a run, Airflow above all: started when it has said its first verdicts, and never in its way."""
 
 from cli.airflow_environment import HOST, folder, passwords
+from cli.classes import classes_are_kept
 from cli.processes import Job, Run
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.ports import free_port
@@ -59,3 +60,22 @@ class Beside:
         state = self.run.status("airflow").get("state")
         self._has_run = state == "running" or (self._has_run and state != GIVEN_UP)
         return self._has_run
+
+
+class Classes:
+    """Spark's classes, kept for later starts by the first run of an installation.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._asked = False
+
+    def start(self) -> None:
+        """See whether they are kept already, once, and keep them where they are not."""
+        if not self._asked and not classes_are_kept():
+            job = self.run.start("classes")
+            job.optional = job.ends = True
+        self._asked = True

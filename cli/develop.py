@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from cli.classes import keep_classes
 from cli.environment import KINDS, EnvironmentFault, find_uv
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import parse_duration_ms
@@ -29,6 +30,7 @@ LOCKS: Final = {  # in this order: the smaller are held to the versions of the l
 }
 PEER_LOCK: Final = ("bench/pyflink/requirements.in", "bench/pyflink/requirements.txt")  # of an environment of its own
 SIDE_BY_SIDE: Final = ("unit", "property")  # layers whose files run two at a time; others start JVMs, which starve each other
+_STARTS_SPARK: Final = ("spark", "e2e")  # a hundred times, which takes a third less where its classes are kept
 _OWN_WAY: Final = ("-n", "-s", "--pdb", "--co", "--collect-only")  # of pytest, with which that would not go
 _NO_TESTS: Final = 5  # pytest's exit code
 _MISUSE: Final = 2  # argparse's
@@ -73,6 +75,8 @@ def test(context: typer.Context) -> None:
             continue
         typer.echo(f"== {layer}")
         began = time.monotonic()
+        if layer in _STARTS_SPARK:
+            typer.echo(keep_classes())
         # A process each: a layer that brings up a JVM, or the environment of one, leaves nothing to the next.
         code = _call([sys.executable, "-P", "-m", "pytest", str(folder), *side_by_side(layer, rest), *rest])
         passed = code in (0, _NO_TESTS)  # -k may leave a layer nothing

@@ -2,6 +2,7 @@
 
 import typer
 
+from cli.classes import keep_classes
 from fleetpulse.io.jars import JARS, KAFKA_JARS, resolve_jars
 from fleetpulse.io.java import find_java
 
@@ -12,10 +13,14 @@ def register(app: typer.Typer) -> None:
 
 
 def fetch() -> None:
-    """Fetch Java where there is none, and Spark's JARs, and compile the fold; no start with --no-airflow needs a network then."""
+    """Fetch Java where there is none, and Spark's JARs, compile the fold, and keep Spark's classes for quicker starts.
+
+    No start with --no-airflow needs a network then.
+    """
     from fleetpulse.columnar.warm import warm
 
     typer.echo(f"Java: {find_java()}")
     typer.echo(f"JARs: {len(resolve_jars(jars=(*JARS, *KAFKA_JARS)))} in the project's cache")
     warm()
     typer.echo("the fold is compiled")
+    typer.echo(keep_classes())

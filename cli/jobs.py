@@ -1,5 +1,6 @@
 """The jobs as processes: what ``fleet up`` and ``fleet replay`` start. They are not for people."""
 
+import os
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
@@ -128,6 +129,15 @@ def landing(home: HomeOption, parent: ParentOption = None) -> None:
     one_allocator()
     collect_seldom()
     run_landing(at, partial(decode_any, load_mappings(at)), _begin(parent), lease_ms=lease_ms)
+
+
+@jobs.command("classes")
+def classes(_home: HomeOption, parent: ParentOption = None) -> None:
+    """Spark's classes, for later starts: all else that runs comes first."""
+    from cli.classes import keep_classes
+
+    os.nice(10)
+    typer.echo(keep_classes(_begin(parent)))
 
 
 @jobs.command("lifecycle")

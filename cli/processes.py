@@ -64,6 +64,7 @@ class Job:
         self.held = False  # stopped, since it is to be
         self.supervised = False  # whether somebody beside us starts it again when we no longer do
         self.optional = False  # whether the run goes on without it
+        self.ends = False  # whether it comes to an end, and need not run then
         self._given_up_ms = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -103,7 +104,7 @@ class Job:
         Raises:
             FleetError: it has died too often, or is not to be started again.
         """
-        if self._process is None or self.held or self.alive():
+        if self._process is None or self.held or self.alive() or (self.ends and self._process.returncode == 0):
             return
         if self._given_up_ms:
             if self.supervised or self.optional:

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from cli.beside import Beside, airflow_port
+from cli.beside import Beside, Classes, airflow_port
 from cli.processes import Run
 from cli.screen import Screen
 from cli.standing import judged_to_the_end
@@ -132,7 +132,7 @@ def _require_same(home: Home, wanted: Wanted, known: Simulated) -> None:
 
 def _watch(run: Run, wanted: Wanted, address: BrokerAddress, stop: Stop, restarts: int, airflow: Beside | None) -> None:
     console = Console()
-    screen = Screen(run, address)
+    screen, classes = Screen(run, address), Classes(run)
     limit = time.monotonic() + wanted.for_s if wanted.for_s else None
     if not wanted.simulate and wanted.broker is None:
         for line in _invitation(run.home, address):
@@ -146,8 +146,10 @@ def _watch(run: Run, wanted: Wanted, address: BrokerAddress, stop: Stop, restart
         run.supervised("lifecycle", by_somebody=airflow is not None and airflow.supervises())
         run.watch()
         run.start_further_bridges(restarts)
-        if airflow and screen.first_verdict_s is not None:
-            airflow.start()
+        if screen.first_verdict_s is not None:
+            classes.start()
+            if airflow:
+                airflow.start()
         return True
 
     if console.is_terminal:

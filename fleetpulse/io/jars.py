@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -133,6 +134,22 @@ def resolve_jars(folder: Path | None = None, jars: Sequence[Jar] = JARS) -> list
             finally:
                 pool.shutdown(cancel_futures=True)  # one that cannot be had is enough to say so
     return [folder / jar.name for jar in jars]
+
+
+def jars_of_spark() -> list[Path]:
+    """Return all JARs that a session starts with, in order.
+
+    Raises:
+        FleetError: one of ours cannot be had.
+    """
+    return [*resolve_jars(), *sorted((spark_home() / "jars").glob("*.jar"))]
+
+
+def spark_home() -> Path:
+    """Return where the pinned Spark lies; to look is a tenth of what importing it costs."""
+    found = find_spec("pyspark")
+    assert found is not None and found.origin is not None, "it is among the locked packages"
+    return Path(found.origin).parent
 
 
 def absent_jars(folder: Path | None = None, jars: Sequence[Jar] = JARS) -> list[Jar]:

@@ -31,7 +31,7 @@ from fleetpulse.io.jars import JARS, KAFKA_JARS, resolve_jars
 from fleetpulse.io.kafka_options import Canaries, KafkaOptions, Record, in_order, is_loss, is_silence, topic_of
 from fleetpulse.io.line import Pauses
 from fleetpulse.io.receiver import POLL_BYTES, POLL_MESSAGES, Arrived, Token
-from fleetpulse.io.spark import Size, settings, spark_session
+from fleetpulse.io.spark import OPTIONS, Size, settings, spark_session
 
 _LOG: Final = structlog.get_logger("kafka")
 BATCH: Final = 4_000  # records: all of a batch are in memory at once
@@ -269,12 +269,12 @@ class KafkaReceiver:
 
     def _session(self) -> SparkSession:
         jars = os.pathsep.join(str(jar) for jar in resolve_jars(jars=(*JARS, *KAFKA_JARS)))
-        usual = settings(self._local_dir, Size(1, HEAP))["spark.driver.extraJavaOptions"]
+        usual = settings(self._local_dir, Size(1, HEAP))[OPTIONS]
         extra = {
             "spark.driver.extraClassPath": jars,
             "spark.sql.extensions": "",  # Delta's cost a start, and nothing here is a table
             # It reads and waits: compiling it well would cost more than it spares. Without memory it is to start anew.
-            "spark.driver.extraJavaOptions": f"{usual} -XX:TieredStopAtLevel=1 -XX:+ExitOnOutOfMemoryError",
+            OPTIONS: f"{usual} -XX:TieredStopAtLevel=1 -XX:+ExitOnOutOfMemoryError",
             "spark.sql.execution.arrow.maxRecordsPerBatch": "50",  # it is written and sent piece by piece
             "spark.sql.streaming.noDataProgressEventInterval": "0",  # each look tells
             "spark.sql.streaming.stopTimeout": str(int(CLOSE_S * 500)),

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import pyspark
 from pyspark.sql import SparkSession
 
 from fleetpulse.core.tables import INDEXED_COLUMNS
-from fleetpulse.io.jars import resolve_jars
+from fleetpulse.io.class_archive import class_archive, using
+from fleetpulse.io.jars import jars_of_spark, resolve_jars, spark_home
 from fleetpulse.io.java import find_java
 
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -24,6 +24,7 @@ _ALLOCATOR: Final = {
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     "MALLOC_TOP_PAD_": str(16 << 20),
 }
+OPTIONS: Final = "spark.driver.extraJavaOptions"
 _FOLDER: Final = "spark.fleetpulse.folder"
 _LOG4J: Final = Path(__file__).parents[2] / "infra" / "spark" / "log4j2.properties"
 
@@ -58,7 +59,7 @@ def settings(local_dir: Path, size: Size) -> dict[str, str]:
         "spark.driver.extraClassPath": os.pathsep.join(str(jar) for jar in resolve_jars()),
         # As URI: the project's folder may have a space in its name, and these options are split at spaces.
         # Blocks are humongous objects to G1, each of which may start a marking of the heap.
-        "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC -Dlog4j2.configurationFile={_LOG4J.as_uri()} -Duser.timezone=UTC",
+        OPTIONS: f"-XX:+UseParallelGC -Dlog4j2.configurationFile={_LOG4J.as_uri()} -Duser.timezone=UTC",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -102,9 +103,10 @@ def spark_session(app_name: str, *, local_dir: Path, size: Size = Size(), extra:
     Raises:
         FleetError: Java or the JARs cannot be had.
     """
-    os.environ["JAVA_HOME"] = str(find_java())
+    java = find_java()
+    os.environ["JAVA_HOME"] = str(java)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # PATH's python3 is another one
-    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)  # another Spark of this machine is not the pinned one
+    os.environ["SPARK_HOME"] = str(spark_home())  # another Spark of this machine is not the pinned one
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["TZ"] = "UTC"
     local_dir = local_dir.resolve()
@@ -112,7 +114,10 @@ def spark_session(app_name: str, *, local_dir: Path, size: Size = Size(), extra:
     # Wins over spark.local.dir, which would print a warning that it may be overridden by just this.
     os.environ["SPARK_LOCAL_DIRS"] = str(local_dir / "local")
     builder = SparkSession.builder.appName(app_name)
-    for name, value in {**settings(local_dir, size), **(extra or {})}.items():
+    usual = settings(local_dir, size)
+    if archive := class_archive(java, jars_of_spark()):
+        usual[OPTIONS] += f" {using(archive)}"
+    for name, value in {**usual, **(extra or {})}.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     _ = session.streams.active  # state is read with the help of an endpoint that is there from the first look at queries on
