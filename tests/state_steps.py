@@ -191,6 +191,11 @@ BESIDE_THE_JOB = Call(
     _NOTHING,
 )
 KILLED_AT = frozenset({WAITING, *(step for call in (*ON_ONE_HOME, *ON_ANOTHER, BESIDE_THE_JOB) for step in call.steps)})
+HOW_FAR = (
+    "canary: bronze is judged up to version {} of {}",
+    "finishing it: bronze is judged up to version {} of {}",
+    "judging again: bronze up to version {} of {}",
+)
 ELSEWHERE = {  # steps at which nobody is killed there, and why
     **dict.fromkeys(
         (
@@ -205,12 +210,5 @@ ELSEWHERE = {  # steps at which nobody is killed there, and why
         ("generation {}, made by {}, is to be removed; the one that runs is untouched", "_described(home, form, for_s)"),
         "a dry run changes nothing",
     ),
-    **dict.fromkeys(
-        (
-            "canary: bronze is judged up to version {} of {}",
-            "finishing it: bronze is judged up to version {} of {}",
-            "judging again: bronze up to version {} of {}",
-        ),
-        "it says how far a step is that somebody is killed at",
-    ),
+    **dict.fromkeys(HOW_FAR, "it says how far a step is that somebody is killed at"),
 }
