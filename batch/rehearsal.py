@@ -49,7 +49,8 @@ def rehearse(folder: Path, archive: Path) -> None:
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - pyspark has no other way to its process
     spark.stop()
     gateway.proc.stdin.close()  # by which it ends
-    gateway.proc.wait(_WRITTEN_S)
+    if ended := gateway.proc.wait(_WRITTEN_S):
+        raise SystemExit(f"Java ended with {ended} and wrote nothing that is whole")
 
 
 def _messages() -> pa.Table:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.class_archive import class_archive, fresh_archive, keep
+from fleetpulse.io.class_archive import class_archive, fresh_archive, keep, makes_none
 from fleetpulse.io.jars import jars_of_spark
 from fleetpulse.io.java import find_java
 from fleetpulse.io.process import Stop
@@ -20,8 +20,9 @@ _ABSENT: Final = "a start takes some seconds longer, and nothing else differs"
 
 
 def classes_are_kept() -> bool:
-    """Whether later starts of Spark find its classes."""
-    return class_archive(find_java(), jars_of_spark()) is not None
+    """Whether there is nothing more to be done for later starts of Spark: they find its classes, or this Java keeps none."""
+    java, jars = find_java(), jars_of_spark()
+    return class_archive(java, jars) is not None or makes_none(java, jars)
 
 
 def keep_classes(stop: Stop | None = None) -> str:
@@ -36,13 +37,14 @@ def keep_classes(stop: Stop | None = None) -> str:
     Raises:
         FleetError: Java or a JAR cannot be had.
     """
-    if classes_are_kept():
+    java, jars = find_java(), jars_of_spark()
+    if class_archive(java, jars) is not None:
         return "Spark's classes are kept"
     fresh = fresh_archive()
     with tempfile.TemporaryDirectory(prefix="fleet-", ignore_cleanup_errors=True) as folder:
         try:
             _rehearse(Path(folder), fresh, stop)
-            kept = keep(fresh, find_java(), jars_of_spark())
+            kept = keep(fresh, java, jars)
         except (FleetError, OSError) as error:
             return f"Spark's classes are not kept ({error}); {_ABSENT}"
         finally:

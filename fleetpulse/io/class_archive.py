@@ -34,6 +34,11 @@ def class_archive(java: Path, jars: Sequence[Path]) -> Path | None:
     return None
 
 
+def makes_none(java: Path, jars: Sequence[Path]) -> bool:
+    """Whether it was seen that this Java makes no such file: some lack the one of their own classes, which it builds on."""
+    return _none(java, jars).exists()
+
+
 def using(archive: Path) -> str:
     """Return the options by which a JVM uses a file."""
     return f'{_SILENT} "-XX:SharedArchiveFile={archive}"'
@@ -62,16 +67,18 @@ def fresh_archive() -> Path:
 
 
 def keep(fresh: Path, java: Path, jars: Sequence[Path]) -> Path:
-    """Give a file that was made its name, and remove those that nothing fits any more.
+    """Give a file that was made its name, and remove those that nothing fits any more; where there is none, remember that.
 
     Raises:
         OSError: there is none, or it cannot be kept.
     """
+    if not fresh.exists():
+        _none(java, jars).touch()
     with fresh.open("rb") as made:
         os.fsync(made.fileno())
     kept = _folder() / f"{_ours(jars)}-{_key(java, jars)}-{fresh.stat().st_size}.jsa"
     fresh.replace(kept)
-    for path in _folder().glob(f"{_ours(jars)}-*.jsa"):
+    for path in _folder().glob(f"{_ours(jars)}-*"):
         if path != kept:
             path.unlink(missing_ok=True)  # a JVM that has it mapped keeps it
     return kept
@@ -79,6 +86,10 @@ def keep(fresh: Path, java: Path, jars: Sequence[Path]) -> Path:
 
 def _folder() -> Path:
     return cache_dir() / "classes"
+
+
+def _none(java: Path, jars: Sequence[Path]) -> Path:
+    return _folder() / f"{_ours(jars)}-{_key(java, jars)}.none"
 
 
 def _ours(jars: Sequence[Path]) -> str:

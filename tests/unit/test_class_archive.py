@@ -107,7 +107,6 @@ def test_a_rehearsal_is_done_once(cache: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         ("import sys, pathlib; pathlib.Path(sys.argv[2]).write_bytes(b'half'); raise SystemExit('no room')", "no room"),
         ("raise SystemExit(3)", "it said nothing"),
-        ("pass", "No such file"),
     ],
 )
 def test_where_it_comes_to_nothing_that_is_said_and_nothing_is_left(
@@ -117,6 +116,17 @@ def test_where_it_comes_to_nothing_that_is_said_and_nothing_is_left(
     said = classes.keep_classes()
     assert said.startswith("Spark's classes are not kept (") and why in said and "nothing else differs" in said
     assert not [path for path in cache.rglob("*") if path.is_file()]
+    assert not classes.classes_are_kept(), "the next run tries again"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_java_that_makes_none_is_tried_by_no_further_run_and_by_who_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    _rehearsal(monkeypatch, "pass")
+    assert "No such file" in classes.keep_classes()
+    assert classes.classes_are_kept()
+    _rehearsal(monkeypatch, "import sys, pathlib; pathlib.Path(sys.argv[2]).write_bytes(bytes(3_000_000))")
+    assert classes.keep_classes() == "Spark's classes are kept: 3 MB"
+    assert classes.classes_are_kept()
 
 
 @pytest.mark.usefixtures("installed")
