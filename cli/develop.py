@@ -29,7 +29,8 @@ LOCKS: Final = {  # in this order: the smaller are held to the versions of the l
     "uv": ["-"],
 }
 PEER_LOCK: Final = ("bench/pyflink/requirements.in", "bench/pyflink/requirements.txt")  # of an environment of its own
-SIDE_BY_SIDE: Final = ("unit", "property")  # layers whose files run two at a time; others start JVMs, which starve each other
+# Layers whose files run two at a time: a real process waits, for a broker, a batch, a browser, a third of its time.
+SIDE_BY_SIDE: Final = ("unit", "property", "e2e")
 _STARTS_SPARK: Final = ("spark", "e2e")  # a hundred times, which takes a third less where its classes are kept
 _OWN_WAY: Final = ("-n", "-s", "--pdb", "--co", "--collect-only")  # of pytest, with which that would not go
 _NO_TESTS: Final = 5  # pytest's exit code
@@ -91,7 +92,7 @@ def side_by_side(layer: str, rest: list[str]) -> list[str]:
     """Return pytest's arguments by which the files of a layer run two at a time; none where that does not go, or was said."""
     if layer not in SIDE_BY_SIDE or (os.cpu_count() or 1) < 2 or any(word.startswith(_OWN_WAY) for word in rest):
         return []
-    return ["-n", "2", "--dist", "loadfile"]
+    return ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]  # as they stand: what takes longest is not left to the end
 
 
 def split_layers(words: list[str]) -> tuple[list[str], list[str]]:

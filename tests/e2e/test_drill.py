@@ -36,8 +36,8 @@ def test_all_that_can_be_done_to_the_state_is_done_to_a_recording_and_changes_no
     assert running.returncode == 0, said
     lines = said.splitlines()
     assert [line for line in lines if line.startswith("step ")] == [f"step {n} of 6: {step}" for n, step in enumerate(STEPS, 1)]
-    begun = [line for line in lines if line.startswith("part ") and " of 7: " in line]
-    assert [line.split(" of ")[0] for line in begun] == [f"part {n}" for n in range(1, 8)]
+    parts = [line.split(" of ")[0] for line in lines if line.startswith("part ") and " of 7: " in line]
+    assert list(dict.fromkeys(parts)) == [f"part {n}" for n in range(1, 8)], "on a busy machine one says how far it is besides"
     made = [int(line.split()[1]) for line in lines if line.startswith("generation ") and " is current; " in line]
     assert made == [2, 3, 4, 5, 6], "each but the snapshot makes one"
     assert lines[-1].startswith("the drill passed: 6 operations, ") and lines[-1].endswith(" judgements, no difference")
