@@ -1,6 +1,6 @@
 """``python -m cli`` is ``fleet``."""
 
-from cli.main import run
+from cli.entry import run
 
 if __name__ == "__main__":
     run()

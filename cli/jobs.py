@@ -21,7 +21,7 @@ from fleetpulse.io.process import Stop, collect_seldom, do_without, one_allocato
 if TYPE_CHECKING:
     from streaming.bridge import Line
 
-jobs = typer.Typer(hidden=True, help="The processes of a run.")
+jobs = typer.Typer(hidden=True, add_completion=False, pretty_exceptions_enable=False, help="The processes of a run.")
 ParentOption = Annotated[int | None, typer.Option("--parent")]
 
 

@@ -1,9 +1,5 @@
-"""The command ``fleet``: reads arguments, calls a job or a report, shows it to people or as JSON.
+"""The command ``fleet``: reads arguments, calls a job or a report, shows it to people or as JSON."""
 
-Rule: exit 0 done, 1 refused, 2 misuse; what went wrong is one sentence on standard error.
-"""
-
-import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated
@@ -38,7 +34,6 @@ from fleetpulse.core.policy import Policy, parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import parse_duration_ms
 from fleetpulse.io.address import parse_broker_url
-from fleetpulse.io.damage import DamagedError, damage_in
 from fleetpulse.io.home import Home
 
 app = typer.Typer(
@@ -192,18 +187,3 @@ def down(home: HomeOption = DEFAULT_HOME) -> None:
     from cli.running import down as stop
 
     stop(Home(home))
-
-
-def run() -> None:
-    """The entry: errors are sentences, and their exit code says what kind they are."""
-    try:
-        app(prog_name="fleet")
-    except FleetError as error:
-        typer.echo(f"fleet: {error}", err=True)
-        sys.exit(error.exit_code)
-    except Exception as error:
-        if (told := damage_in(error)) is None:
-            raise  # a fault of ours: it is to be seen whole
-        refused = DamagedError("what the command needs", told)
-        typer.echo(f"fleet: {refused}", err=True)
-        sys.exit(refused.exit_code)

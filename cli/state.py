@@ -26,7 +26,6 @@ from fleetpulse.io.belonging import require_own
 from fleetpulse.io.checkpoint import stand
 from fleetpulse.io.home import Home
 from fleetpulse.io.making import making
-from fleetpulse.io.snapshot_table import find_snapshot, is_known, snapshots
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,6 +119,8 @@ def list_snapshots(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False, 
     if dry_run:
         foretell(Outlook("list the snapshots that are kept", (Read(f"the log of {DEVICE_SNAPSHOTS.name}"),)), json_lines=as_json)
         return
+    from fleetpulse.io.snapshot_table import is_known, snapshots
+
     found = [asdict(one) for one in snapshots(Home(home))]
     if as_json:
         for one in found:
@@ -184,6 +185,8 @@ def bootstrap(
         _changing("bootstrap", home, asked, from_list)
         return
     moment = None if at is None else parse_instant_ms(at)
+    from fleetpulse.io.snapshot_table import find_snapshot
+
     chosen = find_snapshot(Home(home), version, moment)
 
     def from_snapshot(work: "Work") -> "Generation | None":

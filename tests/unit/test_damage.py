@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from cli.main import run
+from cli.entry import run
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment

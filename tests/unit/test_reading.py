@@ -96,6 +96,15 @@ def test_the_verbs_that_look_load_neither_spark_nor_pandas() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_bridge_holds_nothing_that_only_other_verbs_need() -> None:
+    script = (
+        "import sys, cli.entry, cli.jobs, streaming.bridge, fleetpulse.settings\n"
+        "print(sorted({'pyspark', 'pandas', 'numba', 'deltalake', 'duckdb', 'cli.main'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_a_backtest_loads_neither_spark_nor_pandas_and_spark_gets_pandas_back() -> None:
     script = (
         "import sys\n"

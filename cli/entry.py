@@ -1,0 +1,36 @@
+"""Where ``fleet`` begins: the verb that was asked for, and what is said where it fails.
+
+Rule 1: exit 0 done, 1 refused, 2 misuse; what went wrong is one sentence on standard error.
+Rule 2: a job holds what it loads for as long as it runs, so it loads nothing of the other verbs.
+"""
+
+import sys
+
+import typer
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.damage import DamagedError, damage_in
+
+_JOB = "job"
+
+
+def run() -> None:
+    """The entry: errors are sentences, and their exit code says what kind they are."""
+    try:
+        if sys.argv[1:2] == [_JOB]:
+            from cli.jobs import jobs
+
+            jobs(sys.argv[2:], prog_name=f"fleet {_JOB}")
+        else:
+            from cli.main import app
+
+            app(prog_name="fleet")
+    except FleetError as error:
+        typer.echo(f"fleet: {error}", err=True)
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if (told := damage_in(error)) is None:
+            raise  # a fault of ours: it is to be seen whole
+        refused = DamagedError("what the command needs", told)
+        typer.echo(f"fleet: {refused}", err=True)
+        sys.exit(refused.exit_code)
