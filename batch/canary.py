@@ -93,9 +93,7 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
             say("comparing all devices, and all that waits")
             compare(summed(state_of(spark, home, current, at)), summed(state_of(spark, home, made)), made)
             say(f"{judged:,} judgements, all the same")
-            shutil.rmtree(
-                aside, ignore_errors=True
-            )  # who is killed behind the switch has nothing left to do, and removes nothing
+            shutil.rmtree(aside, ignore_errors=True)  # not behind the switch: who is killed there has nothing left to do
             take_over(home, made, at, say)
     except BaseException:
         if home.generation().number != made.number:

@@ -3,7 +3,10 @@
 A process of its own runs it, `python -m batch.rehearsal FOLDER ARCHIVE`: what it loads, the JVM writes down when it ends.
 """
 
+import os
+import signal
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +25,7 @@ from fleetpulse.io import delta
 from fleetpulse.io.class_archive import making
 from fleetpulse.io.home import KEY_GROUPS, Home
 from fleetpulse.io.lifecycle_query import start
+from fleetpulse.io.process import Stop
 from fleetpulse.io.spark import OPTIONS, Size, settings, spark_session
 
 _WRITTEN_S: Final = 240.0  # what was loaded: a few seconds where nothing else runs
@@ -60,5 +64,14 @@ def _messages() -> pa.Table:
     return delta.to_table(MESSAGES, [{**asdict(row), **arrival}])
 
 
+def _end_with(parent: int) -> None:
+    """End when the process that began this has, however it did: with the JVM, which would else go on and write."""
+    gone = Stop(parent)
+    while not gone.wait(1):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     rehearse(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -40,15 +40,16 @@ def keep_classes(stop: Stop | None = None) -> str:
     java, jars = find_java(), jars_of_spark()
     if class_archive(java, jars) is not None:
         return "Spark's classes are kept"
-    fresh = fresh_archive()
-    with tempfile.TemporaryDirectory(prefix="fleet-", ignore_cleanup_errors=True) as folder:
-        try:
-            _rehearse(Path(folder), fresh, stop)
-            kept = keep(fresh, java, jars)
-        except (FleetError, OSError) as error:
-            return f"Spark's classes are not kept ({error}); {_ABSENT}"
-        finally:
-            fresh.unlink(missing_ok=True)
+    try:
+        fresh = fresh_archive()
+        with tempfile.TemporaryDirectory(prefix="fleet-", ignore_cleanup_errors=True) as folder:
+            try:
+                _rehearse(Path(folder), fresh, stop)
+                kept = keep(fresh, java, jars)
+            finally:
+                fresh.unlink(missing_ok=True)
+    except (FleetError, OSError) as error:
+        return f"Spark's classes are not kept ({error}); {_ABSENT}"
     return f"Spark's classes are kept: {kept.stat().st_size / 1e6:.0f} MB"
 
 

@@ -49,9 +49,24 @@ def test_a_tree_is_installed_and_starts_without_a_network(tmp_path: Path) -> Non
         done = subprocess.run([tree / "fleet", verb], env=nobody_to_ask, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         assert verb != "version" or done.stdout.strip() == __version__
+    if sys.platform == "linux":
+        command = [tree / ".venv" / "bin" / "python", "-c", _MAPPED, tmp_path / "local"]
+        done = subprocess.run(command, env={**nobody_to_ask, "PYTHONPATH": str(tree)}, capture_output=True, text=True,
+                              timeout=200, check=False)  # fmt: skip
+        assert done.stdout.splitlines()[-1:] == ["True"], f"a session does not use the classes: {done.stdout}{done.stderr}"
     shutil.rmtree(cache / "classes")  # 0.2 GB, and pytest keeps what a test leaves
 
 
+# Whether the JVM of a session has the file of Spark's classes among what it has mapped.
+_MAPPED = """
+import sys
+from pathlib import Path
+from fleetpulse.io.spark import spark_session
+spark = spark_session("test", local_dir=Path(sys.argv[1]))
+java = spark.sparkContext._jvm.ProcessHandle.current().pid()
+print(any("/cache/classes/" in line and line.endswith(".jsa") for line in Path(f"/proc/{java}/maps").read_text().splitlines()))
+spark.stop()
+"""
 # A throw-away layer over this machine's own files, in memory and seen by nobody else: what is installed into it is gone with it.
 _LAYER = """
 set -e

@@ -130,6 +130,13 @@ def test_a_java_that_makes_none_is_tried_by_no_further_run_and_by_who_asks_for_i
 
 
 @pytest.mark.usefixtures("installed")
+def test_a_cache_that_cannot_be_written_is_said_and_stops_nobody(cache: Path) -> None:
+    cache.write_text("no folder")
+    said = classes.keep_classes()
+    assert said.startswith("Spark's classes are not kept (cannot write ") and "nothing else differs" in said
+
+
+@pytest.mark.usefixtures("installed")
 def test_it_is_left_with_all_that_it_began_when_the_run_stops(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
