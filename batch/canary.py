@@ -25,6 +25,7 @@ from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.checkpoint import newest_begun, query_id, stand
 from fleetpulse.io.delta import connect, fetch, open_files
+from fleetpulse.io.delta_log import actions_of
 from fleetpulse.io.generations import Generation, checkpoint_of, discard_generation
 from fleetpulse.io.lifecycle_query import start
 from fleetpulse.ops.agreement import AS_COMPARED
@@ -141,7 +142,7 @@ class Said:
         """Return how many rows there are by now."""
         while (entry := self._log / f"{self._next:020}.json").exists():
             try:
-                added = [one["add"] for one in map(json.loads, entry.read_text().splitlines()) if "add" in one]
+                added = [one["add"] for one in actions_of(entry) if "add" in one]
                 self._count += sum(int(json.loads(one["stats"])["numRecords"]) for one in added)
             except (ValueError, KeyError, TypeError):
                 break  # it is being written, or says nothing of rows: only people are told
@@ -192,7 +193,7 @@ def _files(table: Path, query: str | None, after: int = -1, through: int | None 
     for commit in sorted((table / "_delta_log").glob("*.json")):
         if not commit.stem.isdecimal():
             continue
-        actions = [json.loads(line) for line in commit.read_text().splitlines()]
+        actions = actions_of(commit)
         batches = [one["txn"]["version"] for one in actions if "txn" in one and one["txn"]["appId"] == query]
         if batches and batches[0] > after and (through is None or batches[0] <= through):
             yield from (table / unquote(one["add"]["path"]) for one in actions if "add" in one)

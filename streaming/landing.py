@@ -12,13 +12,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 import structlog
-from deltalake import DeltaTable
 
 from fleetpulse.core.decoding import decode
 from fleetpulse.core.messages import BRIDGE
 from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE, TABLES, Table
 from fleetpulse.io import delta
+from fleetpulse.io.appending import Appender
 from fleetpulse.io.counted import Counted, counted_in, held
+from fleetpulse.io.damage import open_table
 from fleetpulse.io.home import Home
 from fleetpulse.io.leases import LEASE_MS
 from fleetpulse.io.process import Stop, write_status
@@ -61,9 +62,10 @@ class Landing:
             table.name: {name: max(at, through[name]) for name, at in places_of(home, table).items()}
             for table in (QUARANTINE, COVERAGE, DEVICES, MESSAGES)
         }
-        self.messages = DeltaTable(str(home.table(MESSAGES.name)))  # each step commits to it
-        self.newest_ms = self.messages.transaction_version(_NEWEST) or None
-        self.counted = counted_in(self.messages) or self._counted_before(through)
+        self.appenders = {name: Appender(home.table(name)) for name in self.places}
+        messages = open_table(home.table(MESSAGES.name))
+        self.newest_ms = messages.transaction_version(_NEWEST) or None
+        self.counted = counted_in(messages) or self._counted_before(through)
         self.rows = 0
         self.last_line: tuple[str, int] | None = None
 
@@ -86,8 +88,8 @@ class Landing:
         for table, rows in found.by_table(self.places):
             if rows.num_rows or table is MESSAGES:
                 numbers = {f"rows:{name}": end for name, end in ends.items()}
-                opened, more = (self.messages, counted.numbers()) if table is MESSAGES else (None, {})
-                delta.append_of(self.home, table, rows, {**numbers, _NEWEST: newest_ms, **more}, opened)
+                more = counted.numbers() if table is MESSAGES else {}
+                delta.append_of(self.home, table, rows, {**numbers, _NEWEST: newest_ms, **more}, self.appenders[table.name])
             self.places[table.name] |= ends
             self.rows += rows.num_rows if table is MESSAGES else 0
         self.newest_ms, self.counted = newest_ms, counted

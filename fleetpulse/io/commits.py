@@ -1,4 +1,4 @@
-"""Commits that exchange files of a Delta table for others: what deltalake's own OPTIMIZE and DELETE do not promise.
+"""Commits to a Delta table, and such as exchange its files for others: what deltalake's OPTIMIZE and DELETE do not promise.
 
 Its OPTIMIZE puts the newest rows first, and bronze is in order; its DELETE says of the rows that stay that they are new.
 
@@ -10,15 +10,19 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.damage import open_table
+from fleetpulse.io.delta_log import actions_of
 from fleetpulse.io.segments import sync_folder
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 _TRIES: Final = 1_000  # landing commits a few times a second, and a try takes milliseconds
 _KNOWN: Final = (1, 2)  # the protocol of tables that are made here
@@ -37,6 +41,11 @@ class Added:
     name: str
     size_bytes: int
     stats: Mapping[str, Any]
+
+    def action(self, now_ms: int, *, data_change: bool) -> dict[str, Any]:
+        """Return the action that adds it."""
+        added = {"path": self.name, "partitionValues": {}, "size": self.size_bytes, "modificationTime": now_ms}
+        return {"add": {**added, "dataChange": data_change, "stats": json.dumps(self.stats, ensure_ascii=False)}}
 
 
 def exchange(
@@ -64,25 +73,37 @@ def exchange(
     Raises:
         FleetError: the table's protocol is not the one that is written here.
     """
-    opened = open_table(table)
-    protocol = opened.protocol()
-    if (protocol.min_reader_version, protocol.min_writer_version) > _KNOWN:
-        raise FleetError(f'"{table}" has protocol {protocol}; known are {_KNOWN} and older; maintain it with what changed it')
+    opened = open_known(table)
     live = {str(name) for name in opened.get_add_actions()["path"].to_pylist()}
     if not live.issuperset(out):
         return None
-    lines = _lines(out, into, operation, opened.version(), data_change=data_change, numbers=numbers or {})
+    actions = [*_actions(out, into, operation, opened.version(), data_change=data_change, numbers=numbers or {})]
     version = opened.version() + 1
     for _ in range(_TRIES):
-        if _put(table / "_delta_log" / f"{version:020d}.json", lines):
+        commit = table / "_delta_log" / f"{version:020d}.json"
+        if put(commit, actions):
             return version
-        if _disturbs(table / "_delta_log" / f"{version:020d}.json", out):
+        if _disturbs(actions_of(commit), out):
             return None
         version += 1
     return None
 
 
-def _lines(
+def open_known(table: Path) -> "DeltaTable":
+    """Open a table to which commits are made from here.
+
+    Raises:
+        FleetError: its protocol is not the one that is written here.
+        DamagedError: its log is damaged.
+    """
+    opened = open_table(table)
+    protocol = opened.protocol()
+    if (protocol.min_reader_version, protocol.min_writer_version) > _KNOWN:
+        raise FleetError(f'"{table}" has protocol {protocol}; known are {_KNOWN} and older; maintain it with what changed it')
+    return opened
+
+
+def _actions(
     out: Mapping[str, int],
     into: Iterable[Added],
     operation: str,
@@ -90,35 +111,29 @@ def _lines(
     *,
     data_change: bool,
     numbers: Mapping[str, int],
-) -> str:
+) -> Iterator[dict[str, Any]]:
     now_ms = time.time_ns() // 1_000_000
-    actions: list[dict[str, Any]] = [
-        {
-            "commitInfo": {
-                "timestamp": now_ms,
-                "operation": operation,
-                "operationParameters": {},
-                "readVersion": read,
-                "isBlindAppend": False,
-                "engineInfo": "fleetpulse",
-            }
-        }
-    ]
-    for writer, number in numbers.items():
-        actions.append({"txn": {"appId": writer, "version": number, "lastUpdated": now_ms}})
+    info = {"timestamp": now_ms, "operation": operation, "operationParameters": {}, "readVersion": read, "isBlindAppend": False}
+    yield {"commitInfo": {**info, "engineInfo": "fleetpulse"}}
+    yield from numbers_said(numbers, now_ms)
     for name, size in out.items():
         removed = {"path": name, "deletionTimestamp": now_ms, "dataChange": data_change, "extendedFileMetadata": True}
-        actions.append({"remove": {**removed, "partitionValues": {}, "size": size}})
-    for file in into:
-        added = {"path": file.name, "partitionValues": {}, "size": file.size_bytes, "modificationTime": now_ms}
-        actions.append({"add": {**added, "dataChange": data_change, "stats": json.dumps(file.stats)}})
-    return "".join(json.dumps(action) + "\n" for action in actions)
+        yield {"remove": {**removed, "partitionValues": {}, "size": size}}
+    yield from (file.action(now_ms, data_change=data_change) for file in into)
 
 
-def _put(path: Path, text: str) -> bool:
+def numbers_said(numbers: Mapping[str, int], now_ms: int) -> Iterator[dict[str, Any]]:
+    """Yield the actions that say to which number each writer has come."""
+    for writer, number in numbers.items():
+        yield {"txn": {"appId": writer, "version": number, "lastUpdated": now_ms}}
+
+
+def put(path: Path, actions: Iterable[Mapping[str, Any]]) -> bool:
+    """Put a commit in place, durable and whole; return False where there is one of that number."""
+    text = "".join(json.dumps(action, ensure_ascii=False) + "\n" for action in actions)
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with aside.open("w") as file:
+        with aside.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -131,7 +146,11 @@ def _put(path: Path, text: str) -> bool:
     return True
 
 
-def _disturbs(commit: Path, out: Mapping[str, int]) -> bool:
-    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+def change_the_table(actions: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether actions change a table's schema, properties or protocol."""
+    return any("metaData" in action or "protocol" in action for action in actions)
+
+
+def _disturbs(actions: Sequence[Mapping[str, Any]], out: Mapping[str, int]) -> bool:
     removed = {unquote(action["remove"]["path"]) for action in actions if "remove" in action}
-    return bool(removed & out.keys()) or any("metaData" in action or "protocol" in action for action in actions)
+    return bool(removed & out.keys()) or change_the_table(actions)

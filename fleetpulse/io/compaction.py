@@ -6,7 +6,6 @@ Rule 3: of what is removed our own rows stay (registry, policies, gaps, commands
 without them the rest would read differently.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,10 +22,12 @@ import pyarrow.parquet as pq
 
 from fleetpulse.core.messages import Kind
 from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io.appending import parquet_options
 from fleetpulse.io.commits import Added, exchange
 from fleetpulse.io.counted import removing
 from fleetpulse.io.damage import blaming_file, open_table
 from fleetpulse.io.delta import arrow_schema
+from fleetpulse.io.delta_log import actions_of
 from fleetpulse.io.history import FOLDER, Piece, piece_of, remainder_end, remainder_name
 from fleetpulse.io.needs import Need, floor
 from fleetpulse.io.segments import sync_folder
@@ -173,7 +174,7 @@ def _units(table: Path, live: dict[str, Part], remainder: Part | None) -> Iterat
 
 
 def _appended(log: Path, version: int, live: dict[str, Part]) -> tuple[Part, ...]:
-    actions = [json.loads(line) for line in (log / f"{version:020d}.json").read_text().splitlines()]
+    actions = actions_of(log / f"{version:020d}.json")
     if any("remove" in action for action in actions):
         return ()
     names = [unquote(action["add"]["path"]) for action in actions if "add" in action]
@@ -290,7 +291,7 @@ def _write(table: Path, name: str, parts: Iterable[Part], kept: Callable[[pa.Tab
     aside = path.with_name(f".{path.name}.tmp")  # maintenance has a lock: nobody else writes it
     spans: dict[str, list[datetime]] = {column: [] for column in _STATS}
     count, held = 0, pa.Table.from_batches([], schema)
-    with pq.ParquetWriter(aside, schema, compression="zstd") as writer:
+    with pq.ParquetWriter(aside, schema, **parquet_options(schema)) as writer:
         for rows in (kept(rows) for part in parts for rows in _read(table / part.name, schema)):
             count += rows.num_rows
             for column, span in spans.items():

@@ -11,10 +11,10 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError
+from deltalake import DeltaTable, Schema, write_deltalake
 
 from fleetpulse.core.tables import JUDGEMENTS, READINGS, TABLES, Table
+from fleetpulse.io.appending import Appender
 from fleetpulse.io.beside_spark import commit_for_good
 from fleetpulse.io.damage import blaming, open_table
 from fleetpulse.io.home import Home
@@ -125,7 +125,7 @@ def append(home: Home, table: Table, rows: pa.Table, writer: str, number: int) -
     append_of(home, table, rows, {writer: number})
 
 
-def append_of(home: Home, table: Table, rows: pa.Table, numbers: Mapping[str, int], opened: DeltaTable | None = None) -> None:
+def append_of(home: Home, table: Table, rows: pa.Table, numbers: Mapping[str, int], appender: Appender | None = None) -> None:
     """Append rows of several writers in one commit that also says to which number each has come.
 
     Args:
@@ -133,23 +133,17 @@ def append_of(home: Home, table: Table, rows: pa.Table, numbers: Mapping[str, in
         table: which.
         rows: columns of `arrow_schema`.
         numbers: by writer.
-        opened: the table, by one who appends often and keeps it: else its log is read for each commit.
+        appender: the table's, by one who appends often and keeps it: else its log is read for each commit.
 
     Raises:
-        FleetError: Spark's commits replaced this one time and again.
+        FleetError: Spark's commits replaced this one time and again; see also `Appender.append`.
+        OSError: the disk refuses.
     """
     path = home.table(table.name)
     if table.written_by_spark:
         commit_for_good(path, lambda said: write_deltalake(str(path), rows, mode="append", commit_properties=said), numbers)
-        return
-    properties = CommitProperties(app_transactions=[Transaction(writer, number) for writer, number in numbers.items()])
-    try:
-        write_deltalake(opened or str(path), rows, mode="append", commit_properties=properties)
-    except CommitFailedError:
-        if opened is None:
-            raise
-        opened.update_incremental()  # somebody has given it a column, or a property, since it was opened
-        write_deltalake(opened, rows, mode="append", commit_properties=properties)
+    else:
+        (appender or Appender(path)).append(rows, numbers)
 
 
 Only = Mapping[str, tuple[str, Sequence[Any]]]  # table -> a column, and the values of it that are looked for

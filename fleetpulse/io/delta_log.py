@@ -6,10 +6,16 @@ Versions that were put together are read from their piece, see `history`.
 
 import json
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.history import FOLDER, Piece, pieces, remainders
+
+
+def actions_of(commit: Path) -> list[dict[str, Any]]:
+    """Return the actions of a commit, a line each; a text in one may hold what Unicode takes for an end of a line."""
+    return [json.loads(line) for line in commit.read_text(encoding="utf-8").split("\n") if line]
 
 
 class DeltaLog:
@@ -35,15 +41,14 @@ class DeltaLog:
             FleetError: the version is no longer in the log.
         """
         try:
-            lines = (self.log / f"{version:020d}.json").read_text().splitlines()
+            actions = actions_of(self.log / f"{version:020d}.json")
         except FileNotFoundError:
             raise FleetError(
                 f"version {version} of {self.table.name} is gone from its log, and has not been judged; "
                 f"restore it from a backup, or begin a new generation from a snapshot"
             ) from None
         files: list[tuple[str, int]] = []
-        for line in lines:
-            action = json.loads(line)
+        for action in actions:
             add = action.get("add")
             if "remove" in action:
                 return []

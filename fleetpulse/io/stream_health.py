@@ -27,6 +27,7 @@ from fleetpulse.core.machine import Mode
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
+from fleetpulse.io.delta_log import actions_of
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
 
@@ -79,7 +80,7 @@ class Commits:
         if self._of_group is None:
             self._of_group = self._newest_summaries()
         while (log := self.path / "_delta_log" / f"{self.next:020d}.json").exists():
-            actions = [json.loads(line) for line in log.read_text().splitlines()]
+            actions = actions_of(log)
             batches = [one["txn"]["version"] for one in actions if one.get("txn", {}).get("appId") == query_id]
             if batches and batches[0] > batch_id:
                 return None
@@ -135,10 +136,9 @@ def rows_between(table: Path, versions: tuple[int, int] | None) -> int | None:
     rows = 0
     for version in range(*versions):
         try:
-            lines = (table / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
+            actions = actions_of(table / "_delta_log" / f"{version:020d}.json")
         except FileNotFoundError:
             return None
-        actions = [json.loads(line) for line in lines]
         if any("remove" in action for action in actions):
             continue  # it rewrites
         for added in (action.get("add") for action in actions):

@@ -88,9 +88,9 @@ class Figures:
     remembered_bytes: float = 16.8
     code_bytes: float = 0.4
     waiting_bytes: float = 28.9
-    landed: Parquet = field(default_factory=lambda: Parquet(8_170, 26.7, 15.1))
-    piece: Parquet = field(default_factory=lambda: Parquet(6_100, 23.7, 12.9))
-    metrics_bytes: float = 0.25
+    landed: Parquet = field(default_factory=lambda: Parquet(6_030, 19.2, 8.8))
+    piece: Parquet = field(default_factory=lambda: Parquet(0, 22.7, 6.8))
+    metrics_bytes: float = 0.17
     judgements: Parquet = field(default_factory=lambda: Parquet(6_410, 32.3))
     snapshot: Parquet = field(default_factory=lambda: Parquet(25_200, 71.1))
     snapshot_waiting_bytes: float = 30.8

@@ -252,6 +252,8 @@ def _newest(table: Path) -> int:
 
 def _since(table: Path, seen: int, part: str) -> tuple[int, int]:
     """Return the newest version, and how many rows have come since one; what the log no longer has counts as a row."""
+    from fleetpulse.io.delta_log import actions_of
+
     commits = _commits(table)
     newest = max(commits, default=-1)
     if newest < seen:  # the table was made anew
@@ -260,11 +262,11 @@ def _since(table: Path, seen: int, part: str) -> tuple[int, int]:
     rows = newest - seen - len(kept)
     for version in kept:
         try:
-            lines = (table / "_delta_log" / f"{version:0{_DIGITS}d}.json").read_text().splitlines()
+            actions = actions_of(table / "_delta_log" / f"{version:0{_DIGITS}d}.json")
         except FileNotFoundError:
             rows += 1
             continue
-        for added in (json.loads(line).get("add") for line in lines):
+        for added in (action.get("add") for action in actions):
             if added and added.get("dataChange", True) and added["path"].startswith(part):
                 rows += json.loads(added.get("stats") or "{}").get("numRecords", 1)
     return newest, rows
