@@ -41,6 +41,7 @@ from fleetpulse.ops.beginnings import CAME_LATE, DONE, LATE
 _AHEAD_MS: Final = 3_600_000  # rows land while it works, and clocks differ a little: that is not worth a word
 _WAYS_BACK: Final = 1  # generations that no longer run and stay, however old
 _BUSY: Final = "left for the next time: others were writing"
+_COMMITTED_MS: Final = 600_000  # landing makes one in milliseconds, beside this
 _OURS_ASIDE: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
 _SUMMARIES: Final = f"kind = '{Verdict.SUMMARY.value}'"
 _OF_MESSAGES: Final = tuple(kind for kind in Verdict if kind not in (Verdict.TRANSITION, Verdict.SUMMARY, *AMENDMENTS))
@@ -103,7 +104,7 @@ def maintain(
         now_ms = int(now_s * 1000)
         there = [path for path in sorted((home.path / "tables").glob("*")) if (path / "_delta_log").exists()]
         if not dry_run:
-            _remove_aside(there)
+            _remove_aside(there, now_s)
         yield from _generations(home, keep, now_ms, say, dry_run=dry_run)
         wanted = needs(home)
         if home.table(DEVICE_SNAPSHOTS.name) in there:
@@ -121,12 +122,12 @@ def maintain(
         yield from _beside(home, keep, now_s, dry_run=dry_run)
 
 
-def _remove_aside(there: list[Path]) -> None:
-    """Remove what a maintenance that was killed was still writing: there is no other now."""
+def _remove_aside(there: list[Path], now_s: float) -> None:
+    """Remove what a maintenance that was killed was still writing, for there is no other, and commits nobody makes any more."""
     for path in there:
-        for leftover in [*(path / FOLDER).glob(".*.tmp"), *(path / "_delta_log").glob(".*.json.*.tmp")]:
-            if leftover.parent.name == FOLDER or _OURS_ASIDE.fullmatch(leftover.name):
-                leftover.unlink(missing_ok=True)
+        begun = leftovers.old_files(path / "_delta_log", _COMMITTED_MS, now_s)
+        for leftover in [*(path / FOLDER).glob(".*.tmp"), *(each for each in begun if _OURS_ASIDE.fullmatch(each.name))]:
+            leftover.unlink(missing_ok=True)
 
 
 def _generations(home: Home, keep: Keep, now_ms: int, say: Callable[[str], None], *, dry_run: bool) -> Iterator[Step]:

@@ -30,7 +30,7 @@ from fleetpulse.io.segments import sync_folder
 
 _LOG: Final = structlog.get_logger("tables")
 CHECKPOINT_EVERY: Final = 100
-_TRIES: Final = 1_000  # others commit a few times a second, and a try takes milliseconds
+_TRIES: Final = 100  # others commit a few times a second, and a try takes milliseconds
 _IDS: Final = ("device_id",)  # texts of which a file holds each a few times
 
 
@@ -47,12 +47,16 @@ class Appender:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._look()
+        self._version = self._look()
 
-    def _look(self) -> None:
+    def _look(self) -> int:
+        """Look at the table as it is now; return its version."""
         opened = open_known(self.path)
-        self._version = opened.version()
         self._columns = frozenset(field.name for field in opened.schema().fields)
+        return opened.version()
+
+    def _commit_of(self, version: int) -> Path:
+        return self.path / "_delta_log" / f"{version:020d}.json"
 
     def append(self, rows: pa.Table, numbers: Mapping[str, int]) -> int:
         """Append rows in one commit that also says to which number each of several writers has come; return its version.
@@ -76,19 +80,26 @@ class Appender:
 
     def _commit(self, added: Added | None, numbers: Mapping[str, int]) -> int:
         for _ in range(_TRIES):
-            version = self._version + 1
-            commit = self.path / "_delta_log" / f"{version:020d}.json"
-            if put(commit, _actions(added, numbers)):
-                self._version = version
-                return version
+            self._catch_up(numbers)
+            if put(self._commit_of(self._version + 1), _actions(added, numbers)):
+                self._version += 1
+                return self._version
+        raise FleetError(f'"{self.path}" got a commit of another at each of {_TRIES} tries; see who writes to it')
+
+    def _catch_up(self, numbers: Mapping[str, int]) -> None:
+        """Go on to the newest version, looking at what others have committed.
+
+        A version of which the log was cleared is not the newest: a number behind it may seem free, and lie below a checkpoint.
+        """
+        if not self._commit_of(self._version).exists():
+            self._version = self._look()
+        while (commit := self._commit_of(self._version + 1)).exists():
             actions = actions_of(commit)
-            others = {action["txn"]["appId"] for action in actions if "txn" in action}
-            if further := sorted(others & numbers.keys()):
+            if further := sorted({action["txn"]["appId"] for action in actions if "txn" in action} & numbers.keys()):
                 raise FleetError(f'another process appends to "{self.path}" as {further[0]}; stop one of the two')
             if change_the_table(actions):
                 self._look()
-            self._version = max(self._version, version)
-        raise FleetError(f'"{self.path}" got a commit of another at each of {_TRIES} tries; see who writes to it')
+            self._version += 1
 
 
 def _actions(added: Added | None, numbers: Mapping[str, int]) -> Iterable[Mapping[str, Any]]:

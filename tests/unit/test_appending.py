@@ -73,6 +73,21 @@ def test_what_others_commit_meanwhile_stays(home: Home) -> None:
     assert [delta.landed(home, MESSAGES, name) for name in ("one", "other")] == [2, 1]
 
 
+def test_a_number_below_a_checkpoint_is_not_taken_for_free(home: Home) -> None:
+    """Who has not appended for long may find that the log was cleared behind it: what it adds there, nobody would ever read."""
+    table = home.table("messages")
+    idle, busy = Appender(table), Appender(table)
+    idle.append(rows(1), {"idle": 1})
+    for number in (2, 3, 4):
+        busy.append(rows(number), {"busy": number})
+    DeltaTable(str(table)).create_checkpoint()
+    for commit in (table / "_delta_log").glob("*.json"):
+        if int(commit.stem) < 4:
+            commit.unlink()
+    assert idle.append(rows(5), {"idle": 2}) == 5
+    assert found(home) == [1, 2, 3, 4, 5]
+
+
 def test_many_at_once_lose_nothing(home: Home) -> None:
     def run(writer: int) -> None:
         appender = Appender(home.table("messages"))
