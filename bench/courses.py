@@ -16,7 +16,7 @@ from fleetpulse.core.errors import Misuse
 FAST: Final = (OURS, REFERENCE, "scala-transform-with-state")
 ALL: Final = (*ON_SPARK, flink_peer.NAME)
 SIZES: Final = (100_000, 1_000_000)
-FLAT_ROWS: Final = 3_000_000  # a batch, whatever the fleet
+FLAT_ROWS: Final = 6_000_000  # a batch, whatever the fleet: six of each device where there are a million
 SMALL_DEVICES: Final = 5_000
 SMALLER_DEVICES: Final = 10_000
 WARMING: Final = Fleet(2_000, 6, batches=20)  # before the first round: what costs the same in every batch is run, and compiled
