@@ -63,7 +63,7 @@ class Appender:
 
         Raises:
             FleetError: the table lacks a column; or another process has come further in the name of one of the writers.
-            OSError: the disk refuses; the table is as it was.
+            OSError: the disk refuses; the table is as it was, or it has the rows and does not know whether they are durable.
         """
         if strange := [name for name in rows.column_names if name not in self._columns]:
             raise FleetError(f'"{self.path}" has no column {", ".join(strange)}; restart, so that columns are added')
@@ -71,7 +71,7 @@ class Appender:
         try:
             version = self._commit(added, numbers)
         except BaseException:
-            if added is not None:
+            if added is not None and not self._is_committed(added):
                 (self.path / added.name).unlink(missing_ok=True)
             raise
         if version % CHECKPOINT_EVERY == 0:
@@ -85,6 +85,11 @@ class Appender:
                 self._version += 1
                 return self._version
         raise FleetError(f'"{self.path}" got a commit of another at each of {_TRIES} tries; see who writes to it')
+
+    def _is_committed(self, added: Added) -> bool:
+        """Whether the commit is there that names a file, although making it ended with an error."""
+        commit = self._commit_of(self._version + 1)
+        return commit.exists() and added.name in commit.read_text(encoding="utf-8")
 
     def _catch_up(self, numbers: Mapping[str, int]) -> None:
         """Go on to the newest version, looking at what others have committed.

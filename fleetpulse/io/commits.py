@@ -99,7 +99,7 @@ def open_known(table: Path) -> "DeltaTable":
     opened = open_table(table)
     protocol = opened.protocol()
     if (protocol.min_reader_version, protocol.min_writer_version) > _KNOWN:
-        raise FleetError(f'"{table}" has protocol {protocol}; known are {_KNOWN} and older; maintain it with what changed it')
+        raise FleetError(f'"{table}" has protocol {protocol}; known are {_KNOWN} and older; go on with what changed it')
     return opened
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetpulse.core.errors import FleetError
@@ -145,6 +145,18 @@ def test_a_full_disk_leaves_the_table_as_it_was(home: Home, monkeypatch: pytest.
     assert found(home) == [1]
 
 
+def test_an_error_behind_the_commit_takes_no_row_away(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    appender = Appender(home.table("messages"))
+    with monkeypatch.context() as patched:
+        patched.setattr("fleetpulse.io.commits.sync_folder", lambda _: os.close(1_000_000))
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            appender.append(rows(1), {"landing": 1})
+    assert found(home) == [1]
+    assert delta.landed(home, MESSAGES, "landing") == 1, "so that it is not landed again"
+    assert Appender(home.table("messages")).append(rows(2), {"landing": 2}) == 2
+    assert found(home) == [1, 2]
+
+
 def test_a_commit_without_rows_says_its_numbers_and_adds_no_file(home: Home) -> None:
     Appender(home.table("messages")).append(rows(), {"landing": 7})
     assert delta.landed(home, MESSAGES, "landing") == 7
@@ -163,6 +175,7 @@ _INSTANTS = st.none() | st.integers(0, 10**15).map(lambda us: _AT + timedelta(mi
 _TEXTS = st.none() | st.text(max_size=20) | st.sampled_from(["x" * 10_000, "of\u2028two\x85lines", "\U00020000"])
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(_INSTANTS, _TEXTS), min_size=1, max_size=5))
 def test_no_row_lies_beyond_what_the_log_says_of_its_file(tmp_path_factory: pytest.TempPathFactory, drawn: list[Any]) -> None:
     home = empty(tmp_path_factory.mktemp("home"), Deployment())
