@@ -13,6 +13,7 @@ import pyspark
 
 from fleetpulse.io.jars import KAFKA_JARS, Jar, resolve_jars
 from fleetpulse.io.java import find_java
+from fleetpulse.io.ports import free_port
 
 # What the server of Kafka needs beside its clients and what pyspark ships.
 NODE_JARS: Final = (
@@ -83,7 +84,7 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port, self.quorum = _free_port(), _free_port()
+        self.port, self.quorum = (free_port("127.0.0.1", 0, OSError) for _ in range(2))
         jars = [str(path) for path in resolve_jars(jars=(*NODE_JARS, *KAFKA_JARS))]
         self.class_path = os.pathsep.join([*jars, str(Path(pyspark.__file__).parent / "jars" / "*")])
         self.configuration = folder / "server.properties"
@@ -185,12 +186,6 @@ class Producer:
         finally:
             self.process.kill()
             self.process.wait(10)
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def _answers(port: int) -> bool:

@@ -2,7 +2,6 @@
 
 import getpass
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from fleetpulse.io.access import Role, grant, grants, mosquitto_rules, revoke
 from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.broker import Broker, await_admission, renew_access
 from fleetpulse.io.mqtt import Publisher
+from fleetpulse.io.ports import free_port
 from fleetpulse.io.receiver import Receiver
 
 
@@ -117,9 +117,7 @@ def mosquitto(tmp_path: Path) -> Iterator[BrokerAddress]:
     (tmp_path / "acl").chmod(0o600)
     (tmp_path / "passwords").write_text("".join(f"{name}:{name}\n" for name in ("fleet", "pump.1", "gate", "eye")))
     subprocess.run(["mosquitto_passwd", "-U", str(tmp_path / "passwords")], check=True)
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        port = int(asked.getsockname()[1])
+    port = free_port("127.0.0.1", 0, OSError)
     user = getpass.getuser()
     lines = [f"listener {port} 127.0.0.1", f"password_file {tmp_path}/passwords", f"acl_file {tmp_path}/acl", f"user {user}"]
     (tmp_path / "conf").write_text("\n".join(lines) + "\n")
