@@ -251,9 +251,9 @@ def measure(count: int, rounds: int) -> list[dict[str, Any]]:
     """
     folder = Path(tempfile.mkdtemp(prefix="fleetpulse-ingest-"))
     homes = Home(folder / "ours"), Home(folder / "peer")
-    for home in homes:
-        home.prepare(None)
     try:
+        for home in homes:
+            home.prepare(None)
         with Run(homes[0]) as run, Run(homes[1]) as beside:
             address, queue = run.use_broker(None), beside.use_broker(None)
             _session(queue, PEER)

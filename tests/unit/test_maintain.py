@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -198,6 +199,17 @@ def test_how_far_each_writer_has_come_survives_the_clearing_of_the_log(home: Hom
     land_live(home, [tick(DAYS * DAY_S)], DAYS * EACH + 1)
     assert delta.landed(home, MESSAGES, "test") == DAYS * EACH + 1
     assert delta.query(home, "SELECT count(*) AS n FROM quarantine", tables=["quarantine"]) == [{"n": 39}]
+
+
+def test_a_commit_that_landing_is_about_to_make_is_left_to_it(home: Home) -> None:
+    log = home.table(MESSAGES.name) / "_delta_log"
+    begun, never_made = (log / f".{9:020d}.json.{letter * 32}.tmp" for letter in "ab")
+    for path in (begun, never_made):
+        path.write_text("{}")
+    an_hour_ago = time.time() - 3_600
+    os.utime(never_made, (an_hour_ago, an_hour_ago))
+    list(maintain(home, KEEP, dry_run=False))
+    assert begun.exists() and not never_made.exists()
 
 
 def test_landing_goes_on_beside_it_and_no_row_is_lost_or_doubled(home: Home) -> None:
