@@ -27,6 +27,7 @@ from fleetpulse.io.generations import (
     checkpoint_of,
     discard_generation,
     load_generations,
+    made_durable,
     save_generations,
 )
 from fleetpulse.io.home import Home
@@ -205,6 +206,7 @@ def take_over(home: Home, made: Generation, at: Stand, say: Say) -> None:
     """Give the work to a generation that was made: from here on it is current."""
     if not checkpoint_of(home.lifecycle, made.number).exists():
         raise FleetError(f"the checkpoint of generation {made.number} is gone; nothing has changed; make it again")
+    made_durable(home.lifecycle, made.number)
     record = load_generations(home.lifecycle)
     save_generations(home.lifecycle, record.switched(made.number, {**asdict(at), "retired_at_ms": int(time.time() * 1000)}))
     say(f"generation {made.number} is current; generation {record.current} is kept: ./fleet state rollback goes back")

@@ -16,6 +16,7 @@ from fleetpulse.io.generations import (
     Generation,
     discard_generation,
     load_generations,
+    made_durable,
     save_generations,
 )
 from fleetpulse.io.home import Home
@@ -23,6 +24,7 @@ from fleetpulse.io.home import Home
 
 def hold(home: Home, made: Generation, at: Stand, say: Say) -> None:
     """Write down that a generation is made, and where the current one stands."""
+    made_durable(home.lifecycle, made.number)
     record = load_generations(home.lifecycle)
     held = replace(made, status=HELD, stands={**asdict(at), "beside": record.current})
     save_generations(home.lifecycle, record.with_one(held))

@@ -27,16 +27,17 @@ from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import Stand, committed, is_settled, query_id, stand
 from fleetpulse.io.damage import open_table
 from fleetpulse.io.delta_log import DeltaLog
+from fleetpulse.io.durable import sync_folder
 from fleetpulse.io.generations import (
     Generation,
     checkpoint_of,
     discard_generation,
     load_generations,
+    made_durable,
     save_generations,
 )
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms
-from fleetpulse.io.segments import sync_folder
 from fleetpulse.io.snapshot_table import Taken, files_of
 from fleetpulse.io.unsaid import say_unsaid, unsaid_path
 
@@ -118,6 +119,7 @@ def _switched(home: Home, made: Generation, aside: Path, pending: Iterable[str],
     try:
         say("comparing what follows from the snapshot with what was said since")
         counts = _left(home, made, aside, pending, snapshot)
+        made_durable(home.lifecycle, made.number)
         record = load_generations(home.lifecycle)
         stands = {"damaged": True, "retired_at_ms": int(time.time() * 1000)}
         save_generations(home.lifecycle, record.switched(made.number, stands))

@@ -13,6 +13,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io.durable import sync_folder
 
 DEFAULT_PORT: Final = 1883
 DEFAULT_TLS_PORT: Final = 8883
@@ -157,9 +158,12 @@ def load_address(path: Path) -> BrokerAddress:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write a file that its owner alone can read, whole or not at all."""
+    """Write a file that its owner alone can read, whole or not at all, and on the disk."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     fresh.replace(path)
+    sync_folder(path.parent)

@@ -6,8 +6,8 @@ Rule: it counts as long as the table of judgements has the number that goes with
 import json
 from dataclasses import asdict, dataclass
 
+from fleetpulse.io.durable import replace_text
 from fleetpulse.io.home import Home
-from fleetpulse.io.segments import replace_text
 
 _FILE = "amended.json"
 

@@ -23,10 +23,9 @@ from deltalake.exceptions import DeltaError
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import INDEXED_COLUMNS
-from fleetpulse.io.commits import Added, change_the_table, numbers_said, open_known, put
-from fleetpulse.io.damage import open_table
+from fleetpulse.io.commits import Added, change_the_table, leave_checkpoint, numbers_said, open_known, put
 from fleetpulse.io.delta_log import actions_of
-from fleetpulse.io.segments import sync_folder
+from fleetpulse.io.durable import sync_folder
 
 _LOG: Final = structlog.get_logger("tables")
 CHECKPOINT_EVERY: Final = 100
@@ -164,8 +163,7 @@ def _spelt(value: Any) -> Any:
 def _leave_checkpoint(table: Path) -> None:
     """Leave a checkpoint in the log, for who opens the table; where the disk refuses, the next one is tried for."""
     try:
-        opened = open_table(table)
-        opened.create_checkpoint()
+        opened = leave_checkpoint(table)
         if opened.metadata().configuration.get("delta.enableExpiredLogCleanup") != "false":
             opened.cleanup_metadata()
     except (OSError, DeltaError, FleetError) as error:

@@ -6,7 +6,6 @@ there were ids, and is taken as it is; the job writes the home's id into it when
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +13,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoint import begun, newest_begun
 from fleetpulse.io.delta_log import DeltaLog
+from fleetpulse.io.durable import replace_text
 from fleetpulse.io.generations import checkpoint_of
 from fleetpulse.io.home import Home
 
@@ -72,11 +72,9 @@ def mark_own(home: Home, number: int) -> None:
     checkpoint, ours = checkpoint_of(home.lifecycle, number), home.id()
     if ours is None or marked_with(checkpoint) is not None:
         return
-    fresh = checkpoint / f".{_MARK}.{os.getpid()}"
     try:
         checkpoint.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps({"id": ours}))
-        fresh.replace(checkpoint / _MARK)
+        replace_text(checkpoint / _MARK, json.dumps({"id": ours}))
     except OSError as error:
         raise FleetError(f'"{checkpoint / _MARK}" cannot be written ({error.strerror}); see to it, and try again') from None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.segments import replace_text
+from fleetpulse.io.durable import replace_text
 
 _SCHEMAS: Final = "/_stateSchema/"
 _BEGIN: Final = "begun-with.json"

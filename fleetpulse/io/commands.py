@@ -12,6 +12,7 @@ from typing import Any, Final
 from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Origin
+from fleetpulse.io.durable import sync_folder
 from fleetpulse.io.home import Home
 from fleetpulse.io.locks import folder_held
 
@@ -66,6 +67,7 @@ def hand_over(home: Home, commands: Sequence[Command]) -> None:
             file.flush()
             os.fsync(file.fileno())
         fresh.rename(home.commands / name)
+        sync_folder(home.commands)
     except OSError as error:
         raise _unwritable(home, error) from None
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.damage import open_table
 from fleetpulse.io.delta_log import actions_of
-from fleetpulse.io.segments import sync_folder
+from fleetpulse.io.durable import sync_file, sync_folder
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -46,6 +46,26 @@ class Added:
         """Return the action that adds it."""
         added = {"path": self.name, "partitionValues": {}, "size": self.size_bytes, "modificationTime": now_ms}
         return {"add": {**added, "dataChange": data_change, "stats": json.dumps(self.stats, ensure_ascii=False)}}
+
+
+def leave_checkpoint(table: Path) -> "DeltaTable":
+    """Leave a checkpoint in a table's log, for who opens it, and put it on the disk.
+
+    deltalake syncs nothing: of its file the name could survive a loss of power, and not the content.
+
+    Returns:
+        The table, as it was opened.
+
+    Raises:
+        DeltaError: another has written it, or the log.
+        OSError: the disk refuses.
+    """
+    opened, log = open_table(table), table / "_delta_log"
+    opened.create_checkpoint()
+    for path in (*log.glob(f"{opened.version():020d}.checkpoint*"), log / "_last_checkpoint"):
+        sync_file(path)
+    sync_folder(log)
+    return opened
 
 
 def exchange(

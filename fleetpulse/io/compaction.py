@@ -28,9 +28,9 @@ from fleetpulse.io.counted import removing
 from fleetpulse.io.damage import blaming_file, open_table
 from fleetpulse.io.delta import arrow_schema
 from fleetpulse.io.delta_log import actions_of
+from fleetpulse.io.durable import sync_folder
 from fleetpulse.io.history import FOLDER, Piece, piece_of, remainder_end, remainder_name
 from fleetpulse.io.needs import Need, floor
-from fleetpulse.io.segments import sync_folder
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 DAY_MS: Final = 86_400_000

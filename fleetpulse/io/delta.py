@@ -17,6 +17,7 @@ from fleetpulse.core.tables import JUDGEMENTS, READINGS, TABLES, Table
 from fleetpulse.io.appending import Appender
 from fleetpulse.io.beside_spark import commit_for_good
 from fleetpulse.io.damage import blaming, open_table
+from fleetpulse.io.durable import sync_tree
 from fleetpulse.io.home import Home
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def create(home: Home, table: Table) -> None:
         description=table.meaning,
         configuration=dict(table.properties) or None,
     )
+    sync_tree(path)  # deltalake syncs nothing, and what is appended is on the disk at once
 
 
 def _set_properties(path: Path, declared: dict[str, str]) -> None:

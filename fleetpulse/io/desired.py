@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io.durable import replace_text
 from fleetpulse.io.home import Home
 from fleetpulse.io.locks import briefly, held, holder
 
@@ -69,14 +70,12 @@ def desire(home: Home, what: str, by: str, *, meanwhile: bool = False, only_if: 
     Raises:
         FleetError: the system refuses.
     """
-    fresh = home.path / f".desired.{os.getpid()}"
     try:
         with briefly(home.path / "word.lock"):
             if only_if is not None and desired(home) != only_if:
                 return None
             said = Desired(what, by, int(time.time() * 1000), meanwhile)
-            fresh.write_text(json.dumps(asdict(said)))
-            fresh.replace(home.path / "desired.json")
+            replace_text(home.path / "desired.json", json.dumps(asdict(said)))
             return said
     except OSError as error:
         raise FleetError(f'"{home.path}/desired.json" cannot be written ({error.strerror}); see to it and try again') from None

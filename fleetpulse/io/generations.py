@@ -6,7 +6,6 @@ Rule 2: a generation that was current stays, with what it stood at, until it is 
 """
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io.durable import replace_text, sync_tree
 from fleetpulse.io.process import asked_by
 
 _RECORD: Final = "generations.json"
@@ -159,6 +159,20 @@ def load_generations(lifecycle: Path) -> Generations:
         raise FleetError(f'the record of generations "{path}" is damaged ({error}); restore it from a backup') from None
 
 
+def made_durable(lifecycle: Path, number: int) -> None:
+    """Put a generation that was made on the disk, before the record says that it is to be gone on with: Spark syncs nothing.
+
+    Raises:
+        FleetError: the system refuses.
+    """
+    checkpoint = checkpoint_of(lifecycle, number)
+    try:
+        sync_tree(checkpoint)
+    except OSError as error:
+        raise FleetError(f'"{checkpoint}" cannot be written to the disk ({error.strerror}); nothing has changed; see to it, then '
+                         f"give the same command again") from None  # fmt: skip
+
+
 def save_generations(lifecycle: Path, record: Generations) -> None:
     """Write the record in one step, and on the disk.
 
@@ -166,18 +180,8 @@ def save_generations(lifecycle: Path, record: Generations) -> None:
         FleetError: the system refuses.
     """
     content = {"current": record.current, "generations": [asdict(one) for _, one in sorted(record.known.items())]}
-    fresh = lifecycle / f"{_RECORD}.new"
     try:
-        with fresh.open("w") as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(lifecycle / _RECORD)
-        folder = os.open(lifecycle, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        replace_text(lifecycle / _RECORD, json.dumps(content, indent=1))
     except OSError as error:
         raise FleetError(f'"{lifecycle / _RECORD}" cannot be written ({error.strerror}); nothing has changed; see to it, then '
                          f"give the same command again") from None  # fmt: skip

@@ -16,6 +16,7 @@ from fleetpulse.core.messages import BRIDGE, KAFKA
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.address import write_secret
+from fleetpulse.io.durable import replace_text
 from fleetpulse.io.generations import Generation, checkpoint_of, load_generations
 from fleetpulse.io.locks import folder_held, held, holder
 from fleetpulse.io.segments import list_segments
@@ -292,9 +293,7 @@ class Home:
     def _write_record(self, record: dict[str, Any]) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            fresh = self.path / "home.json.new"
-            fresh.write_text(json.dumps(record, indent=1))
-            fresh.replace(self.path / "home.json")
+            replace_text(self.path / "home.json", json.dumps(record, indent=1))
         except OSError as error:
             raise FleetError(f'the home "{self.path}" cannot be written ({error.strerror}); {_cure(error)}') from None
 

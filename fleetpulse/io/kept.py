@@ -7,8 +7,8 @@ import json
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.times import format_instant
+from fleetpulse.io.durable import replace_text
 from fleetpulse.io.home import Home
-from fleetpulse.io.segments import replace_text
 
 _FILE = "kept.json"
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from fleetpulse.core.envelope import is_end
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io.durable import sync_folder
 
 SEGMENT_SCHEMA: Final = pa.schema(
     [
@@ -169,32 +170,6 @@ def _write_synced(path: Path, table: pa.Table) -> None:
         os.fsync(file.fileno())
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file in the place of the one before, in one step, and on the disk: a reader finds either, whole.
-
-    One writes it at a time, and writes over what one that was killed left half written.
-
-    Raises:
-        OSError: the system refuses; the one before stays.
-    """
-    fresh = path.with_suffix(".new")
-    with fresh.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(directory: Path) -> None:
-    """Make the names in a folder, new or changed, survive a loss of power."""
-    folder = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def list_segments(directory: Path) -> list[tuple[int, Path]]:
     """Return number and path of each segment, in order; none where the folder is not there.
 
@@ -208,6 +183,19 @@ def list_segments(directory: Path) -> list[tuple[int, Path]]:
             raise FleetError(f'"{path}" is not a segment; they are named 000000000001.arrow and so on; move it elsewhere')
         found.append((int(named[1]), path))
     return sorted(found)
+
+
+def commands_in(directory: Path, number: int) -> set[str] | None:
+    """Return the names of the command files whose rows a segment has; None where it is gone.
+
+    Raises:
+        FleetError: it cannot be read.
+    """
+    try:
+        named = read_segment(directory / f"{number:012d}.arrow")["command"]
+    except FileNotFoundError:
+        return None
+    return {name for name in named.to_pylist() if name is not None}
 
 
 def remove_leftovers(directory: Path, *, fences: bool = False) -> int:

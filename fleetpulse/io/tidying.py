@@ -17,6 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.beside_spark import commit_for_good
+from fleetpulse.io.commits import leave_checkpoint
 from fleetpulse.io.damage import open_table
 from fleetpulse.io.snapshot_table import note_of
 
@@ -131,13 +132,12 @@ def unneeded(table: Path, kept_ms: int, versions: Collection[int] = ()) -> list[
 def write_checkpoint(table: Path, *, dry_run: bool) -> bool:
     """Write a checkpoint of a table's log, where many versions lie behind the newest one; return whether."""
     newest = max(_checkpoints(table), default=-1)
-    opened = open_table(table)
-    if opened.version() - newest < MIN_VERSIONS:
+    if open_table(table).version() - newest < MIN_VERSIONS:
         return False
     if not dry_run:
         try:
-            opened.create_checkpoint()
-        except DeltaError:  # the next maintenance writes it
+            leave_checkpoint(table)
+        except (DeltaError, FileNotFoundError):  # the next maintenance writes it
             return False
     return True
 

@@ -44,9 +44,9 @@ def found(home: Home) -> list[int]:
 
 def test_an_append_does_not_read_the_log_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     appender, opened = Appender(home.table("messages")), list[Path]()
-    as_it_was = appending.open_table
-    monkeypatch.setattr(appending, "open_table", lambda path: (opened.append(path), as_it_was(path))[1])
-    monkeypatch.setattr(appending, "open_known", lambda path: (opened.append(path), as_it_was(path))[1])
+    for name in ("leave_checkpoint", "open_known"):
+        as_it_was = getattr(appending, name)
+        monkeypatch.setattr(appending, name, lambda path, doing=as_it_was: (opened.append(path), doing(path))[1])
     versions = [appender.append(rows(number), {"landing": number}) for number in range(1, CHECKPOINT_EVERY + 5)]
     assert versions == [*range(1, CHECKPOINT_EVERY + 5)]
     assert len(opened) == 1, "for its checkpoint, and for nothing else"
@@ -125,6 +125,17 @@ def test_two_that_append_in_one_name_are_told_apart(home: Home) -> None:
     assert len([*home.table("messages").glob("*.parquet")]) == 1, "what could not be committed goes"
 
 
+def test_a_checkpoint_of_the_log_is_on_the_disk_before_anything_is_committed_behind_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, synced = home.table("messages"), list[str]()
+    monkeypatch.setattr("fleetpulse.io.commits.sync_file", lambda path: synced.append(path.name))
+    appender = Appender(table)
+    for number in range(1, CHECKPOINT_EVERY + 1):
+        appender.append(rows(number), {"landing": number})
+    assert synced == [f"{CHECKPOINT_EVERY:020d}.checkpoint.parquet", "_last_checkpoint"]
+
+
 def test_a_full_disk_leaves_the_table_as_it_was(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     table = home.table("messages")
     appender = Appender(table)
@@ -140,7 +151,7 @@ def test_a_full_disk_leaves_the_table_as_it_was(home: Home, monkeypatch: pytest.
         assert not [*table.glob("*.parquet")] and delta.version(table) == 0, place
     with monkeypatch.context() as patched:  # a checkpoint is a help to readers: without it, all is there as well
         patched.setattr(appending, "CHECKPOINT_EVERY", 1)
-        patched.setattr(appending, "open_table", lambda _: full(0))
+        patched.setattr(appending, "leave_checkpoint", lambda _: full(0))
         appender.append(rows(1), {"landing": 1})
     assert found(home) == [1]
 
