@@ -67,6 +67,7 @@ class Job:
         self.ends = False  # whether it comes to an end, and need not run then
         self._given_up_ms = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._group_killed = False
 
     @property
     def log(self) -> Path:
@@ -88,6 +89,7 @@ class Job:
                 env=environment,
                 start_new_session=True,  # Ctrl-C is for us: jobs are stopped in order
             )
+        self._group_killed = False
 
     @property
     def pid(self) -> int | None:
@@ -95,8 +97,13 @@ class Job:
         return self._process.pid if self._process else None
 
     def alive(self) -> bool:
-        """Whether it runs."""
-        return self._process is not None and self._process.poll() is None
+        """Whether it runs; of one that has ended nothing is left."""
+        if self._process is None:
+            return False
+        if self._process.poll() is not None:
+            self._kill_group()
+            return False
+        return True
 
     def watch(self) -> None:
         """Start it again if it died; where the disk is full, when that has room again.
@@ -181,8 +188,14 @@ class Job:
         return "why stands above" if self.aloud else f'{last_words(self.log)}; its log is "{self.log}"'
 
     def _kill_group(self) -> None:
-        """The JVM and its Python workers are in the job's own group: none outlives it."""
+        """The JVM and its Python workers are in the job's own group: none outlives it.
+
+        Once, when the job has just ended: later its number may be another's.
+        """
         assert self._process is not None
+        if self._group_killed:
+            return
+        self._group_killed = True
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):

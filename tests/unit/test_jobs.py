@@ -24,6 +24,9 @@ class Ended:
     def poll(self) -> int:
         return 1
 
+    def wait(self) -> int:
+        return 1
+
 
 class Usage(NamedTuple):
     free: int
@@ -37,6 +40,18 @@ def job(tmp_path: Path, restarts: int, monkeypatch: pytest.MonkeyPatch, free: in
     monkeypatch.setattr(made, "start", lambda: started.append(1))
     monkeypatch.setattr(processes.shutil, "disk_usage", lambda path: Usage(free))
     return made, started
+
+
+def test_what_a_dead_job_left_is_killed_once_and_its_number_then_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died, _ = job(tmp_path, 1, monkeypatch, free=1_000)
+    killed: list[int] = []
+    monkeypatch.setattr(processes.os, "killpg", lambda group, _: killed.append(group))
+    for _ in range(5):  # the disk stays full for long
+        died.watch()
+    died.stop()
+    assert killed == [Ended.pid]
 
 
 def test_a_job_that_died_is_started_again_so_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
