@@ -23,7 +23,7 @@ from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.leases import Lease, kept_sites, read_lease, write_lease
 from fleetpulse.io.process import Stop, write_status
 from fleetpulse.io.receiver import Arrived, Presence, Receiver, Token
-from fleetpulse.io.segments import SegmentTakenError, position, remove_leftovers, write_segment
+from fleetpulse.io.segments import SegmentTakenError, commands_in, position, remove_leftovers, write_segment
 from streaming.flood import Floods
 from streaming.intake import Intake
 from streaming.spool import Spool
@@ -154,8 +154,10 @@ class Bridge:
         settings = self.settings
         stands = position(settings.segments_dir)
         self.number = stands.number if stands else 0
-        ours = self.number - 1 if stands and stands.fence else self.number
-        self.spool = Spool(settings.commands_dir, ours) if settings.commands_dir else None
+        fenced = stands is not None and stands.fence
+        ours = self.number - 1 if fenced else self.number
+        named = None if stands is None or fenced else commands_in(settings.segments_dir, ours)
+        self.spool = Spool(settings.commands_dir, ours, named) if settings.commands_dir else None
         # Canaries that do not go through a broker are ours while we live, and nobody can forge one.
         secret = secrets.token_bytes() if settings.line else (settings.address.password or "").encode()
         self.intake = Intake(

@@ -41,6 +41,9 @@ def places_of(home: Home, table: Table) -> dict[str, int]:
     return {**found, BRIDGE: found[BRIDGE] or place(whole + 1, 0)}
 
 
+_LANDED: Final = (QUARANTINE, COVERAGE, DEVICES, MESSAGES)
+
+
 class Landing:
     """Lands the segments of a home.
 
@@ -57,12 +60,12 @@ class Landing:
             delta.create(home, table)
         self.folders = {name: home.segments_of(name) for name in home.bridges()}
         self.bridges = Bridges(self.folders, _now_ms(), lease_ms)
+        # Before it is looked how far they are: what another landing commits behind that ends this one.
+        self.appenders = {table.name: Appender(home.table(table.name)) for table in _LANDED}
         through = places_of(home, MESSAGES)  # written last, and in each step: the others have what is theirs up to there
         self.places = {
-            table.name: {name: max(at, through[name]) for name, at in places_of(home, table).items()}
-            for table in (QUARANTINE, COVERAGE, DEVICES, MESSAGES)
+            table.name: {name: max(at, through[name]) for name, at in places_of(home, table).items()} for table in _LANDED
         }
-        self.appenders = {name: Appender(home.table(name)) for name in self.places}
         messages = open_table(home.table(MESSAGES.name))
         self.newest_ms = messages.transaction_version(_NEWEST) or None
         self.counted = counted_in(messages) or self._counted_before(through)

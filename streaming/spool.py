@@ -1,18 +1,18 @@
 """The spool of operators' commands: each is taken once, whatever happens between taking it and having it written.
 
 A file is renamed to ``<name>.taken-<segment>``, and that is durable before its rows go into that segment; it is removed when
-the segment is durable. At the next start the segment's number says whether it was.
+the segment is durable. At the next start the newest segment says whether it was: it names the commands whose rows it has.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
 import structlog
 
-from fleetpulse.io.segments import sync_folder
+from fleetpulse.io.durable import sync_folder
 
 _LOG: Final = structlog.get_logger("bridge")
 _TAKEN: Final = re.compile(r"(.+)\.taken-(\d+)")
@@ -25,19 +25,24 @@ class Spool:
     Args:
         folder: where they lie.
         newest: the newest segment of ours: what was taken for it or an earlier one is removed, the rest put back.
+        named: the commands whose rows the newest segment has: another process of the same bridge may have written it, which had
+            not taken what we had. None where it is not there any more.
     """
 
-    def __init__(self, folder: Path, newest: int) -> None:
+    def __init__(self, folder: Path, newest: int, named: Collection[str] | None = None) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._taken: list[Path] = []
         self._stuck: str | None = None
         for path in folder.iterdir():
-            named = _TAKEN.fullmatch(path.name)
-            if named and int(named[2]) <= newest:
+            taken = _TAKEN.fullmatch(path.name)
+            if taken is None:
+                continue
+            number = int(taken[2])
+            if number < newest or (number == newest and (named is None or taken[1] in named)):
                 path.unlink()
-            elif named:
-                path.rename(folder / named[1])
+            else:
+                path.rename(folder / taken[1])
 
     def take(self, number: int) -> list[Command]:
         """Take what lies there, for segment ``number``, in order of the names; broken files go to ``refused/``.

@@ -3,10 +3,12 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import BRIDGE
 from fleetpulse.core.tables import MESSAGES, QUARANTINE
 from fleetpulse.io import delta
@@ -89,6 +91,26 @@ def test_killed_before_it_has_tidied_it_goes_on(home: Home, small: int, monkeypa
     assert 1 < landed(home) < 99
     land_all(home)
     assert landed(home) == 99, "with the tick"
+
+
+def test_what_another_landing_commits_while_one_begins_ends_that_one(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A straggler, whose run was killed, commits once more, just when the next one has looked how far the tables are."""
+    write(home, "bridge-1", 1, heartbeats(now_ms() - 1_000, 3))
+    straggler, looked = Landing(home), landing_module.places_of
+
+    def places_of(*asked: Any) -> dict[str, int]:
+        found = looked(*asked)
+        monkeypatch.setattr(landing_module, "places_of", looked)
+        beat(home)
+        assert straggler.step()
+        return found
+
+    monkeypatch.setattr(landing_module, "places_of", places_of)
+    beginning = Landing(home)
+    beat(home)
+    with pytest.raises(FleetError, match="another process appends"):
+        beginning.step()
+    assert landed(home) == 3
 
 
 def test_more_rows_than_a_commit_takes_surface_behind_what_has_landed(home: Home, small: int) -> None:
@@ -199,11 +221,13 @@ def test_a_recorded_gap_that_does_not_say_how_far_we_were_is_told_by_the_row_bef
     home = Home(tmp_path / "home")
     home.prepare(None)
     gap = "fleet/_/bridge-1/gap"
-    opened = [b'{"op":"open","from":5000}', b'{"op":"open","from":5000,"after":7}', b'{"op":"close","until":5000}', b"{"]
+    said = [{}, {"after": 7}, {"after": 99_000}]  # the second names a row of the home that it was recorded in
+    opened = [json.dumps({"op": "open", "from": 5000, **one}).encode() for one in said]
+    opened += [b'{"op":"close","until":5000}', b"{"]
     rows = [SegmentRow(9_000, TOPIC, b"{}", "mqtt")]
     rows += [SegmentRow(10_000 + at, gap, payload, "replay", "r", at) for at, payload in enumerate(opened)]
     write(home, BRIDGE, 1, rows)
     assert Landing(home).step() == 1
     found = delta.query(home, "SELECT body FROM messages WHERE kind = 'gap' ORDER BY received_at", tables=["messages"])
     bodies = [json.loads(one["body"]) for one in found]
-    assert [one.get("after") for one in bodies] == [9_000, 7, None]
+    assert [one.get("after") for one in bodies] == [9_000, 10_000, 99_000, None]

@@ -68,6 +68,13 @@ def test_a_command_taken_for_a_segment_that_was_never_written_is_put_back(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["5.json.taken-5"]
 
 
+def test_a_command_that_the_segment_it_was_taken_for_does_not_name_is_put_back(tmp_path: Path) -> None:
+    """A straggler of the same bridge wrote that segment, and had not taken it."""
+    for name in ("1.json", "2.json"):
+        (tmp_path / f"{name}.taken-4").write_text('{"topic": "a", "payload": {}}')
+    assert [name for name, _, _ in Spool(tmp_path, newest=4, named={"1.json"}).take(5)] == ["2.json"]
+
+
 def test_what_a_command_was_taken_for_is_durable_before_the_segment_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
