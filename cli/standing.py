@@ -1,13 +1,13 @@
 """How far a home has come."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from fleetpulse.core.messages import Kind, Origin
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.commands import spooled
 from fleetpulse.io.home import Home
-from fleetpulse.io.segments import list_segments, position, read_segment
+from fleetpulse.io.segments import Position, list_segments, position, read_segment
 from streaming.landing import places_of
 from streaming.merging import place
 
@@ -15,8 +15,11 @@ from streaming.merging import place
 def judged_to_the_end(home: Home) -> bool:
     """Whether all that the bridges wrote has been landed and judged."""
     stand = {name: stands for name in home.bridges() if (stands := position(home.segments_of(name))) is not None}
-    if not stand:
-        return True
+    return not stand or judged_through(home, stand)
+
+
+def judged_through(home: Home, stand: Mapping[str, Position]) -> bool:
+    """Whether all that bridges had written when they stood there has been landed and judged."""
     if not (home.table(MESSAGES.name) / "_delta_log").exists():
         return False
     places = places_of(home, MESSAGES)

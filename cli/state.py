@@ -103,8 +103,11 @@ def snapshot(
 ) -> None:
     """Copy the state at one batch to the table device_snapshots; beside a running job as well. No effect where it is there."""
     from batch.snapshot import take
+    from cli.held_back import say_held_back
 
     Home(home).record()
+    if at_batch is None and not dry_run:
+        say_held_back(Home(home))
     kept_still = nullcontext() if dry_run else making(Home(home), "fleet state snapshot", say)
     with kept_still, looking(home, dry=dry_run) as work:
         looks = snapshot_gate(work) if gate and not dry_run else None

@@ -25,9 +25,15 @@ def register(app: typer.Typer) -> None:
 
 @stream.command("stop")
 def stop(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator", own: OwnOption = False) -> None:
-    """Stop the lifecycle job, and wait until it has let go of its state; it stays stopped until it is started."""
+    """Stop the lifecycle job, and wait until it has let go of its state; it stays stopped until it is started.
+
+    What a jitter holds back is written before.
+    """
+    from cli.held_back import say_held_back
+
     opened = Home(home)
     opened.record()
+    say_held_back(opened)
     _say(opened, STOPPED, by, own=own)
     limit = time.monotonic() + _PATIENCE_S
     while holder := opened.state_holder():

@@ -242,8 +242,9 @@ class Intake:
         self._gap(first_ms - 1, {"op": "close", "until": first_ms})
 
     def command(self, name: str, topic: str, payload: Mapping[str, Any], now_ms: int) -> None:
-        """Take in an operator's command."""
-        self._own(now_ms, topic, payload, Origin.COMMAND, command=name)
+        """Take in an operator's command; one that flushes is stamped as our own are, see `_ask_for_verdicts`."""
+        flushes = payload.get("op") == FLUSH and self.last_ms is not None
+        self._own(self.last_ms if flushes and self.last_ms is not None else now_ms, topic, payload, Origin.COMMAND, command=name)
 
     def stopping(self) -> None:
         """We stop listening: what is held back is to be said. A recording under way goes on as if nobody had stopped."""

@@ -82,3 +82,15 @@ def test_an_empty_home_has_nothing_to_ask_for() -> None:
     intake.go_live(NOW)
     intake.stopping()
     assert _told(intake) == []
+
+
+def test_who_is_commanded_to_flush_asks_at_the_instant_after_the_newest_row_too() -> None:
+    intake = _make(Position(1, NOW))
+    intake.go_live(NOW)
+    intake.command("1-a.json", "fleet/_/b/tick", {"op": FLUSH}, NOW + 60_000)
+    *_, before, asked = intake.waiting.rows()
+    wanted = (before.received_at_ms + 1, "1-a.json")
+    assert (asked.received_at_ms, asked.command) == wanted, "it is no sign that we listened for a minute"
+    row = decode(asked.topic, asked.payload, asked.received_at_ms, Origin(asked.origin))
+    assert isinstance(row, Row)
+    assert (row.kind, row.contents()["op"]) == (Kind.TICK, FLUSH)

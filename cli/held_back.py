@@ -1,0 +1,56 @@
+"""Verdicts that a jitter holds back: have them written by the running job, before its state is copied or it is stopped."""
+
+import time
+from typing import Final
+
+from cli.output import say
+from cli.standing import judged_through
+from fleetpulse.core.messages import BRIDGE, EVERYONE, FLUSH, Kind
+from fleetpulse.io.commands import spool, spooled
+from fleetpulse.io.desired import RUNNING, desired
+from fleetpulse.io.home import Home, bridge_job
+from fleetpulse.io.process import read_status
+from fleetpulse.io.segments import Position, position
+from fleetpulse.io.services import runs
+
+PATIENCE_S: Final = 30.0
+_TOPIC: Final = f"fleet/{EVERYONE}/{BRIDGE}/{Kind.TICK.value}"
+
+
+def say_held_back(home: Home) -> bool:
+    """Have all verdicts written that are due at the newest row; say so, or why they stay held back.
+
+    The bridge writes a tick that flushes; what is waited for is that it has been judged.
+
+    Returns:
+        Whether nothing is held back any more, as of a row that was received after this was called.
+    """
+    if not home.deployment().verdict_jitter_ms:
+        return True
+    if why := _out_of_reach(home):
+        say(f"verdicts that the jitter holds back stay held back: {why}")
+        return False
+    say("asking for the verdicts that the jitter holds back")
+    spool(home, [(_TOPIC, {"op": FLUSH})])
+    limit = time.monotonic() + PATIENCE_S
+    stand: Position | None = None  # of the bridge, when it had written what it was asked for
+    while stand is None or not judged_through(home, {BRIDGE: stand}):
+        if (why := _out_of_reach(home)) or time.monotonic() > limit:
+            say(f"verdicts that the jitter holds back are not all written: {why or f'not within {PATIENCE_S:.0f} s'}")
+            return False
+        time.sleep(0.1)
+        if stand is None and _TOPIC not in spooled(home, taken=True):
+            stand = position(home.segments_of(BRIDGE))
+    return True
+
+
+def _out_of_reach(home: Home) -> str:
+    """Return why the job does not come to judge what is asked for now; nothing where it does."""
+    for job in (BRIDGE, "landing", "lifecycle"):
+        if not runs(home, job):
+            return f"no {job.partition('-')[0]} runs"
+    if desired(home).what != RUNNING:
+        return "the lifecycle job is stopped"
+    if read_status(home.run(bridge_job(BRIDGE))).get("state") != "live":
+        return "the bridge plays a history"
+    return ""
