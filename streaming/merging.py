@@ -134,7 +134,10 @@ def _until(parts: Sequence[Part], limit_ms: int) -> list[Part]:
 
 
 def _told_how_far(parts: Sequence[Part], landed_ms: int | None, *, alone: bool = False) -> list[Part]:
-    """Let gap rows say the instant of the row before them, of whichever bridge; one that is alone has said so, if it could."""
+    """Let gap rows say the instant of the row before them, of whichever bridge.
+
+    One that is alone has said so, if it could; a recording may name an earlier one, of the home that it is from.
+    """
     gaps = [_gaps(part) for part in parts]
     if not any(gaps):
         return list(parts)
@@ -145,7 +148,7 @@ def _told_how_far(parts: Sequence[Part], landed_ms: int | None, *, alone: bool =
         for at in places:
             before = int(np.searchsorted(instants, _received(part)[at]))
             after_ms = int(instants[before - 1]) if before else landed_ms
-            payloads[at] = _saying(payloads[at], after_ms, unless_said=alone)
+            payloads[at] = _saying(payloads[at], after_ms, at_least=alone)
         told.append(replace(part, rows=_column(part, "payload", pa.array(payloads, pa.binary()))) if places else part)
     return told
 
@@ -160,11 +163,15 @@ def _gaps(part: Part) -> list[int]:
     return pc.indices_nonzero(pc.and_(named, ours)).to_pylist()
 
 
-def _saying(payload: bytes, after_ms: int | None, *, unless_said: bool) -> bytes:
+def _saying(payload: bytes, after_ms: int | None, *, at_least: bool) -> bytes:
+    """Let a gap row say after which instant it came; with ``at_least`` a later one that it says already stays."""
     try:
         content = json.loads(payload)
     except (ValueError, RecursionError):
         return payload  # of a recording: it is refused when it is decoded
-    if not isinstance(content, dict) or content.get("op") != "open" or (unless_said and type(content.get("after")) is int):
+    if not isinstance(content, dict) or content.get("op") != "open":
+        return payload
+    said_ms: object = content.get("after")
+    if at_least and type(said_ms) is int and (after_ms is None or said_ms >= after_ms):
         return payload
     return json.dumps({**content, "after": after_ms}, separators=(",", ":")).encode()

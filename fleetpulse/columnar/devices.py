@@ -103,11 +103,14 @@ class Devices:
             self.memory = np.concatenate([self.memory, memory_rows(len(places))])
 
     def drop_absent(self) -> None:
-        """Let go of devices without a state."""
+        """Let go of devices without a state, and of what was remembered of them."""
         kept = self.rows[:, MODE] != ABSENT
         if not kept.all():
             where = pa.array(np.flatnonzero(kept))
             self.ids, self.boots, self.rows = self.ids.take(where), self.boots.take(where), self.rows[kept]
+            remembering = self.rows[:, MEMORY] >= 0
+            self.memory = self.memory[self.rows[remembering, MEMORY]]
+            self.rows[remembering, MEMORY] = np.arange(len(self.memory))
 
     def by_mode(self) -> dict[str, int]:
         """Return how many devices are in which mode."""

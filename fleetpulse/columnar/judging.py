@@ -61,7 +61,7 @@ class Judging:
         """
         places = self._devices.locate(signals["device_id"])
         if commands:
-            deaths = [row for row in commands if row.device_id == EVERYONE]
+            deaths = [row for row in commands if row.device_id == EVERYONE and row.kind is Kind.DEATH]
             commands = [row for row in commands if row.device_id != EVERYONE]
             ordered = self._devices.locate(pa.array([row.device_id for row in commands], pa.string()))
             chosen = np.union1d(ordered, self._behind(deaths, signals, places))

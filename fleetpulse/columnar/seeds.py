@@ -39,6 +39,7 @@ from fleetpulse.columnar.world import MODES, Int64s
 from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.machine import Mode
+from fleetpulse.core.messages import EVERYONE
 from fleetpulse.core.policy import DEFAULT_CLASS, Policies
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
@@ -134,6 +135,8 @@ def sound(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
     for name in ("device_id", "site", "registered_at"):
         if devices[name].null_count:
             raise FleetError(f"every device has a {name}; {devices[name].null_count} have none")
+    if pc.any(pc.equal(devices["device_id"], EVERYONE), min_count=0).as_py():
+        raise FleetError(f'"{EVERYONE}" is no device: it stands for everybody; leave it out')
     counted = pc.value_counts(devices["device_id"])
     twice = counted.filter(pc.greater(counted.field("counts"), 1))
     if len(twice):

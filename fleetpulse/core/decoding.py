@@ -10,7 +10,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final, cast
 
-from fleetpulse.core.messages import EVERYONE, FROM_DEVICES, KNOWN_NAMES, RESERVED, Clock, Kind, Origin, Row
+from fleetpulse.core.messages import EVERYONE, FOR_EVERYONE, FROM_DEVICES, KNOWN_NAMES, RESERVED, Clock, Kind, Origin, Row
 from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
 
 MAX_PAYLOAD_BYTES: Final = 262_144
@@ -107,8 +107,8 @@ def parse_topic(topic: str) -> Address:
     except ValueError:
         kinds = ", ".join(sorted(FROM_DEVICES))
         raise _Rejected("topic", f'a device sends one of {kinds}; got "{word[:MAX_TEXT]}"') from None
-    for what, name in (("site", site), ("device_id", device_id)):
-        check_name(what, name, may_be_everyone=kind in RESERVED)
+    check_name("site", site, may_be_everyone=kind in RESERVED)
+    check_name("device_id", device_id, may_be_everyone=kind in FOR_EVERYONE)
     return Address(site, device_id, kind)
 
 

@@ -15,12 +15,13 @@ from fleetpulse.columnar import waiting
 from fleetpulse.columnar.blocks import is_signal, signals_to_batch
 from fleetpulse.columnar.group import KeyGroup, begin
 from fleetpulse.columnar.told import said_by
-from fleetpulse.core.judgements import MAX_REASON, Judgement, Verdict, compared
+from fleetpulse.core.judgements import COMPARED, MAX_REASON, Judgement, Verdict, compared
 from fleetpulse.core.machine import TRANSITIONS, Mode
-from fleetpulse.core.messages import EVERYONE, FOR_EVERYONE, RESERVED, Kind, Row, key_group
+from fleetpulse.core.messages import EVERYONE, FOR_EVERYONE, RESERVED, Clock, Kind, Row, key_group
 from fleetpulse.core.policy import MAX_ERRORS, Policy
 from fleetpulse.core.replay import Deployment, outcome, replay
 from tests.histories import (
+    OWN,
     any_own_row,
     any_policy,
     any_signal,
@@ -31,6 +32,7 @@ from tests.histories import (
     with_gateway_deaths,
 )
 
+OWN_BUT_GAPS = tuple(one for one in OWN if one != "gap")
 DEPLOYMENTS = st.sampled_from([1, 5, 20, 60]).map(lambda s: Deployment(s * 1000, 30_000))
 
 
@@ -153,6 +155,44 @@ def test_order_among_equals_and_copies_change_no_transition(rows: list[Row], ran
     assert transitions == {one: count for one, count in want.items() if one[0] == "transition"}
 
 
+@st.composite
+def _arrivals(draw: st.DrawFn) -> tuple[list[Row], list[Row], Deployment]:
+    """Return one history as it arrives in two ways: each message at another time within the lateness.
+
+    Messages that say when they happened, one of a device at an instant: which of several comes first is told by when they come.
+    Neither wills nor gaps, which are about when something was received.
+    """
+    deployment, choose = draw(DEPLOYMENTS), choosing(draw)
+    own = [any_own_row(choose, "abc", 60, OWN_BUT_GAPS) for _ in range(draw(st.integers(0, 6)))]
+    known = {one.received_at_ms: one for one in own}.values()
+    kinds = ("heartbeat", "error", "error", "birth")
+    drawn = (any_signal(choose, "abc", 60, kinds) for _ in range(draw(st.integers(1, 30))))
+    signals = {(one.device_id, one.event_time_ms): one for one in drawn if one.clock is Clock.DEVICE}.values()
+    around = [*known, row(-200, "fleet/_/b/tick"), row(1_500, "fleet/_/b/tick")]
+    delays = st.integers(0, deployment.allowed_lateness_ms - 1)
+
+    def arrived() -> list[Row]:
+        come = [replace(one, received_at_ms=(one.event_time_ms or 0) + draw(delays)) for one in signals]
+        return as_the_bridge_says([*around, *come])
+
+    return arrived(), arrived(), deployment
+
+
+def _without_receipt(told: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
+    """Return transitions without when what brought them about was received."""
+    place = COMPARED.index("received_at_ms")
+    return Counter({one[:place] + one[place + 1 :]: count for one, count in told.items() if one[0] == Verdict.TRANSITION})
+
+
+@given(_arrivals(), st.lists(st.integers(0, 60), max_size=6), st.integers(1, 3))
+def test_arrivals_in_any_order_within_the_lateness_change_no_transition(
+    arrivals: tuple[list[Row], list[Row], Deployment], cuts: list[int], groups: int
+) -> None:
+    once, again, deployment = arrivals
+    want = _without_receipt(compared(replay(once, deployment)))
+    assert _without_receipt(in_batches(again, cuts, deployment, groups)) == want
+
+
 def _while_listening(rows: list[Row], received_at_ms: int) -> int:
     """Nothing is received in a span of which a later row says that we did not listen: it comes with that row at the earliest."""
     for one in rows:
@@ -160,6 +200,15 @@ def _while_listening(rows: list[Row], received_at_ms: int) -> int:
         if isinstance(since_ms, int) and since_ms <= received_at_ms < one.received_at_ms:
             received_at_ms = one.received_at_ms
     return received_at_ms
+
+
+@pytest.mark.parametrize("content", [{"op": "decommission"}, {"op": "add", "class": "quick"}])
+def test_a_registration_of_everybody_is_one_of_nobody(content: dict[str, str]) -> None:
+    """None can come in any more; a table may have one, and another device may be folded beside it."""
+    odd = replace(row(6, "d/registry", **content), device_id=EVERYONE)
+    rows = [row(0, "fleet/s/d/heartbeat", ts_s=0), row(5, "d/control", op="release"), odd, row(300, "fleet/_/b/tick")]
+    want = Counter({one: count for one, count in compared(replay(rows, Deployment(5_000, 30_000))).items() if one[1] == "d"})
+    assert in_batches(rows, [], Deployment(5_000, 30_000), 1) == want
 
 
 @given(histories(), DEPLOYMENTS)

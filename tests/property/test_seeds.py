@@ -118,6 +118,7 @@ def _instant(ms: int) -> pa.Array:
     [
         (_devices().drop_columns(["site"]), "absent: site"),
         (_devices(site=[None]), "every device has a site; 1 have none"),
+        (_devices(device_id=["_"]), '"_" is no device'),
         (pa.concat_tables([_devices(), _devices()]), 'listed once; got "a" 2 times'),
         (_devices(registered_at=_instant(START + 1)), "registered at or before the frontier; 1 are"),
         (_devices(registered_at=[START]), "holds instants, or text such as .*; got int64; cast it"),

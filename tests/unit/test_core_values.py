@@ -49,6 +49,8 @@ def test_any_json_becomes_a_row_or_a_rejection(content: dict[str, Any]) -> None:
         ("fleet/a/heartbeat", b"{}", "topic"),
         ("fleet/a/b/dance", b"{}", "topic"),
         ("fleet/_/b/heartbeat", b"{}", "topic"),
+        ("fleet/_/_/registry", b"{}", "topic"),
+        ("fleet/_/_/control", b"{}", "topic"),
         ("fleet/a/" + "b" * 129 + "/heartbeat", b"{}", "topic"),
         ("fleet/a/b/heartbeat", b"\xff", "json"),
         ("fleet/a/b/heartbeat", b"[]", "json"),
