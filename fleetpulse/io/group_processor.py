@@ -3,7 +3,8 @@
 Rule 1: no rule about devices is here, and no side effect: all that a call says is in the row that it yields.
 Rule 2: the watermark runs one millisecond behind the newest ``received_at``, so that rows that share it are kept; it
 only wakes a group. A timer may fire early; it is armed again.
-Rule 3: a group that has rows is folded once in a batch: its timer is taken away before the fold, and armed after it.
+Rule 3: a group that has rows is folded once in a batch: what is due by then is judged with them, and its timer is moved beyond
+the watermark before Spark asks which have expired.
 """
 
 import time
@@ -25,6 +26,7 @@ from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS
 from fleetpulse.io.group_state import GroupState
 from fleetpulse.io.handover import handed
+from fleetpulse.io.state_line import leave_waiting
 from fleetpulse.io.workers import settle
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
@@ -83,6 +85,7 @@ class GroupProcessor(StatefulProcessor):
     def close(self) -> None:
         """Nothing is held but what every task needs."""
         settle()
+        leave_waiting(self.handle)
 
     def _fold(
         self, key_group: int, signals: pa.RecordBatch, others: list[Any], timers: Any, *, started_ms: int = 0, fired: bool = False
