@@ -1,7 +1,7 @@
 """What is run: which contenders over which inputs.
 
-Rule: those that call Python for each device get a smaller fleet, so that they end at all; the reference runs over it
-too, and their ratio is to that run.
+Rule: those that call Python for each device get fewer batches or a smaller fleet, so that they end at all; this job and
+the reference run over the same, and their ratio is to that run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +15,7 @@ from fleetpulse.core.errors import Misuse
 
 FAST: Final = (OURS, REFERENCE, "scala-transform-with-state")
 ALL: Final = (*ON_SPARK, flink_peer.NAME)
+PER_DEVICE: Final = tuple(name for name in ALL if name not in FAST)
 SIZES: Final = (100_000, 1_000_000)
 FLAT_ROWS: Final = 6_000_000  # a batch, whatever the fleet: six of each device where there are a million
 SMALL_DEVICES: Final = 5_000
@@ -66,6 +67,11 @@ class Plan:
         last = max(course.rounds for course in self.courses)
         return range(min(1 - course.warm_rounds + last - course.rounds for course in self.courses), last + 1)
 
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        """All that take part, in the order in which they first run."""
+        return tuple(dict.fromkeys(name for course in self.courses for name in course.contenders))
+
     def restricted(self, names: Sequence[str]) -> "Plan":
         """Return the plan for some of the contenders.
 
@@ -102,10 +108,19 @@ def _small(devices: Sequence[int]) -> Plan:
     return Plan(tuple(Course(Fleet(count, 6, batches=4), ALL) for count in devices or (SMALL_DEVICES,)), limit_s=300)
 
 
+def _python(devices: Sequence[int]) -> Plan:
+    """Python called for each device beside this job, over a fleet of the bars' smaller size; one batch is measured."""
+    return Plan(tuple(_python_course(count) for count in devices or SIZES[:1]), limit_s=600)
+
+
+def _python_course(devices: int) -> Course:
+    return Course(Fleet(devices, 12, batches=2), (OURS, REFERENCE, *PER_DEVICE))
+
+
 def _full(devices: Sequence[int]) -> Plan:
-    """Both sizes, all devices and one in twenty active; per-device Python over a smaller fleet."""
+    """Both sizes, all devices and one in twenty active; per-device Python over a smaller fleet, and over fewer batches."""
     if devices:
-        raise Misuse("the full benchmark has its sizes; --devices goes with --quick, --small or --flat")
+        raise Misuse("the full benchmark has its sizes; --devices goes with --quick, --small, --python or --flat")
     runs = (
         (Fleet(SMALLER_DEVICES, 6), ALL),
         (Fleet(100_000, 12), FAST),
@@ -113,7 +128,8 @@ def _full(devices: Sequence[int]) -> Plan:
         (Fleet(1_000_000, 2, batches=4), FAST),
         (Fleet(1_000_000, 12, batches=4, one_in=20), FAST),
     )
-    return Plan(tuple(Course(fleet, contenders, rounds=3) for fleet, contenders in runs), limit_s=600)
+    courses = (*(Course(fleet, contenders, rounds=3) for fleet, contenders in runs), _python_course(SIZES[0]))
+    return Plan(courses, limit_s=600)
 
 
 def _flat(devices: Sequence[int]) -> Plan:
@@ -122,5 +138,11 @@ def _flat(devices: Sequence[int]) -> Plan:
     return Plan(tuple(Course(fleet, (OURS,), rounds=5) for fleet in fleets), limit_s=600)
 
 
-QUICK, SMALL, FLAT, FULL = "quick", "small", "flat", "full"
-PLANS: Final[Mapping[str, Callable[[Sequence[int]], Plan]]] = {QUICK: _quick, SMALL: _small, FLAT: _flat, FULL: _full}
+QUICK, SMALL, PYTHON, FLAT, FULL = "quick", "small", "python", "flat", "full"
+PLANS: Final[Mapping[str, Callable[[Sequence[int]], Plan]]] = {
+    QUICK: _quick,
+    SMALL: _small,
+    PYTHON: _python,
+    FLAT: _flat,
+    FULL: _full,
+}

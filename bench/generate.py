@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
+from fleetpulse.core.errors import Misuse
 from fleetpulse.core.messages import EVERYONE, hash64
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.tables import MESSAGES
@@ -38,6 +39,7 @@ SEQUENCE: Final = ("reconnaissance", "auth_failed", "escalation")
 CODES: Final = (*(f"e{number}" for number in range(1, 51)), *SEQUENCE)
 KINDS: Final = ("heartbeat", "error")
 _HEARTBEAT, _ERROR, _POLICY = 0, 1, 2
+_LEAST_PERIOD_MS: Final = 3  # between two messages of a device: one out of order lies between them
 _LONGEST_DELAY_MS: Final = 25_000  # of what is out of order
 _LONGEST_REPEAT_MS: Final = 28_500  # of what comes twice
 
@@ -61,6 +63,14 @@ class Fleet:
     one_in: int = 1
     span_ms: int = 60_000
     seed: int = 7
+
+    def __post_init__(self) -> None:
+        most = self.span_ms // _LEAST_PERIOD_MS
+        if not 1 <= self.messages <= most:
+            raise Misuse(
+                f"an input has 1 to {most:,} messages of each device in a batch; got {self.messages:,} for {self.devices:,} "
+                f"devices: take another size"
+            )
 
     @property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 Rule 1: a figure is the median of the measured rounds; those before them warm up, and are compared but not counted.
 Rule 2: contenders that disagree are an error, and no figure is shown.
 Rule 3: a contender that cannot be had, or takes too long, is a row that says so.
+Rule 4: while a run is measured nothing else runs; before the first, contenders warm up two at a time.
 """
 
 import json
@@ -10,6 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from pathlib import Path
@@ -24,10 +26,12 @@ from bench.contenders import REFERENCE
 from bench.courses import Course, Plan
 from bench.generate import Input, prepare
 from bench.harness import DidNotFinish, Run, Warm
+from bench.scala_jobs import compiled
 from cli.output import as_table, console
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.io.java import cache_dir
 
+_WARM_AT_ONCE = 2
 COLUMNS = (
     "contender",
     "devices",
@@ -64,10 +68,10 @@ def bench_lifecycle(plan: str, *, json_lines: bool, only: Sequence[str] = (), de
     if json_lines:
         for row in rows:
             sys.stdout.write(json.dumps({name: row[name] for name in COLUMNS}) + "\n")
-        return
-    console().print(as_table([_for_people(row) for row in rows], COLUMNS, "lifecycle"))
+    else:
+        console().print(as_table([_for_people(row) for row in rows], COLUMNS, "lifecycle"))
     if plan == courses.FLAT:
-        console().print("\n".join(flatness(rows)))
+        (Console(stderr=True) if json_lines else console()).print("\n".join(flatness(rows)), highlight=False)
 
 
 def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
@@ -76,7 +80,16 @@ def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
     running: dict[str, Warm] = {}
     runs: dict[tuple[int, str], list[Run]] = {}
     notes: dict[tuple[int, str], str] = {}
+    compared: set[int] = set()
     try:
+        with _status(shown, "inputs are generated, and contenders warm up"):
+            absent = _warm_up(plan, work, running)
+        notes |= {
+            (place, name): why
+            for place, course in enumerate(plan.courses)
+            for name, why in absent.items()
+            if name in course.contenders
+        }
         last = plan.rounds[-1]
         for number, (place, course) in product(plan.rounds, enumerate(plan.courses)):
             if course.runs_in(number, last):
@@ -86,19 +99,65 @@ def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
                 outcome = {name: run for name, run in found.items() if isinstance(run, Run)}
                 notes |= {(place, name): run for name, run in found.items() if isinstance(run, str)}
                 _require_equal(outcome, source, number)
+                compared |= {place} if len(outcome) > 1 else set()
                 for name, run in outcome.items():
                     if course.counts_in(number, last):
                         runs.setdefault((place, name), []).append(run)
                     shutil.rmtree(run.out.parent, ignore_errors=True)
     finally:
-        for warm in running.values():
-            warm.end()
+        _end(running)
         shutil.rmtree(work, ignore_errors=True)
     return [
-        figures(course, name, runs, place, notes.get((place, name)))
+        figures(course, name, runs, place, notes.get((place, name)), compared=place in compared)
         for place, course in enumerate(plan.courses)
         for name in course.contenders
     ]
+
+
+def _warm_up(plan: Plan, work: Path, running: dict[str, Warm]) -> dict[str, str]:
+    """Start all contenders, and generate the inputs meanwhile; return why who does not run does not."""
+    prepare(courses.WARMING)
+    compiled()  # each of their processes would do it at once
+    absent: dict[str, str] = {}
+    with ThreadPoolExecutor(_WARM_AT_ONCE) as pool:
+        asked = {name: pool.submit(_start, name, plan, work, running) for name in plan.contenders}
+        try:
+            for course in plan.courses:
+                prepare(course.fleet)
+            for name, started in asked.items():
+                absent |= _why_absent(name, started)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            _end(running)  # or their answers would be waited for
+            raise
+    return absent
+
+
+def _why_absent(name: str, started: Future[None]) -> dict[str, str]:
+    try:
+        started.result()
+    except DidNotFinish:
+        return {name: f"did not warm up in {courses.WARMING_LIMIT_S} s"}
+    except FleetError as error:
+        if name != flink_peer.NAME:
+            raise
+        return {name: f"absent: {error}"}
+    return {}
+
+
+def _start(name: str, plan: Plan, work: Path, running: dict[str, Warm]) -> None:
+    """Start a contender's process and warm it up; it is in ``running`` before it has to answer, to be ended with the rest."""
+    running[name] = Warm(name, work / name, plan.limit_s)
+    try:
+        running[name].run(prepare(courses.WARMING), "warming", courses.WARMING_LIMIT_S)
+    except (DidNotFinish, FleetError):
+        running.pop(name).end()
+        raise
+
+
+def _end(running: dict[str, Warm]) -> None:
+    for warm in list(running.values()):
+        warm.end()
 
 
 def _status(shown: Console, text: str) -> AbstractContextManager[Any]:
@@ -115,17 +174,12 @@ def _round(
         if name in out_of_it:
             continue
         try:
-            if name not in running:
-                running[name] = Warm(name, work / name, plan.limit_s)
-                running[name].run(prepare(courses.WARMING), "warming", courses.WARMING_LIMIT_S)
+            if name not in running:  # one that did not finish another course
+                _start(name, plan, work, running)
             found[name] = running[name].run(source, f"round{number}")
         except DidNotFinish:
             found[name] = f"did not finish in {plan.limit_s:.0f} s"
-            del running[name]
-        except FleetError as error:
-            if name != flink_peer.NAME or name in running:
-                raise
-            found[name] = f"absent: {error}"
+            running.pop(name, None)
     return found
 
 
@@ -134,8 +188,10 @@ def _require_equal(found: dict[str, Run], source: Input, number: int) -> None:
         raise FleetError(f"the contenders disagree in round {number} over {source.fleet}\n{said}")
 
 
-def figures(course: Course, name: str, runs: dict[tuple[int, str], list[Run]], place: int, note: str | None) -> dict[str, Any]:
-    """Return the row of a contender: medians over its runs."""
+def figures(
+    course: Course, name: str, runs: dict[tuple[int, str], list[Run]], place: int, note: str | None, *, compared: bool
+) -> dict[str, Any]:
+    """Return the row of a contender: medians over its runs; ``equal`` is not told where there was nothing to compare with."""
     mine, reference = runs.get((place, name), []), runs.get((place, REFERENCE), [])
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     row |= {"contender": name, "devices": course.fleet.devices, "active": round(1 / course.fleet.one_in, 3), "note": note}
@@ -151,7 +207,7 @@ def figures(course: Course, name: str, runs: dict[tuple[int, str], list[Run]], p
         "batch_p95_ms": round(quantiles(batch_ms, n=20, method="inclusive")[-1]) if len(batch_ms) > 1 else None,
         "checkpoint_bytes_per_device": round(checkpoint, 1) or None,
         "peak_rss_mb": round(max(run.peak_bytes for run in mine) / 1e6),
-        "equal": True,
+        "equal": True if compared else None,
     }
     if reference:
         row["ratio"] = round(per_cpu_s / max(run.messages / run.cpu_s for run in reference), 3)
@@ -159,17 +215,16 @@ def figures(course: Course, name: str, runs: dict[tuple[int, str], list[Run]], p
 
 
 def flatness(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Say of each contender how its cost per message at the greatest size compares with that at the smallest."""
+    """Say of each contender how far apart the sizes are by what a message costs them."""
     said: list[str] = []
     for name in dict.fromkeys(row["contender"] for row in rows):
-        mine = sorted(
-            (row for row in rows if row["contender"] == name and row["messages_per_cpu_s"]), key=lambda row: row["devices"]
-        )
+        mine = sorted((1e6 / row["messages_per_cpu_s"], row["devices"]) for row in rows
+                      if row["contender"] == name and row["messages_per_cpu_s"])  # fmt: skip
         if len(mine) > 1:
-            least, most = mine[0], mine[-1]
-            cost = least["messages_per_cpu_s"] / most["messages_per_cpu_s"]
+            (least, cheapest), (most, dearest) = mine[0], mine[-1]
             said.append(
-                f"{name}: a message costs {cost:.2f} times as much at {most['devices']:,} devices as at {least['devices']:,}"
+                f"{name}: a message costs {least:.2f} us of CPU at {cheapest:,} devices and {most:.2f} us at {dearest:,}: "
+                f"{most / least - 1:.0%} between them"
             )
     return said
 

@@ -22,7 +22,7 @@ import psutil
 from rich.console import Console
 
 from bench.load import LATENESS_MS, Load
-from bench.measure import resident_bytes, size_bytes
+from bench.measure import open_files, resident_bytes, size_bytes
 from cli.output import as_table, console
 from cli.processes import Run
 from fleetpulse.core.errors import FleetError
@@ -57,6 +57,7 @@ class Bound:
 
 BOUNDS: Final = (
     Bound("rss_bytes", 0.15, 128e6),  # the job's whole process tree
+    Bound("open_files", 0.10, 64),  # likewise, sockets among them
     Bound("state_rows", 0.10, 16),  # one a key group, and one a chunk of waiting rows
     Bound("state_bytes", 0.25, 2e6),  # RocksDB's files
     Bound("state_memory_bytes", 0.25, 16e6),  # RocksDB's memory
@@ -237,6 +238,7 @@ def _soak(asked: Plan, home: Home, shown: Console) -> Soak:
             found.feed(home, load, number)
             running.watch()
             found.note("rss_bytes", resident_bytes(tree))
+            found.note("open_files", open_files(tree))
             found.note("checkpoint_bytes", size_bytes(home.checkpoint))
             found.note("behind_ms", load.newest_ms(number) - said("received_at_ms"))
             time.sleep(max(0.0, next_s - time.monotonic()))

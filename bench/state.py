@@ -32,8 +32,10 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.lifecycle_query import start
 from fleetpulse.io.snapshot_table import find_snapshot, snapshots
 from fleetpulse.io.spark import Size
+from fleetpulse.io.stored_state import overview
 
-BAR: Final = 3.0
+BAR: Final = 3.0  # times the yardstick
+BYTES_BAR: Final = 64  # of state a device, with nothing waiting
 _DEVICES: Final = 1_000_000
 _QUICK: Final = 100_000
 _MESSAGES: Final = 2
@@ -87,6 +89,7 @@ def _measured(
     say("judging them")
     await_end(start(spark, home, None))
     work = Work(spark, home, say)
+    yield _size(spark, home)
     taken = snapshot.take(spark, home, None, say)
     if taken.devices < devices * _JUDGED:
         raise FleetError(f"{taken.devices:,} devices are in the state; there are {devices:,}")
@@ -119,6 +122,19 @@ def _measured(
             "peak_mb": round(warm.peak_mb),
             "checkpoint_mb": round(size_bytes(home.checkpoint) / 1e6, 1),
         }
+
+
+def _size(spark: SparkSession, home: Home) -> dict[str, Any]:
+    """Return how large the state is: values of the newest version, without what waits; and the checkpoint on disk."""
+    groups = overview(spark, home.checkpoint, stand(home.checkpoint).batch)
+    devices = sum(group.devices for group in groups)
+    return {
+        "what": "the state",
+        "devices": devices,
+        "bytes_a_device": round(sum(group.block_bytes for group in groups) / devices, 1),
+        "bar": BYTES_BAR,
+        "checkpoint_mb": round(size_bytes(home.checkpoint) / 1e6, 1),
+    }
 
 
 def _plain(spark: SparkSession, home: Home) -> None:

@@ -218,6 +218,7 @@ def lock(
 def bench_lifecycle(
     quick: Annotated[bool, typer.Option("--quick", help="This job and the reference alone, in five minutes.")] = False,
     small: Annotated[bool, typer.Option("--small", help="All contenders over a small fleet.")] = False,
+    python: Annotated[bool, typer.Option("--python", help="Beside Python called for each of 100,000 devices.")] = False,
     flat: Annotated[bool, typer.Option("--flat", help="Whether a message costs the same in fleets of all sizes.")] = False,
     json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
     only: Annotated[list[str] | None, typer.Option("--only", help="This contender; may be given again.")] = None,
@@ -226,9 +227,10 @@ def bench_lifecycle(
     """Run the lifecycle job beside its peers; results are compared row by row."""
     from bench.lifecycle import bench_lifecycle as run
 
-    chosen = [name for name, given in (("quick", quick), ("small", small), ("flat", flat)) if given]
+    plans = {"quick": quick, "small": small, "python": python, "flat": flat}
+    chosen = [name for name, given in plans.items() if given]
     if len(chosen) > 1:
-        raise Misuse("--quick, --small and --flat exclude each other")
+        raise Misuse("--quick, --small, --python and --flat exclude each other")
     run((chosen or ["full"])[0], json_lines=json_lines, only=only or (), devices=devices or ())
 
 
@@ -310,4 +312,4 @@ def _show_measured(measured: Iterable[dict[str, Any]], title: str, *, json_lines
     if json_lines:
         as_json(rows)
     else:
-        console().print(as_table(rows, list(rows[-1]), title))
+        console().print(as_table(rows, list(dict.fromkeys(name for row in rows for name in row)), title))

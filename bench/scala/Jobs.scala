@@ -4,7 +4,7 @@ import org.apache.spark.sql.{DataFrame, Dataset, Encoder, Encoders, KeyValueGrou
 import org.apache.spark.sql.functions.col
 import org.apache.spark.sql.streaming._
 
-/** The reference: one state a device, kept by the JVM. Called from Python, see bench/jobs.py. */
+/** The reference: one state a device, kept by the JVM. Called from Python, see bench/contenders.py. */
 object Jobs {
   private implicit val key: Encoder[String] = Encoders.STRING
   private implicit val message: Encoder[Message] = Encoders.product[Message]

@@ -20,4 +20,6 @@ def test_the_state_does_not_grow_under_a_constant_load(tmp_path: Path) -> None:
     assert max(found.series["state_rows"][-6:]) <= 8 * KEY_GROUPS
     assert max(found.series["state_bytes"]) < 1_000 * load.devices
     assert load.devices <= median(found.series["devices"][-6:]) <= 1.2 * load.devices
+    third = len(memory := found.series["rss_bytes"]) // 3
+    assert median(memory[-third:]) < 1.5 * median(memory[third : 2 * third]), "a leak of each batch; the hour tells the rest"
     assert not list(tmp_path.iterdir())

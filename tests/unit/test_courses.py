@@ -1,0 +1,47 @@
+"""The benchmark of the job beside its peers: what is said of what was run, and sizes that cannot be generated."""
+
+from pathlib import Path
+
+import pytest
+
+from bench import courses
+from bench.generate import Fleet
+from bench.harness import Run
+from bench.lifecycle import figures, flatness
+from fleetpulse.core.errors import Misuse
+
+pytestmark = pytest.mark.unit
+
+
+def _run(messages: int, cpu_s: float) -> Run:
+    return Run(messages, cpu_s, cpu_s, [1_000, 2_000], 10**9, 10**6, Path())
+
+
+def test_a_contender_that_was_compared_with_nobody_is_not_said_to_be_equal() -> None:
+    [course, *_] = courses.PLANS[courses.QUICK](()).courses
+    runs = {(0, courses.OURS): [_run(4_000_000, 2.0)], (0, courses.REFERENCE): [_run(4_000_000, 4.0), _run(4_000_000, 5.0)]}
+    alone = figures(course, courses.OURS, {(0, courses.OURS): runs[0, courses.OURS]}, 0, None, compared=False)
+    assert (alone["equal"], alone["ratio"]) == (None, None)
+    beside = figures(course, courses.OURS, runs, 0, None, compared=True)
+    assert (beside["equal"], beside["ratio"]) == (True, 2.0), "to the reference's best round"
+    absent = figures(course, courses.OURS, runs, 0, "did not finish in 600 s", compared=True)
+    assert (absent["equal"], absent["messages_per_cpu_s"]) == (None, None)
+
+
+def test_how_far_apart_sizes_are_is_between_the_cheapest_and_the_dearest() -> None:
+    costs = {10_000: 800_000, 100_000: 1_000_000, 1_000_000: 900_000}
+    rows = [{"contender": "ours", "devices": size, "messages_per_cpu_s": rate} for size, rate in costs.items()]
+    assert flatness(rows) == ["ours: a message costs 1.00 us of CPU at 100,000 devices and 1.25 us at 10,000: 25% between them"]
+
+
+@pytest.mark.parametrize(("plan", "devices"), [(courses.QUICK, 10), (courses.FLAT, 7_000_000), (courses.FLAT, 100)])
+def test_a_size_that_cannot_be_generated_is_refused(plan: str, devices: int) -> None:
+    with pytest.raises(Misuse, match="take another size"):
+        courses.PLANS[plan]([devices])
+
+
+def test_every_contender_takes_part_in_the_full_benchmark_at_the_smaller_size() -> None:
+    full = courses.PLANS[courses.FULL](())
+    assert {*full.contenders} == {*courses.ALL}
+    at_the_bar = [course for course in full.courses if course.fleet == Fleet(100_000, 12, batches=2)]
+    assert {*courses.PER_DEVICE, courses.OURS} <= {name for course in at_the_bar for name in course.contenders}
