@@ -229,7 +229,7 @@ STREAM_HEALTH: Final = Table(
         Column(
             "state_rows",
             "long",
-            "values in the state: a key group has one, and another while rows wait; timers are not counted",
+            "values in the state: a key group has two, and one more for each chunk of rows that wait; timers are not counted",
             required=True,
         ),
         Column("state_rows_updated", "long", "values written", required=True),

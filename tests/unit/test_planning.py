@@ -114,8 +114,9 @@ def test_a_month_out_snapshots_and_the_way_back_are_stored_as_well() -> None:
 def test_key_groups_are_of_four_to_thirty_two_thousand_devices_and_keep_every_partition_busy(devices: int) -> None:
     found = plan(Fleet(devices), FIGURES)
     least, most = DEVICES_A_GROUP
+    fewest = max(-(-devices // most), min(found.partitions, 2) if devices < least * found.partitions else found.partitions)
     assert found.devices_a_group <= most
-    assert found.devices_a_group >= least or devices < least * found.key_groups
+    assert fewest <= found.key_groups <= max(fewest + 3, fewest * 5 // 4)
     assert found.key_groups >= found.partitions or devices < least * found.partitions
     assert key_groups(devices, 2) <= key_groups(devices * 2, 2)
 
@@ -125,6 +126,7 @@ def test_key_groups_are_shared_more_evenly_than_the_fewest_would_be(devices: int
     fewest, found = max(-(-devices // DEVICES_A_GROUP[1]), 2), key_groups(devices, partitions)
     assert fewest <= found
     assert busiest(found, partitions) <= busiest(fewest, partitions)
+    assert (key_groups(10_000, 2), key_groups(1_000_000, 2)) == (5, 32)
     assert busiest(key_groups(100_000, 2), 2) == 1.0, "with the four that are the fewest one partition has three"
 
 
