@@ -28,6 +28,7 @@ from fleetpulse.core.tables import (
 )
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import compaction, delta, leftovers, tidying
+from fleetpulse.io.checkpoint import query_id
 from fleetpulse.io.counted import removing
 from fleetpulse.io.damage import open_table
 from fleetpulse.io.generations import checkpoint_of, left_over, load_generations
@@ -118,7 +119,7 @@ def maintain(
             if path.name in known:
                 yield from _join(path, dry_run=dry_run)
         for path in there:
-            yield from _delete(path, keep, wanted, now_s, dry_run=dry_run)
+            yield from _delete(home, path, keep, wanted, now_s, dry_run=dry_run)
         yield from _beside(home, keep, now_s, dry_run=dry_run)
 
 
@@ -331,7 +332,7 @@ def _thin_out(home: Home, keep: Keep, now_ms: int, *, dry_run: bool) -> Iterator
     yield Step(DEVICE_SNAPSHOTS.name, "delete", *tidying.remove_files(files, dry_run=dry_run), note=f"{len(kept)} snapshots stay")
 
 
-def _delete(table: Path, keep: Keep, wanted: list[Need], now_s: float, *, dry_run: bool) -> Iterator[Step]:
+def _delete(home: Home, table: Path, keep: Keep, wanted: list[Need], now_s: float, *, dry_run: bool) -> Iterator[Step]:
     """Delete files that were replaced, and old versions of the log."""
     snapshots, bronze = table.name == DEVICE_SNAPSHOTS.name, table.name == MESSAGES.name
     if not snapshots:
@@ -342,6 +343,8 @@ def _delete(table: Path, keep: Keep, wanted: list[Need], now_s: float, *, dry_ru
     if tidying.write_checkpoint(table, dry_run=dry_run):
         yield Step(table.name, "checkpoint")
     below = min(tidying.kept_versions(table, keep.device_snapshots_ms, int(now_s * 1000))) if snapshots else None
+    if table.name == JUDGEMENTS.name and (job := query_id(home.checkpoint)):
+        below = tidying.newest_by(table, job)
     spared = _StillRead(table, floor(wanted).version) if bronze else _none
     log = tidying.outdated_log(table, keep.replaced_ms, now_s, below, spared)
     if log:

@@ -145,9 +145,11 @@ def lifecycle(home: HomeOption, parent: ParentOption = None) -> None:
     """From bronze to judgements."""
     from cli.sizes import size_of
     from fleetpulse.settings import load_settings
-    from streaming.lifecycle import run_lifecycle
+    from streaming.lifecycle import Keep, run_lifecycle
 
-    run_lifecycle(Home(home), _begin(parent), load_settings(home).keep_stream_health, size_of(Home(home)))
+    settings = load_settings(home)
+    keep = Keep(settings.keep_stream_health, settings.keep_judgement_versions)
+    run_lifecycle(Home(home), _begin(parent), keep, size_of(Home(home)))
 
 
 @jobs.command("airflow")

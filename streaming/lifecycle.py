@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
@@ -10,25 +11,41 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from fleetpulse.columnar.warm import warm
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.tables import MESSAGES
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.io.lifecycle_query import start
+from fleetpulse.io.making import is_making
 from fleetpulse.io.process import Stop, write_status
 from fleetpulse.io.spark import Size, spark_session
 from fleetpulse.io.stream_health import StreamHealth
+from fleetpulse.io.tidying import shorten_log
 
 _LOG: Final = structlog.get_logger("lifecycle")
 _WARM_LIMIT_S: Final = 60.0
+_SHORTEN_EVERY_S: Final = 60.0
 
 
-def run_lifecycle(home: Home, stop: Stop, health_kept_ms: int | None, size: Size) -> None:
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """For how long the job keeps what it has written, in milliseconds.
+
+    Attributes:
+        health_ms: the rows of `stream_health`; None for ever.
+        versions_ms: a version of `judgements` in the log, once a checkpoint holds all that it says.
+    """
+
+    health_ms: int | None
+    versions_ms: int
+
+
+def run_lifecycle(home: Home, stop: Stop, keep: Keep, size: Size) -> None:
     """Run the job of a home until stopped.
 
     Args:
         home: the home.
         stop: when to end.
-        health_kept_ms: how long the rows of `stream_health` are kept; None for ever.
+        keep: for how long what it has written is kept.
         size: what it may take of the machine.
 
     Raises:
@@ -43,26 +60,48 @@ def run_lifecycle(home: Home, stop: Stop, health_kept_ms: int | None, size: Size
         if stop.wait(0.5):
             return
     with home.state_held("the lifecycle job"):
-        _run(home, stop, health_kept_ms, size)
+        _run(home, stop, keep, size)
 
 
-def _run(home: Home, stop: Stop, health_kept_ms: int | None, size: Size) -> None:
+def _run(home: Home, stop: Stop, keep: Keep, size: Size) -> None:
     warming = threading.Thread(target=warm, name="warm", daemon=True)
     warming.start()  # while the JVM starts; the first batch's workers find it done instead of each doing it
     spark = spark_session("fleetpulse-lifecycle", local_dir=home.path / "spark", size=size)
     warming.join(_WARM_LIMIT_S)
-    health = StreamHealth(home, home.generation().number, health_kept_ms)
+    health = StreamHealth(home, home.generation().number, keep.health_ms)
     query = start(spark, home)
     health.follow(spark, query)
+    next_s = time.monotonic()
     try:
         while not stop.wait(0.3):
             if not query.isActive:
                 raise FleetError(f"the lifecycle job stopped by itself: {query.exception() or 'no reason given'}")
             write_status(home.run("lifecycle"), _status(home, query))
+            if time.monotonic() >= next_s:
+                shorten(home, str(query.id), keep.versions_ms)
+                next_s = time.monotonic() + _SHORTEN_EVERY_S
     finally:
         _finish(query)
         health.stop()
         spark.stop()
+
+
+def shorten(home: Home, query: str, kept_ms: int) -> None:
+    """Remove old versions from the log of `judgements`: the sink lists all that is there in each batch.
+
+    Not while a generation is made: a canary reads what the running one has committed since it began.
+
+    Args:
+        home: whose.
+        query: the id of the query that writes.
+        kept_ms: for how long a version stays once a checkpoint holds all that it says.
+    """
+    if is_making(home):
+        return
+    try:
+        shorten_log(home.table(JUDGEMENTS.name), query, kept_ms, time.time())
+    except OSError as error:
+        _LOG.warning("the log of judgements stays as long as it is", error=str(error))
 
 
 def _status(home: Home, query: StreamingQuery) -> dict[str, Any]:

@@ -26,11 +26,22 @@ class DeltaLog:
         self.log = table / "_delta_log"
         self._pieces: dict[int, list[Piece]] = {}
         self._looked_at = -1
+        self._newest = -1
 
     def latest(self) -> int:
-        """Return the newest version; -1 where there is none."""
-        versions = [int(path.stem) for path in self.log.glob("*.json") if path.stem.isdecimal()]
-        return max(versions, default=-1)
+        """Return the newest version; -1 where there is none.
+
+        It goes on from the one that was found last: a day leaves a hundred thousand commits, too many to be listed at each look.
+        """
+        if self._newest < 0 or not self._commit_of(self._newest).exists():
+            versions = (int(path.stem) for path in self.log.glob("*.json") if path.stem.isdecimal())
+            self._newest = max(versions, default=-1)
+        while self._commit_of(self._newest + 1).exists():
+            self._newest += 1
+        return self._newest
+
+    def _commit_of(self, version: int) -> Path:
+        return self.log / f"{version:020d}.json"
 
     def appended(self, version: int) -> list[tuple[str, int]]:
         """Return path and number of rows of each file that a version appended.
@@ -41,7 +52,7 @@ class DeltaLog:
             FleetError: the version is no longer in the log.
         """
         try:
-            actions = actions_of(self.log / f"{version:020d}.json")
+            actions = actions_of(self._commit_of(version))
         except FileNotFoundError:
             raise FleetError(
                 f"version {version} of {self.table.name} is gone from its log, and has not been judged; "

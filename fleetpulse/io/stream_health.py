@@ -27,7 +27,7 @@ from fleetpulse.core.machine import Mode
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
-from fleetpulse.io.delta_log import actions_of
+from fleetpulse.io.delta_log import DeltaLog, actions_of
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
 
@@ -79,8 +79,8 @@ class Commits:
         """
         if self._of_group is None:
             self._of_group = self._newest_summaries()
-        while (log := self.path / "_delta_log" / f"{self.next:020d}.json").exists():
-            actions = actions_of(log)
+        while self._commit().exists() or self._go_on():
+            actions = actions_of(self._commit())
             batches = [one["txn"]["version"] for one in actions if one.get("txn", {}).get("appId") == query_id]
             if batches and batches[0] > batch_id:
                 return None
@@ -91,6 +91,16 @@ class Commits:
                 if batches[0] == batch_id:
                     return _by_kind(added)
         return None
+
+    def _commit(self) -> Path:
+        return self.path / "_delta_log" / f"{self.next:020d}.json"
+
+    def _go_on(self) -> bool:
+        """Go on with the newest version where the next one was cleared from the log while nobody looked; whether there is one."""
+        newest = DeltaLog(self.path).latest()
+        if newest >= self.next and not self._commit().exists():
+            self.next, self._of_group = newest, self._newest_summaries()
+        return newest >= self.next
 
     def devices(self) -> dict[str, int] | None:
         """Return devices by mode, as the newest summary of each key group says; None before the first."""

@@ -19,6 +19,7 @@ from fleetpulse.core.times import format_instant
 from fleetpulse.io.beside_spark import commit_for_good
 from fleetpulse.io.commits import leave_checkpoint
 from fleetpulse.io.damage import open_table
+from fleetpulse.io.delta_log import actions_of
 from fleetpulse.io.snapshot_table import note_of
 
 HOUR_MS: Final = 3_600_000
@@ -177,6 +178,34 @@ def outdated_log(
         if named is not None and int(named[1]) < max(checkpoints) and not (path.suffix == ".json" and spared(int(named[1]))):
             found.append((int(named[1]), path))
     return [path for _, path in sorted(found)]
+
+
+def newest_by(table: Path, writer: str) -> int | None:
+    """Return the newest version that a writer has said a number in; None where the log has none such.
+
+    A query that Spark runs makes its next commit behind that one, and must find there what others have put in between: a number
+    that was cleared looks free to it, and what it commits below a checkpoint nobody reads.
+    """
+    for path in sorted((table / "_delta_log").glob("*.json"), reverse=True):
+        if path.stem.isdecimal() and any(one["txn"]["appId"] == writer for one in actions_of(path) if "txn" in one):
+            return int(path.stem)
+    return None
+
+
+def shorten_log(table: Path, writer: str, kept_ms: int, now_s: float) -> int:
+    """Remove what lies below a checkpoint of some age from the log of a table that a running query writes to.
+
+    Args:
+        table: its folder.
+        writer: the query's id; what is newer than its last commit stays.
+        kept_ms: for how long a checkpoint has been there before what lies below it goes.
+        now_s: the time, as files have it.
+
+    Returns:
+        How many files went.
+    """
+    newest = newest_by(table, writer)
+    return 0 if newest is None else remove_files(outdated_log(table, kept_ms, now_s, newest))[0]
 
 
 def remove_files(paths: Iterable[Path], *, dry_run: bool = False) -> tuple[int, int]:

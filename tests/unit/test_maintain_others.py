@@ -190,6 +190,23 @@ def test_what_amendments_say_stays_as_long_as_transitions_do(home: Home) -> None
     assert {one["kind"]: one["n"] for one in left} == {"add": 2, "late": 1, "retract": 2, "transition": 2}
 
 
+def test_a_number_that_a_batch_may_commit_under_is_not_cleared_from_the_log_of_judgements(home: Home) -> None:
+    (home.checkpoint / "metadata").write_text('{"id": "query"}')
+    row = delta.to_table(JUDGEMENTS, [{"kind": "transition", "device_id": "a", "judged_at_ms": START}])
+    path = home.table(JUDGEMENTS.name)
+
+    def said(*writers: str) -> list[int]:
+        for writer in writers:
+            delta.append(home, JUDGEMENTS, row, writer, DeltaTable(str(path)).version() + 1)
+        run_maintain(home)
+        return sorted(int(one.stem) for one in (path / "_delta_log").glob("*.json") if one.stem.isdecimal())
+
+    made = DeltaTable(str(path)).version()
+    joined = made + 16  # the commit in which maintenance joins these files; a checkpoint follows
+    assert said("query", *["amend"] * 14) == [*range(joined + 1)], "a batch that began behind the query's commit may not be done"
+    assert said("query") == [joined, joined + 1]
+
+
 def test_snapshots_stay_one_a_day_and_each_that_stays_can_be_read(home: Home) -> None:
     path = home.table(DEVICE_SNAPSHOTS.name)
     shutil.rmtree(path)
