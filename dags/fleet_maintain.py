@@ -1,6 +1,6 @@
 """# Keep the home small
 
-**When**: every night, by itself, unless a run changes the state then; by hand when the disk fills.
+**When**: every hour, by itself, unless a run changes the state then; by hand when the disk fills.
 
 **What it changes**: joins small files, removes rows that are older than they are kept for (the settings `keep_...`), deletes
 files that nobody needs. The stream goes on. Then Airflow's own: rows of its database (runs, results, its log of events) and logs
@@ -26,7 +26,7 @@ from fleetpulse.orchestration.tidying import TidyAirflow
 def build(*, alarmed: bool = True) -> DAG:
     """Return the DAG."""
     with fleet_dag(
-        "fleet_maintain", __doc__, schedule="40 2 * * *", within=timedelta(hours=3), tags=["tables"], alarmed=alarmed
+        "fleet_maintain", __doc__, schedule="40 * * * *", within=timedelta(hours=3), tags=["tables"], alarmed=alarmed
     ) as made:
         maintain = Recurring(
             task_id="maintain",
