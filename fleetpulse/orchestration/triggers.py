@@ -1,7 +1,7 @@
 """Triggers: what the triggerer waits for without a slot, a Java machine or a Spark session.
 
 Rule 1: a look costs a few milliseconds and happens in a thread; between two looks nothing is held.
-Rule 2: a watcher writes down how far it has come after it has handed its event on, so that after a restart it goes on there:
+Rule 2: a watcher writes down how far it has come, and what it has not yet handed on, so that after a restart it goes on there:
 an event may come twice, and none is lost.
 Rule 3: a watcher says at most one thing in ``least_s``: what came meanwhile is in its next event.
 """
@@ -12,7 +12,7 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
@@ -116,22 +116,23 @@ class DeltaLogWatch(BaseEventTrigger):
 
         With a home it says how far the job has judged as well, see `judged_of`.
         """
-        note = Path(self.notes) / f"watch-{self.name}.json"
-        seen, told_s = await asyncio.to_thread(_position, note)
-        if seen is None:
-            seen = await asyncio.to_thread(_newest, Path(self.table))  # what was there before anybody watched is no news
-            await asyncio.to_thread(_note, note, seen, told_s)
-        while True:
-            if time.time() - told_s >= self.least_s:
-                newest, rows = await asyncio.to_thread(_since, Path(self.table), seen, self.part)
-                if rows:
-                    said = {"table": Path(self.table).name, "from_version": seen, "version": newest, "rows": rows}
-                    judged = await asyncio.to_thread(judged_of, Path(self.home)) if self.home else {}
-                    yield TriggerEvent({**said, **judged})
-                    told_s = time.time()
-                if newest != seen:
-                    seen = newest
-                    await asyncio.to_thread(_note, note, seen, told_s)
+        note, table = Path(self.notes) / f"watch-{self.name}.json", Path(self.table)
+        at = await asyncio.to_thread(_position, note)
+        if at is None:
+            newest = await asyncio.to_thread(_newest, table)  # what was there before anybody watched is no news
+            at = _Position(newest, newest, 0, 0.0)
+            await asyncio.to_thread(_note, note, at)
+        while True:  # each look reads on, also where nothing may be said: a log keeps its versions for minutes
+            newest, rows = await asyncio.to_thread(_since, table, at.version, self.part)
+            if newest != at.version:
+                at = _Position(newest, at.from_version if at.rows or rows else newest, at.rows + rows, at.told_s)
+                await asyncio.to_thread(_note, note, at)
+            if at.rows and time.time() - at.told_s >= self.least_s:
+                said = {"table": table.name, "from_version": at.from_version, "version": at.version, "rows": at.rows}
+                judged = await asyncio.to_thread(judged_of, Path(self.home)) if self.home else {}
+                yield TriggerEvent({**said, **judged})
+                at = _Position(at.version, at.version, 0, time.time())
+                await asyncio.to_thread(_note, note, at)
             await asyncio.sleep(self.every_s)
 
 
@@ -226,18 +227,35 @@ def frontier_of(home: str) -> int | None:
     return None if frontier is None else opened.deployment().said_through_ms(frontier)
 
 
-def _position(note: Path) -> tuple[int | None, float]:
+class _Position(NamedTuple):
+    """How far a watcher of a log has come.
+
+    Attributes:
+        version: the newest that it has read.
+        from_version: the newest that it has told of.
+        rows: of those between, not told of yet.
+        told_s: when it told last, in seconds of the epoch.
+    """
+
+    version: int
+    from_version: int
+    rows: int
+    told_s: float
+
+
+def _position(note: Path) -> _Position | None:
     try:
         found = json.loads(note.read_text())
-        return int(found["version"]), float(found["told_s"])
+        version = int(found["version"])
+        return _Position(version, int(found.get("from_version", version)), int(found.get("rows", 0)), float(found["told_s"]))
     except (OSError, ValueError, KeyError, TypeError):
-        return None, 0.0
+        return None
 
 
-def _note(note: Path, version: int, told_s: float) -> None:
+def _note(note: Path, at: _Position) -> None:
     note.parent.mkdir(parents=True, exist_ok=True)
     fresh = note.with_name(f".{note.name}.new")
-    fresh.write_text(json.dumps({"version": version, "told_s": told_s}))
+    fresh.write_text(json.dumps(at._asdict()))
     fresh.replace(note)
 
 

@@ -154,6 +154,26 @@ def test_events_of_a_log_are_not_more_frequent_than_allowed_even_over_a_restart(
     assert asyncio.run(course()) == [True, 1, True, 2]
 
 
+def test_a_log_that_is_cleared_while_nothing_may_be_said_makes_no_event(tmp_path: Path, watch: Any) -> None:
+    append(tmp_path, rows(1))
+    log = tmp_path / "table" / "_delta_log"
+
+    async def course() -> list[Any]:
+        said: list[Any] = [await nothing(watch())]
+        append(tmp_path, rows(1))
+        said.append((await first(watch()))["rows"])
+        for _ in range(3):
+            append(tmp_path, rows(1, "transition"))
+        said.append(await nothing(watch(least_s=600.0, part="kind=late")))
+        for version in range(4):
+            (log / f"{version:020d}.json").unlink()
+        said.append(await nothing(watch(least_s=600.0, part="kind=late")))
+        said.append(await nothing(watch(part="kind=late")))
+        return said
+
+    assert asyncio.run(course()) == [True, 1, True, True, True]
+
+
 def test_a_table_that_is_not_there_yet_is_waited_for(tmp_path: Path, watch: Any) -> None:
     async def course() -> list[Any]:
         said: list[Any] = [await nothing(watch())]
