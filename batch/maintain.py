@@ -28,7 +28,6 @@ from fleetpulse.core.tables import (
 )
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import compaction, delta, leftovers, tidying
-from fleetpulse.io.checkpoint import query_id
 from fleetpulse.io.counted import removing
 from fleetpulse.io.damage import open_table
 from fleetpulse.io.generations import checkpoint_of, left_over, load_generations
@@ -36,7 +35,7 @@ from fleetpulse.io.history import FOLDER
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms, promise
 from fleetpulse.io.making import keeping_makers_out, maintaining
-from fleetpulse.io.needs import Need, floor, needs
+from fleetpulse.io.needs import Need, floor, judged_through, needs
 from fleetpulse.ops.beginnings import CAME_LATE, DONE, LATE
 
 _AHEAD_MS: Final = 3_600_000  # rows land while it works, and clocks differ a little: that is not worth a word
@@ -44,6 +43,7 @@ _WAYS_BACK: Final = 1  # generations that no longer run and stay, however old
 _BUSY: Final = "left for the next time: others were writing"
 _COMMITTED_MS: Final = 600_000  # landing makes one in milliseconds, beside this
 _OURS_ASIDE: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
+_REPLACED_MS: Final = {JUDGEMENTS.name: tidying.HOUR_MS}  # each batch reads what was replaced for as long as the log tells of it
 _SUMMARIES: Final = f"kind = '{Verdict.SUMMARY.value}'"
 _OF_MESSAGES: Final = tuple(kind for kind in Verdict if kind not in (Verdict.TRANSITION, Verdict.SUMMARY, *AMENDMENTS))
 
@@ -336,15 +336,15 @@ def _delete(home: Home, table: Path, keep: Keep, wanted: list[Need], now_s: floa
     """Delete files that were replaced, and old versions of the log."""
     snapshots, bronze = table.name == DEVICE_SNAPSHOTS.name, table.name == MESSAGES.name
     if not snapshots:
-        files = tidying.unneeded(table, keep.replaced_ms)
+        files = tidying.unneeded(table, min(keep.replaced_ms, _REPLACED_MS.get(table.name, keep.replaced_ms)))
         if files:
             count, size = tidying.remove_files(files, dry_run=dry_run)
             yield Step(table.name, "delete", count, size, note="files that others replaced, or nobody committed")
     if tidying.write_checkpoint(table, dry_run=dry_run):
         yield Step(table.name, "checkpoint")
     below = min(tidying.kept_versions(table, keep.device_snapshots_ms, int(now_s * 1000))) if snapshots else None
-    if table.name == JUDGEMENTS.name and (job := query_id(home.checkpoint)):
-        below = tidying.newest_by(table, job)
+    if table.name == JUDGEMENTS.name:
+        below = judged_through(home)
     spared = _StillRead(table, floor(wanted).version) if bronze else _none
     log = tidying.outdated_log(table, keep.replaced_ms, now_s, below, spared)
     if log:

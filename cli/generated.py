@@ -85,8 +85,12 @@ def settings() -> str:
     meanings = dict(re.findall(r"^    (\w+): (.*(?:\n        .*)*)", declared, re.MULTILINE))
     for name, field in Settings.model_fields.items():
         meaning = " ".join(meanings[name].replace("``", "`").split())
-        text += f"| `{name}` | `FLEET_{name.upper()}` | `{field.default}` | {meaning} |\n"
+        text += f"| `{name}` | `FLEET_{name.upper()}` | {_default_of(field.default)} | {meaning} |\n"
     return text
+
+
+def _default_of(value: object) -> str:
+    return "none" if value == "" else f"`{value}`"
 
 
 def dags() -> str:

@@ -160,7 +160,8 @@ class Settings(BaseSettings):
         stale_after: for how long the lifecycle job may judge nothing of what waits, or no bridge may say a word, before ``fleet
             stream supervise`` calls it stale.
         keep_messages: how long ``fleet maintain`` keeps messages, counted back from the newest one (from now where that lies
-            ahead); at least a day, or ``forever``, like each of the next. Our own rows (registry, policies, gaps, commands) stay.
+            ahead); at least a day, or ``forever``, like each down to ``keep_quality``. Our own rows (registry, policies, gaps,
+            commands) stay.
         keep_quarantine: how long it keeps what could not be decoded.
         keep_stream_health: how long the figures of batches are kept, by it and by the lifecycle job.
         keep_summaries: how long it keeps summaries among the judgements, but for each key group's newest.
@@ -173,11 +174,12 @@ class Settings(BaseSettings):
         keep_quality: how long it keeps what came of the looks at the data, in ``quality_results`` and ``quality_failures``.
         keep_quality_runs: of how many looks at the data the results and pages below ``quality`` are kept; with Airflow there are
             three an hour, and each reads all that are kept for the first page: 10 s of CPU with 200.
-        keep_replaced: for how long it leaves files that others have replaced, and the log's old versions, to whoever is
-            reading them.
+        keep_replaced: for how long it leaves files that others have replaced, and the log's old versions, to whoever is reading
+            them; at least an hour.
         keep_judgement_versions: for how long the lifecycle job leaves a version of ``judgements`` in the log once a checkpoint
-            holds all that it says; at most for ``keep_replaced``. Who reads the table version by version, as a stream of
-            their own does, needs what they have not read: an hour of it makes each batch a tenth of a second longer.
+            holds all that it says; at least a minute; ``fleet maintain`` clears it after ``keep_replaced`` whatever stands here.
+            Who reads the table version by version, as a stream of their own does, needs what they have not read: an hour of it
+            makes each batch a tenth of a second longer.
     """
 
     model_config = SettingsConfigDict(env_prefix="FLEET_", frozen=True, extra="forbid", validate_default=True)

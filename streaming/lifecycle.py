@@ -15,7 +15,7 @@ from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.io.lifecycle_query import start
-from fleetpulse.io.making import is_making
+from fleetpulse.io.making import is_maintaining, is_making
 from fleetpulse.io.process import Stop, write_status
 from fleetpulse.io.spark import Size, spark_session
 from fleetpulse.io.stream_health import StreamHealth
@@ -89,18 +89,19 @@ def _run(home: Home, stop: Stop, keep: Keep, size: Size) -> None:
 def shorten(home: Home, query: str, kept_ms: int) -> None:
     """Remove old versions from the log of `judgements`: the sink lists all that is there in each batch.
 
-    Not while a generation is made: a canary reads what the running one has committed since it began.
+    Not while a generation is made, or the home is maintained: a canary reads what the running one has committed since it began,
+    and who joins files what others have committed meanwhile.
 
     Args:
         home: whose.
         query: the id of the query that writes.
         kept_ms: for how long a version stays once a checkpoint holds all that it says.
     """
-    if is_making(home):
+    if is_making(home) or is_maintaining(home):
         return
     try:
         shorten_log(home.table(JUDGEMENTS.name), query, kept_ms, time.time())
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a commit that was cut off is for Spark to name
         _LOG.warning("the log of judgements stays as long as it is", error=str(error))
 
 

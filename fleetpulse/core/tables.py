@@ -186,7 +186,8 @@ JUDGEMENTS: Final = Table(
         ),
     ),
     ("kind",),
-    (("delta.dataSkippingNumIndexedCols", str(INDEXED_COLUMNS)),),
+    # What was replaced is part of the state that each batch makes anew, for as long as the log tells of it.
+    (("delta.dataSkippingNumIndexedCols", str(INDEXED_COLUMNS)), ("delta.deletedFileRetentionDuration", "interval 3 hours")),
     written_by_spark=True,
 )
 
@@ -255,7 +256,7 @@ STREAM_HEALTH: Final = Table(
         Column("rocksdb_cache_misses", "long", "block reads that the cache did not have"),
         Column("source_offset", "string", "JSON: where the batch ended in bronze"),
     ),
-    properties=(("delta.logRetentionDuration", "interval 1 days"),),
+    properties=(("delta.logRetentionDuration", "interval 1 days"), ("delta.deletedFileRetentionDuration", "interval 3 hours")),
 )
 
 DEVICE_SNAPSHOTS: Final = Table(

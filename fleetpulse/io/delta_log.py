@@ -88,7 +88,7 @@ class DeltaLog:
             changed = (self.table / FOLDER).stat().st_mtime_ns
         except FileNotFoundError:
             return {}
-        if changed != self._looked_at:  # asked several times a second, changed once a day
+        if changed != self._looked_at:  # asked several times a second, changed once an hour
             self._pieces, self._looked_at = pieces(self.table), changed
         return self._pieces
 

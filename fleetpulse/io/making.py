@@ -99,5 +99,10 @@ def is_making(home: Home) -> bool:
     return holder(_making(home)) is not None
 
 
+def is_maintaining(home: Home) -> bool:
+    """Whether somebody maintains the home now, or makes a generation or a snapshot meanwhile."""
+    return holder(home.path / MAINTAIN_LOCK) is not None
+
+
 def _making(home: Home) -> Path:
     return home.lifecycle / "making"

@@ -1,4 +1,4 @@
-"""Who may still read bronze on from where: what maintenance asks before it puts together, removes or forgets a version.
+"""Who may still read a table on from where: what maintenance asks before it puts together, removes or forgets a version.
 
 Rule 1: whoever may read on from a version of bronze has a `Need` here, and nowhere else; what has none may be gone tomorrow.
 Rule 2: a need that cannot be read is an error: nothing is removed by guessing.
@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.checkpoint import committed
+from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.io.checkpoint import committed, query_id
 from fleetpulse.io.generations import DISCARDED, NEW, PRUNED, RETIRED, checkpoint_of, load_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.making import is_making
 from fleetpulse.io.snapshot_table import snapshots
+from fleetpulse.io.tidying import newest_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,22 @@ def needs(home: Home) -> list[Need]:
     """
     found = sorted((need for source in SOURCES for need in source(home)), key=lambda need: need.version)
     return found if any(need.by_version for need in found) else [Need("a job that has not begun", 0, by_version=True), *found]
+
+
+def judged_through(home: Home) -> int | None:
+    """Return the newest version of `judgements` that the job has committed: the log of what came after it stays, see `newest_by`.
+
+    Returns:
+        The version; -1 where the job has committed none, or it is not known which job it is; None where there is no job.
+    """
+    try:
+        job = query_id(home.checkpoint)
+    except FleetError:
+        return -1
+    if job is None:
+        return None
+    newest = newest_by(home.table(JUDGEMENTS.name), job)
+    return -1 if newest is None else newest
 
 
 def floor(found: Iterable[Need]) -> Need:

@@ -183,7 +183,7 @@ def outdated_log(
 def newest_by(table: Path, writer: str) -> int | None:
     """Return the newest version that a writer has said a number in; None where the log has none such.
 
-    A query that Spark runs makes its next commit behind that one, and must find there what others have put in between: a number
+    A query that Spark runs makes its next commit after that one, and must find what others have committed in between: a number
     that was cleared looks free to it, and what it commits below a checkpoint nobody reads.
     """
     for path in sorted((table / "_delta_log").glob("*.json"), reverse=True):

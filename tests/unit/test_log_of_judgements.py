@@ -13,7 +13,7 @@ from fleetpulse.io import delta
 from fleetpulse.io.commits import leave_checkpoint
 from fleetpulse.io.delta_log import DeltaLog
 from fleetpulse.io.home import Home
-from fleetpulse.io.making import making
+from fleetpulse.io.making import maintaining, making
 from fleetpulse.io.stream_health import Commits
 from fleetpulse.io.tidying import newest_by, outdated_log, shorten_log
 from streaming.lifecycle import shorten
@@ -81,14 +81,15 @@ def test_what_others_have_put_in_behind_the_querys_last_commit_stays(home: Home)
     assert _commits(home) == [10, 11]
 
 
-def test_nothing_goes_while_a_generation_is_made(home: Home) -> None:
+def test_nothing_goes_while_a_generation_is_made_or_the_home_is_maintained(home: Home) -> None:
     for batch in range(1, 6):
         _say(home, batch)
     leave_checkpoint(home.table(JUDGEMENTS.name))
     _age(home, 3600)
-    with making(home, "a canary", lambda _: None):
-        shorten(home, "query", MINUTE_MS)
-        assert _commits(home) == [0, 1, 2, 3, 4, 5]
+    for busy in (making(home, "a canary", lambda _: None), maintaining(home, lambda _: None)):
+        with busy:
+            shorten(home, "query", MINUTE_MS)
+            assert _commits(home) == [0, 1, 2, 3, 4, 5]
     shorten(home, "query", MINUTE_MS)
     assert _commits(home) == [5]
 
@@ -101,6 +102,14 @@ def test_a_disk_that_refuses_is_said_and_ends_nothing(home: Home, monkeypatch: p
     with capture_logs() as logged:
         shorten(home, "query", MINUTE_MS)
     assert [(one["event"], one["error"]) for one in logged] == [("the log of judgements stays as long as it is", "read-only")]
+
+
+@pytest.mark.parametrize("content", [b'{"txn": {"appId"', b"\0" * 40, b"\xff\xfe"])
+def test_a_commit_that_was_cut_off_ends_nothing(home: Home, content: bytes) -> None:
+    (home.table(JUDGEMENTS.name) / "_delta_log" / f"{1:020d}.json").write_bytes(content)
+    with capture_logs() as logged:
+        shorten(home, "query", MINUTE_MS)
+    assert [one["event"] for one in logged] == ["the log of judgements stays as long as it is"]
 
 
 def test_figures_go_on_where_the_log_was_cleared_while_nobody_looked(home: Home) -> None:

@@ -205,6 +205,10 @@ def test_a_number_that_a_batch_may_commit_under_is_not_cleared_from_the_log_of_j
     joined = made + 16  # the commit in which maintenance joins these files; a checkpoint follows
     assert said("query", *["amend"] * 14) == [*range(joined + 1)], "a batch that began behind the query's commit may not be done"
     assert said("query") == [joined, joined + 1]
+    for metadata in ('{"id": "one that has not committed yet"}', "cut off"):
+        (home.checkpoint / "metadata").write_text(metadata)
+        before = said()
+        assert said(*["amend"] * 12)[: len(before)] == before
 
 
 def test_snapshots_stay_one_a_day_and_each_that_stays_can_be_read(home: Home) -> None:
