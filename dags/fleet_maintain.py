@@ -3,8 +3,7 @@
 **When**: every hour, by itself, unless a run changes the state then; by hand when the disk fills.
 
 **What it changes**: joins small files, removes rows that are older than they are kept for (the settings `keep_...`), deletes
-files that nobody needs. The stream goes on. Then Airflow's own: rows of its database (runs, results, its log of events) and logs
-of tasks that are older than `keep_logs`.
+files that nobody needs. The stream goes on. Airflow's own is for `fleet_tidy`.
 
 **Red** means: the command refused or died; the first line says why. Given again, it goes on where it stopped.
 
@@ -14,13 +13,12 @@ would go of the home.
 
 from datetime import timedelta
 
-from airflow.sdk import DAG, chain
+from airflow.sdk import DAG
 
 from fleetpulse.orchestration.assets import COVERAGE, DEVICES, JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
 from fleetpulse.orchestration.factory import fleet_dag
 from fleetpulse.orchestration.operators import Recurring
-from fleetpulse.orchestration.pools import HEAVY_POOL, STATE_POOL
-from fleetpulse.orchestration.tidying import TidyAirflow
+from fleetpulse.orchestration.pools import STATE_POOL
 
 
 def build(*, alarmed: bool = True) -> DAG:
@@ -28,7 +26,7 @@ def build(*, alarmed: bool = True) -> DAG:
     with fleet_dag(
         "fleet_maintain", __doc__, schedule="40 * * * *", within=timedelta(hours=3), tags=["tables"], alarmed=alarmed
     ) as made:
-        maintain = Recurring(
+        Recurring(
             task_id="maintain",
             words=["maintain", "--json"],
             gives="rows",
@@ -36,7 +34,6 @@ def build(*, alarmed: bool = True) -> DAG:
             execution_timeout=timedelta(hours=2),
             outlets=[MESSAGES, QUARANTINE, COVERAGE, DEVICES, JUDGEMENTS, STREAM_HEALTH],
         )
-        chain(maintain, TidyAirflow(task_id="tidy", pool=HEAVY_POOL))
     return made
 
 
