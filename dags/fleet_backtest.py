@@ -4,7 +4,7 @@
 history of many millions of rows: it is judged where the connection `spark_default` says.
 
 **What it does**: judges what was received under both policies and compares. Nothing is changed. The figures are the result of the
-task `backtest`, which is linked with a page of charts (*Report*).
+task `backtest`, which is linked with a page of charts (*Report*); with `spark` that page is the result.
 
 **Red** means: the policy has faults, or the range is not kept; the first line says which.
 

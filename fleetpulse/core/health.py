@@ -17,7 +17,7 @@ What Spark 4.2 reports for transformWithState in Python was looked at in a real 
   rocksdbCommitCompactLatency``. The first two stay 0 in Python (SPARK-49603): devices leave within the fold, which is one
   write of their key group; what remains to be cleaned up is what compaction drops.
 
-Source: issue 4; docs/state-store.md
+Source: docs/state-store.md
 """
 
 import json

@@ -11,7 +11,7 @@ from fleetpulse.core.times import parse_instant_ms
 from tests.histories import recorded_progress
 
 GB = 1_000_000_000
-BOUNDS = {  # the second witness: as issue 4 has them
+BOUNDS = {  # the second witness: as operators know them
     "state size": (1 * GB, 5 * GB),
     "checkpoint": (10_000, 30_000),
     "state update": (10_000, 50_000),
