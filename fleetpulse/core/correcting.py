@@ -16,7 +16,8 @@ from fleetpulse.core.machine import HELD, Mode
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE
 from fleetpulse.core.state import Device
 
-_WHOLE: Final = range(2**63)
+_WHOLE: Final = range(2**53)  # instants, durations and counts: sums of some still fit into 64 bits
+_SEQ: Final = range(2**63)  # as devices may send it
 _SINCE: Final = {"quiet_covered_ms": "quiet_for_ms", "death_covered_ms": "dead_for_ms"}  # covered time, and how it is told
 _LISTS: Final = ("error_times_ms", "codes", "progress", "progress_of")
 
@@ -65,10 +66,10 @@ def corrected(device_id: str, told: Any, covered_ms: int) -> Device | None:
         return None
     values: Mapping[str, Any] = cast("Mapping[str, Any]", told) if isinstance(told, Mapping) else {}
     wrong = sorted({*_CHECKS} ^ {*values}) or [name for name, check in _CHECKS.items() if not check(values[name])]
-    if wrong or len(values["progress"]) != max(0, len(values["progress_of"]) - 1):
-        raise ValueError(
-            f"a row that corrects carries a device as amend writes it; wrong: {', '.join(wrong)[:200] or 'progress'}"
-        )
+    if not wrong:
+        wrong = [name for name, torn in _TORN.items() if torn(values)]
+    if wrong:
+        raise ValueError(f"a row that corrects carries a device as amend writes it; wrong: {', '.join(wrong)[:200]}")
     read: dict[str, Any] = {name: values[name] for name in _CHECKS if name not in _SINCE.values()}
     read |= {name: tuple(values[name]) for name in _LISTS} | {"mode": Mode(values["mode"])}
     for name, since in _SINCE.items():
@@ -78,6 +79,10 @@ def corrected(device_id: str, told: Any, covered_ms: int) -> Device | None:
 
 def _whole(value: Any) -> bool:
     return type(value) is int and value in _WHOLE
+
+
+def _is_seq(value: Any) -> bool:
+    return type(value) is int and value in _SEQ
 
 
 def _text(value: Any) -> bool:
@@ -102,7 +107,8 @@ _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = MappingProxyType(
         **dict.fromkeys(("gateway", "boot"), _maybe(_text)),
         **dict.fromkeys(("life_ms", "quiet_since_ms", "quiet_for_ms", "mode_since_ms", "class_since_ms"), _whole),
         **dict.fromkeys(("transition_no", "reboots", "runtime_ms"), _whole),
-        **dict.fromkeys(("last_seen_ms", "seq", "death_ms", "dead_for_ms"), _maybe(_whole)),
+        **dict.fromkeys(("last_seen_ms", "death_ms", "dead_for_ms"), _maybe(_whole)),
+        "seq": _maybe(_is_seq),
         **dict.fromkeys(("degraded_until_ms", "flagged_until_ms", "held_until_ms"), _maybe(_whole)),
         "mode": lambda value: isinstance(value, str) and value in {mode.value for mode in Mode} - {Mode.FORGOTTEN.value},
         "gateway_died": lambda value: isinstance(value, bool),
@@ -110,6 +116,12 @@ _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = MappingProxyType(
         "codes": _several(_text, MAX_ERRORS),
         "progress": _several(_maybe(_whole), MAX_SEQUENCE - 1),
         "progress_of": _several(_text, MAX_SEQUENCE),
+    }
+)
+_TORN: Final[Mapping[str, Callable[[Mapping[str, Any]], bool]]] = MappingProxyType(  # values that say something together
+    {
+        "progress": lambda values: len(values["progress"]) != max(0, len(values["progress_of"]) - 1),
+        "dead_for_ms": lambda values: (values["death_ms"] is None) != (values["dead_for_ms"] is None),
     }
 )
 assert {*_CHECKS} - {*_SINCE.values()} | {*_SINCE} == {item.name for item in fields(Device)} - {"device_id"}, "all of it is told"

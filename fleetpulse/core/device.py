@@ -208,6 +208,10 @@ class Fold:
         except ValueError as fault:
             self._refuse(row, str(fault))
             return device
+        due = next_due(wanted, self.world) if wanted is not None else None
+        if due is not None and due[0] < at_ms:
+            self._refuse(row, "what is due of the device by now has not acted in what it is to be: amend again")
+            return device
         before = device.mode if device is not None else Mode.PROVISIONED
         after = wanted.mode if wanted is not None else Mode.FORGOTTEN
         about_it = wanted or device

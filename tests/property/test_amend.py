@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetpulse.core.amending import Beginning, Correction, amend, content, corrections, histories, shown
-from fleetpulse.core.correcting import alike
+from fleetpulse.core.correcting import alike, fingerprint, plain
 from fleetpulse.core.decoding import decode
 from fleetpulse.core.judgements import Judgement, Verdict, compared
 from fleetpulse.core.messages import Kind, Origin, Row, gateway_death
 from fleetpulse.core.replay import AMENDED, Deployment, Outcome, outcome, replay
-from tests.histories import START, any_own_row, any_policy, any_signal, as_the_bridge_says, choosing, row
+from tests.histories import START, any_own_row, any_policy, any_signal, as_the_bridge_says, choosing, row, signal, tick
 from tests.property.test_laws import DEPLOYMENTS, in_batches
 from tests.property.test_oracle import by_the_core, by_the_oracle
 
@@ -193,3 +193,29 @@ def test_what_was_amended_further_on_stands(rows: list[Row], cut: int, deploymen
         assert frontier_ms is not None
         assert all((one.event_time_ms or 0) <= frontier_ms for one in fresh)
         assert [one.amendment_no for one in fresh] == [len(said[device_id]) + place for place, _ in enumerate(fresh, 1)]
+
+
+_GREAT = st.sampled_from([0, 1, START, 2**53 - 1, 2**53, 2**63 - 1])
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["transition_no", "reboots", "runtime_ms", "quiet_for_ms", "quiet_since_ms", "seq", "death_ms"])
+        | st.sampled_from(["dead_for_ms", "last_seen_ms", "life_ms", "mode_since_ms", "degraded_until_ms", "flagged_until_ms"]),
+        _GREAT | st.none(),
+        min_size=1,
+        max_size=3,
+    ),
+    st.sampled_from(["online", "offline", "degraded", "maintenance"]),
+    st.lists(st.integers(0, 5), max_size=3),
+)
+def test_whatever_a_device_is_to_be_the_fold_goes_on_as_the_definition_does(
+    told: dict[str, int | None], mode: str, cuts: list[int]
+) -> None:
+    deployment = Deployment(30_000)
+    rows = [signal(0), tick(60)]
+    known = outcome(rows, deployment).devices["d"]
+    device = {**plain(known, 45_000), "mode": mode, **told}
+    correction = row(61, "fleet/_/d/correct", was=fingerprint(known, 45_000), device=device, effective_from_s=45)
+    rows += [correction, signal(70), signal(4_000, kind="error", code="x"), tick(4_100), signal(9_000), tick(9_999_999)]
+    assert in_batches(rows, cuts, deployment, 1) == compared(replay(rows, deployment))

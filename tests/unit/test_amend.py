@@ -326,6 +326,10 @@ def test_a_client_cannot_correct_a_device() -> None:
         {"mode": "gone"},
         "x",
         *({name: value} for name in ("mode", "seq", "codes") for value in (-1, "é\n", {})),
+        *({name: 2**63 - 1} for name in ("transition_no", "reboots", "runtime_ms", "quiet_for_ms", "held_until_ms")),
+        {"seq": 2**63},
+        {"death_ms": START + 9_000},  # without how long ago that is in covered time
+        {"quiet_for_ms": 7_200_000},  # silent for longer than it may be, and still online
     ],
 )
 def test_whatever_a_row_that_corrects_carries_the_fold_lives_on(device: Any) -> None:
