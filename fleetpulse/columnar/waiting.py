@@ -18,7 +18,7 @@ from fleetpulse.columnar.choosing import filtered, taken
 from fleetpulse.columnar.wire import from_wire, to_wire
 
 Read = Callable[[int], bytes]
-MOST: Final = 64  # chunks of signals, before some are joined
+MOST: Final = 64  # chunks of signals, and of other rows, before some are joined
 _LARGE: Final = 262_144  # rows of a chunk that is joined to no other
 _SPANS: Final = 8  # of a chunk in the allowed lateness, where batches are shorter than that
 
@@ -92,7 +92,7 @@ class Waiting:
     def join(
         self, through_ms: int | None, before: int, read: Callable[[int], bytes]
     ) -> tuple[list[tuple[int, bytes]], list[int]]:
-        """Join the smallest chunks of signals where there are many.
+        """Join the smallest chunks where there are many, of signals and of other rows.
 
         Args:
             through_ms: the frontier: what lies at or before it has been judged.
@@ -100,20 +100,25 @@ class Waiting:
             read: returns a chunk by its number.
 
         Returns:
-            The chunk to be kept, with its number, and the numbers of those that are in it; none of either where few wait.
+            The chunks to be kept, with their numbers, and the numbers of those that are in them; none of either where few wait.
         """
-        known = [chunk for chunk in self.chunks if chunk.signals and chunk.number < before and chunk.rows <= _LARGE]
-        if len(known) <= MOST:
-            return [], []
-        small = sorted(known, key=lambda chunk: (chunk.rows, chunk.number))[: MOST // 2]
-        whole = pa.concat_batches([from_wire(read(chunk.number)) for chunk in small])
-        if through_ms is not None:
-            whole = filtered(whole, whole["event_time_ms"].to_numpy() > through_ms)
-        event_ms, gone = whole["event_time_ms"].to_numpy(), [chunk.number for chunk in small]
-        joined = Chunk(self.written, int(event_ms.min()), int(event_ms.max()), whole.num_rows, signals=True)
-        self.chunks = [*(chunk for chunk in self.chunks if chunk.number not in gone), joined]
-        self.written += 1
-        return [(joined.number, to_wire(whole))], gone
+        kept: list[tuple[int, bytes]] = []
+        gone: set[int] = set()
+        for signals, read_from, written_by in ((True, from_wire, to_wire), (False, from_bytes, to_bytes)):
+            known = [one for one in self.chunks if one.signals is signals and one.number < before and one.rows <= _LARGE]
+            if len(known) <= MOST:
+                continue
+            small = {one.number for one in sorted(known, key=lambda chunk: (chunk.rows, chunk.number))[: MOST // 2]}
+            whole = pa.concat_batches([read_from(read(number)) for number in sorted(small)])
+            if through_ms is not None:
+                whole = filtered(whole, whole["event_time_ms"].to_numpy() > through_ms)
+            event_ms = whole["event_time_ms"].to_numpy()
+            joined = Chunk(self.written, int(event_ms.min()), int(event_ms.max()), whole.num_rows, signals)
+            self.chunks = [*(chunk for chunk in self.chunks if chunk.number not in small), joined]
+            self.written += 1
+            kept.append((joined.number, written_by(whole)))
+            gone |= small
+        return kept, sorted(gone)
 
     def take(
         self, after_ms: int | None, through_ms: int, read: Read
