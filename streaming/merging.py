@@ -141,14 +141,17 @@ def _told_how_far(parts: Sequence[Part], landed_ms: int | None, *, alone: bool =
     gaps = [_gaps(part) for part in parts]
     if not any(gaps):
         return list(parts)
-    instants = np.unique(np.concatenate([_received(part) for part in parts]))
+    received = np.concatenate([_received(part) for part in parts])
+    instants = received if alone else np.unique(received)  # of one bridge rows are in order; one before may share an instant
     told: list[Part] = []
+    first = 0
     for part, places in zip(parts, gaps, strict=True):
         payloads = part.rows["payload"].to_pylist() if places else []
         for at in places:
-            before = int(np.searchsorted(instants, _received(part)[at]))
+            before = first + at if alone else int(np.searchsorted(instants, _received(part)[at]))
             after_ms = int(instants[before - 1]) if before else landed_ms
             payloads[at] = _saying(payloads[at], after_ms, at_least=alone)
+        first += part.rows.num_rows
         told.append(replace(part, rows=_column(part, "payload", pa.array(payloads, pa.binary()))) if places else part)
     return told
 

@@ -4,6 +4,7 @@ import json
 from itertools import pairwise
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,6 +95,14 @@ def test_what_surfaces_behind_what_has_landed_is_lifted_and_keeps_its_order() ->
 
 def test_one_bridge_lands_as_it_was_read() -> None:
     assert stamps(merged([Backlog([part("a", 1, [5, 5]), part("a", 2, [5, 6])], more=True)], 9, 1)) == [5, 5, 5, 6]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_a_recorded_gap_says_the_instant_of_the_line_before_it_however_they_land(cut: int) -> None:
+    lines_before, gap = [part("a", 1, [10]), part("a", 2, [50])], part("a", 3, [50], gap=True)
+    landed_ms = [None, 10, 50][cut]
+    ready = merged([Backlog([*lines_before[cut:], gap])], landed_ms, 100)
+    assert json.loads(ready[-1].rows["payload"][0].as_py())["after"] == 50
 
 
 def test_a_gap_row_says_how_far_all_bridges_had_come() -> None:
