@@ -130,7 +130,7 @@ def backtest(
     """
     plan = planned(home, policy, from_ms, to_ms, spark=spark)
     question, slices = plan.question, slices_of(plan.pieces)
-    found = _on_spark(question, slices, home.key_groups(), say) if plan.on_spark else here(question, slices, say)
+    found = _on_spark(question, slices, home, say) if plan.on_spark else here(question, slices, say)
     end_ms = plan.end_ms(home, found.frontier_ms)
     return Answer(found, figures(found, policy.version, plan.begin_ms, end_ms, plan.rows))
 
@@ -182,18 +182,20 @@ def unpacked(blocks: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, list[Row]
         )
 
 
-def _on_spark(question: Question, slices: Sequence[Slice], key_groups: int, say: Say) -> Found:
+def _on_spark(question: Question, slices: Sequence[Slice], home: Home, say: Say) -> Found:
     do_with("pandas")  # Spark asks for it
     from fleetpulse.io.spark import Size, spark_session
+    from fleetpulse.settings import load_settings
 
+    size = Size(max(2, os.cpu_count() or 1), load_settings(home.path).heap)
     steps = Steps(say)
     with TemporaryDirectory(prefix="fleet-backtest-") as folder:
         steps("starting Spark")
-        session = spark_session("fleetpulse-backtest", local_dir=Path(folder), size=Size(max(2, os.cpu_count() or 1)))
+        session = spark_session("fleetpulse-backtest", local_dir=Path(folder), size=size)
         try:
             steps(f"judging on Spark, in {len(slices):,} slices")
             with watched(session, steps):
-                return on_spark(session, question, slices, key_groups)
+                return on_spark(session, question, slices, home.key_groups())
         finally:
             session.stop()
 
