@@ -29,6 +29,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.io import delta
+from fleetpulse.io.appending import Appender
 from fleetpulse.io.home import Home
 from fleetpulse.io.java import cache_dir
 
@@ -146,10 +147,10 @@ class Soak:
         """Take a sample."""
         self.series.setdefault(name, []).append(value)
 
-    def feed(self, home: Home, load: Load, number: int) -> None:
-        """Let a step of the load come in."""
+    def feed(self, home: Home, load: Load, number: int, appender: Appender) -> None:
+        """Let a step of the load come in, by an appender that is kept, as landing keeps one: its cost stays the same too."""
         rows = load.step(number)
-        delta.append(home, MESSAGES, rows, _WRITER, number + 1)
+        delta.append_of(home, MESSAGES, rows, {_WRITER: number + 1}, appender)
         self.messages += rows.num_rows
 
     def take_health(self, home: Home) -> None:
@@ -222,12 +223,13 @@ def _soak(asked: Plan, home: Home, shown: Console) -> Soak:
     found, load, number = Soak(), asked.load, 0
     for table in (MESSAGES, JUDGEMENTS):
         delta.create(home, table)
+    appender = Appender(home.table(MESSAGES.name))
     with home.locked("bench soak"), Run(home) as running, _status(shown, f"a load of {asked.minutes:g} minutes"):
 
         def said(name: str) -> int:
             return int(str(running.status("lifecycle").get(name) or 0))
 
-        found.feed(home, load, number)
+        found.feed(home, load, number, appender)
         job = running.start("lifecycle")
         running.await_that("the first batch", lambda: said("received_at_ms") >= load.newest_ms(0), _PATIENCE_S)
         assert job.pid is not None
@@ -235,7 +237,7 @@ def _soak(asked: Plan, home: Home, shown: Console) -> Soak:
         while time.monotonic() < ends_s or (said("batch") < asked.batches and time.monotonic() < ends_s + _PATIENCE_S):
             next_s = time.monotonic() + asked.period_s
             number += 1
-            found.feed(home, load, number)
+            found.feed(home, load, number, appender)
             running.watch()
             found.note("rss_bytes", resident_bytes(tree))
             found.note("open_files", open_files(tree))
