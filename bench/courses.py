@@ -109,12 +109,12 @@ def _small(devices: Sequence[int]) -> Plan:
 
 
 def _python(devices: Sequence[int]) -> Plan:
-    """Python called for each device beside this job, over a fleet of the bars' smaller size; one batch is measured."""
+    """Python called for each device beside this job, over a fleet of the bars' smaller size; a batch is measured, three times."""
     return Plan(tuple(_python_course(count) for count in devices or SIZES[:1]), limit_s=600)
 
 
 def _python_course(devices: int) -> Course:
-    return Course(Fleet(devices, 12, batches=2), (OURS, REFERENCE, *PER_DEVICE))
+    return Course(Fleet(devices, 12, batches=2), (OURS, REFERENCE, *PER_DEVICE), rounds=3)
 
 
 def _full(devices: Sequence[int]) -> Plan:
