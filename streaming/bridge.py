@@ -290,6 +290,7 @@ class Bridge:
             gap_open=self.intake.gap_open,
             played=self.intake.history.played,
             shared=self.intake.shared,
+            left_open=self.intake.history.left_open,
         )
         self.number += 1
         self.rows += table.num_rows

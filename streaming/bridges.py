@@ -125,6 +125,7 @@ def _write_gap(folder: Path, name: str, stands: Position, at_ms: int) -> None:
         played=stands.played,
         shared=stands.shared,
         fence=True,
+        left_open=stands.left_open,
     )
 
 

@@ -2,6 +2,7 @@
 
 Rule 1: line n is written after line n - 1; an earlier one was written already, a later one is held until its turn.
 Rule 2: one recording after the other, and none that begins before what was received last.
+Rule 3: a recording's word on who does not listen holds to its end: nobody will come to say that they listen again.
 """
 
 from collections.abc import Iterator
@@ -9,12 +10,15 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, Self
 
+from fleetpulse.core.decoding import decode
 from fleetpulse.core.envelope import Envelope, unwrap
+from fleetpulse.core.messages import Kind, Origin, Row
 from fleetpulse.io.receiver import Token
 from fleetpulse.io.segments import Position
 
 HELD_LINES: Final = 20_000  # more than a broker has under way to us
 HELD_BYTES: Final = 64 * 1024 * 1024
+_GAP: Final = "/" + Kind.GAP.value
 
 
 class Verdict(Enum):
@@ -38,6 +42,7 @@ class History:
         line: its newest line taken; -1 before the first.
         ended: whether that was the line after its last.
         played: the recording that was last taken to its end.
+        left_open: bridges that do not listen, as its lines say, see `let_go`.
         why: the reason of the newest rejection.
         missing: lines are held and none more can be: the broker must send the missing one again.
     """
@@ -46,6 +51,7 @@ class History:
     line: int = -1
     ended: bool = False
     played: str | None = None
+    left_open: frozenset[str] = frozenset()
     why: str | None = None
     missing: bool = False
     _held: dict[tuple[str, int], tuple[Envelope, Token | None]] = field(
@@ -60,8 +66,8 @@ class History:
         if position is None:
             return cls()
         if position.recording is None or position.line is None:
-            return cls(played=position.played)
-        return cls(position.recording, position.line, position.ended, position.played)
+            return cls(played=position.played, left_open=position.left_open)
+        return cls(position.recording, position.line, position.ended, position.played, position.left_open)
 
     def copy(self) -> Self:
         """Return what is remembered, without the lines that are held: the broker sends those again."""
@@ -81,6 +87,11 @@ class History:
     def held(self) -> int:
         """How many lines wait for one before them."""
         return len(self._held)
+
+    def let_go(self) -> list[str]:
+        """Return the bridges of which a recording still says that they do not listen, and remember none of them."""
+        left, self.left_open = sorted(self.left_open), frozenset()
+        return left
 
     def take(self, payload: bytes, token: Token | None, last_ms: int | None) -> Iterator[Taken]:
         """Yield what becomes of a message, and of held ones whose turn it is then.
@@ -130,7 +141,19 @@ class History:
         self.recording, self.line, self.ended = envelope.recording, envelope.line, envelope.end
         if envelope.end:
             self.played = envelope.recording
+        elif envelope.topic and envelope.topic.endswith(_GAP) and not older:
+            self._heed(decode(envelope.topic, envelope.payload, envelope.received_at_ms or 0, Origin.REPLAY))
         return Verdict.REJECTED if older else Verdict.WRITE
+
+    def _heed(self, row: object) -> None:
+        """Remember who does not listen, as whoever judges the row will."""
+        if not isinstance(row, Row) or row.kind is not Kind.GAP:
+            return
+        content = row.contents()
+        if content.get("op") == "open" and type(content.get("from")) is int:
+            self.left_open |= {row.device_id}
+        elif content.get("op") == "close" and type(content.get("until")) is int:
+            self.left_open -= {row.device_id}
 
     def _release(self, envelope: Envelope, last_ms: int | None) -> Iterator[Taken]:
         newest = last_ms

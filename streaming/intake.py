@@ -99,6 +99,7 @@ class Intake:
             self._since_ms = self.last_ms
             return
         self._open(now_ms, "start", self.last_ms if self.last_canary_ms is None else self.last_canary_ms)
+        self._close_left_open(now_ms)
 
     def lost(self, now_ms: int, cause: str = "broker") -> None:
         """The connection is lost: what was not acknowledged comes again, so it is not written now."""
@@ -223,6 +224,7 @@ class Intake:
     def _write_line(self, envelope: Envelope, token: Token | None) -> None:
         where = {"recording": envelope.recording, "line": envelope.line}
         if envelope.end:
+            self._close_left_open(0)
             self._ask_for_verdicts()
             self._row(self.last_ms or 0, TOPIC_PREFIX + envelope.recording, b"", Origin.REPLAY, token=token, **where)
         else:
@@ -310,8 +312,14 @@ class Intake:
             self._gap(now_ms, {"op": "open", "from": since_ms, "after": self.last_ms, "why": why})
         self._opened_at = self._sent
 
-    def _gap(self, now_ms: int, content: Mapping[str, Any]) -> None:
-        self._own(now_ms, f"fleet/{EVERYONE}/{self.bridge}/{Kind.GAP.value}", content)
+    def _close_left_open(self, now_ms: int) -> None:
+        """A recording is over: of whom its lines still say that they do not listen, nothing more will come to close that."""
+        for bridge in self.history.let_go():
+            if self.last_ms is not None and not (bridge == self.bridge and self.gap_open):
+                self._gap(now_ms, {"op": "close", "until": max(now_ms, self.last_ms + 1)}, bridge)
+
+    def _gap(self, now_ms: int, content: Mapping[str, Any], bridge: str | None = None) -> None:
+        self._own(now_ms, f"fleet/{EVERYONE}/{bridge or self.bridge}/{Kind.GAP.value}", content)
 
     # ---- rows
 

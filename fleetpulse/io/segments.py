@@ -77,6 +77,7 @@ class Position:
         played: the recording that was last played to its end.
         shared: sites that other bridges take.
         fence: whether landing wrote the segment, since the bridge was not heard of.
+        left_open: bridges that do not listen, as a recording says that has not ended.
     """
 
     number: int
@@ -89,6 +90,7 @@ class Position:
     played: str | None = None
     shared: frozenset[str] = frozenset()
     fence: bool = False
+    left_open: frozenset[str] = frozenset()
 
 
 class SegmentTakenError(Exception):
@@ -117,6 +119,7 @@ def write_segment(
     played: str | None = None,
     shared: frozenset[str] = frozenset(),
     fence: bool = False,
+    left_open: frozenset[str] = frozenset(),
 ) -> Path:
     """Write a segment and return its path when it would survive a loss of power.
 
@@ -130,6 +133,7 @@ def write_segment(
         played: the recording that was last played to its end.
         shared: sites that other bridges take.
         fence: whether it is written in the bridge's place.
+        left_open: bridges that do not listen, as a recording says that has not ended.
 
     Raises:
         OSError: the disk is full, or refuses; nothing is left behind.
@@ -143,6 +147,7 @@ def write_segment(
         "played": played or "",
         "shared": json.dumps(sorted(shared)),
         "fence": "1" if fence else "",
+        "left_open": json.dumps(sorted(left_open)),
     }
     path = directory / f"{number:012d}.arrow"
     aside = path.with_suffix(
@@ -260,4 +265,5 @@ def position(directory: Path) -> Position | None:
         played=said.get("played") or None,
         shared=frozenset(json.loads(said.get("shared") or "[]")),
         fence=bool(said.get("fence")),
+        left_open=frozenset(json.loads(said.get("left_open") or "[]")),
     )

@@ -28,6 +28,10 @@ class Broker:
         self.mid += 1
         return Arrived(topic, payload, retained, (1, self.mid))
 
+    def gap(self, line: int, bridge: str, **content: object) -> Arrived:
+        envelope = Envelope("r", line, NOW + line, f"fleet/_/{bridge}/gap", json.dumps(content).encode())
+        return self.deliver("replay/r", wrap(envelope))
+
     def line(self, line: int, received_at_ms: int | None = None, recording: str = "r", end: bool = False) -> Arrived:
         at_ms = None if end else NOW + line if received_at_ms is None else received_at_ms
         envelope = Envelope(recording, line, at_ms, None if end else TOPIC, b"" if end else b"{}", end)
@@ -54,6 +58,12 @@ def stamps(intake: Intake) -> list[int]:
 def bodies(intake: Intake, kind: str) -> list[dict[str, Any]]:
     told = [json.loads(row["payload"]) for row in rows(intake) if row["topic"] == f"fleet/_/b/{kind}"]
     return [{key: value for key, value in body.items() if key != "after"} for body in told]
+
+
+def closed(intake: Intake) -> list[str]:
+    """Return the bridges of which the intake itself says that they listen again."""
+    ours = [row for row in rows(intake) if row["recording"] is None and row["topic"].endswith("/gap")]
+    return [row["topic"].split("/")[2] for row in ours if json.loads(row["payload"])["op"] == "close"]
 
 
 def fly(intake: Intake, broker: Broker, sent_ms: int, back_ms: int) -> None:
@@ -369,3 +379,52 @@ def test_a_line_of_history_that_comes_while_live_is_a_message_that_nobody_can_re
     assert (row["topic"], row["payload"], row["recording"]) == ("replay/r", line.payload, None)
     refused = decode(row["topic"], row["payload"], NOW, Origin.MQTT)
     assert isinstance(refused, Rejection) and refused.reason == "topic"
+
+
+def test_a_gap_that_a_recording_leaves_open_is_closed_before_its_end(broker: Broker) -> None:
+    intake = make()
+    for line in (
+        broker.line(0),
+        broker.gap(1, "other", op="open", **{"from": NOW}),
+        broker.gap(2, "back", op="open", **{"from": NOW}),
+        broker.gap(3, "back", op="close", until=NOW + 3),
+        broker.gap(4, "b", op="open", **{"from": NOW}),
+        broker.gap(5, "refused", op="open", **{"from": "then"}),
+        broker.gap(6, "b", op="close", until="then"),
+        broker.line(7, end=True),
+    ):
+        intake.arrived(line, NOW + 99_999)
+    assert closed(intake) == ["b", "other"]
+    assert [row["line"] for row in rows(intake)] == [0, 1, 2, 3, 4, 5, 6, None, None, 7]
+    assert stamps(intake) == [NOW + line for line in (0, 1, 2, 3, 4, 5, 6, 7, 8, 8)]
+    intake.written()
+    intake.go_live(NOW + 10)
+    assert closed(intake) == []
+
+
+def test_it_is_closed_also_by_who_began_after_it_was_opened_and_when_lines_come_again(broker: Broker) -> None:
+    intake = make(Position(1, NOW, "r", 0, left_open=frozenset({"other"})))
+    for _ in range(2):
+        intake.lost(NOW)
+        intake.arrived(broker.line(1, end=True), NOW)
+    assert closed(intake) == ["other"]
+    intake.lost(NOW)
+    intake.arrived(broker.line(1, end=True), NOW)
+    intake.written()
+    assert intake.history.left_open == frozenset()
+
+
+def test_who_goes_live_without_the_end_of_a_recording_closes_what_it_left_open(broker: Broker) -> None:
+    intake = make()
+    for message in (
+        broker.line(0),
+        broker.gap(1, "b", op="open", **{"from": NOW}),
+        broker.gap(2, "other", op="open", **{"from": NOW}),
+    ):
+        intake.arrived(message, NOW)
+    intake.written()
+    intake.go_live(NOW + 10_000)
+    assert [gap["op"] for gap in bodies(intake, "gap")] == ["open"]
+    assert closed(intake) == ["other"]
+    fly(intake, broker, NOW + 10_001, NOW + 10_002)
+    assert closed(intake) == ["other", "b"]

@@ -50,6 +50,9 @@ def test_the_position_is_that_of_the_newest_row(tmp_path: Path) -> None:
     assert position(tmp_path) == Position(3, 7, "r", 5, ended=True)
     write_segment(tmp_path, 4, rows_table([ROW]), bridge="b", last_canary_ms=None, gap_open=True, played="r")
     assert position(tmp_path) == Position(4, 7, gap_open=True, played="r")
+    left_open = frozenset({"c", "d"})
+    write_segment(tmp_path, 5, rows_table([ROW]), bridge="b", last_canary_ms=None, left_open=left_open)
+    assert position(tmp_path) == Position(5, 7, left_open=left_open)
 
 
 @pytest.mark.parametrize("kept", [0, 8, 200])
