@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fleetpulse.core.messages import Origin
-from fleetpulse.core.times import END_OF_TIME_MS
+from fleetpulse.core.times import RECORDED_MS
 
 TOPIC_PREFIX: Final = "replay/"
 MAX_ID: Final = 256
@@ -71,6 +71,6 @@ def unwrap(payload: bytes) -> Envelope:
         raise ValueError("line must be a whole number from 0 to 2^63-1")
     if end:
         return Envelope(recording, line, None, None, body, end=True)
-    if type(received_at_ms) is not int or not 0 <= received_at_ms <= END_OF_TIME_MS or not isinstance(topic, str):  # pyright: ignore[reportUnknownArgumentType]
-        raise ValueError("received_at_ms must be epoch milliseconds and topic a text")
+    if type(received_at_ms) is not int or received_at_ms not in RECORDED_MS or not isinstance(topic, str):  # pyright: ignore[reportUnknownArgumentType]
+        raise ValueError("received_at_ms must be epoch milliseconds from 2000 up to 2100, and topic a text")
     return Envelope(recording, line, received_at_ms, topic, body)

@@ -14,6 +14,7 @@ _DURATION: Final = re.compile(r"(\d+)(ms|s|m|h|d)")
 EPOCH_2000_MS: Final = 946_684_800_000  # before it no device existed: an earlier ts is a broken clock
 _DIGITS: Final = 18  # of an instant in milliseconds, and more: Python reads no number of thousands of them
 END_OF_TIME_MS: Final = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z, the last instant the tables can hold
+RECORDED_MS: Final = range(EPOCH_2000_MS, 4_102_444_800_000)  # up to 2100: when lines of a recording can have been received
 
 
 def parse_duration_ms(text: str) -> int:

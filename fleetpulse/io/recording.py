@@ -12,6 +12,7 @@ from typing import IO, Any, cast
 from fleetpulse.core.decoding import decode
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Origin, Row
+from fleetpulse.core.times import RECORDED_MS
 
 _CURE = 'a line is {"received_at_ms": 1630589706724, "topic": "fleet/site/device/heartbeat", "payload": {...}}'
 
@@ -110,7 +111,12 @@ def _parse(path: Path, number: int, line: bytes) -> Recorded:
         received_at_ms, topic, payload = content["received_at_ms"], content["topic"], content["payload"]
     except (ValueError, TypeError, KeyError) as error:
         raise FleetError(f'line {number} of "{path}" is not a recorded message ({error!r}); {_CURE}') from None
-    if type(received_at_ms) is not int or not 0 <= received_at_ms < 253_402_300_800_000 or not isinstance(topic, str):
+    if type(received_at_ms) is int and received_at_ms not in RECORDED_MS:
+        raise FleetError(
+            f'line {number} of "{path}": received_at_ms is epoch milliseconds from 2000 up to 2100; got {received_at_ms}; '
+            f"where they are seconds, or a broken clock's, mend the recording"
+        )
+    if type(received_at_ms) is not int or not isinstance(topic, str):
         raise FleetError(f'line {number} of "{path}" is not a recorded message; {_CURE}')
     return Recorded(received_at_ms, topic, _payload(payload))
 

@@ -8,6 +8,7 @@ import pytest
 
 from fleetpulse.core.decoding import MAX_PAYLOAD_BYTES, Rejection, decode
 from fleetpulse.core.envelope import Envelope, wrap
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.mapping import decode_mapped, parse_mappings
 from fleetpulse.core.messages import BRIDGE, Clock, Origin, Row
 from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE
@@ -82,8 +83,10 @@ def test_a_name_with_a_dollar_is_a_name() -> None:
         {"recording": "r", "line": 2**63, "received_at_ms": NOW, "topic": "t"},
         {"recording": "r", "line": 0, "received_at_ms": 2**63, "topic": "t"},
         {"recording": "r", "line": 0, "received_at_ms": -1, "topic": "t"},
+        {"recording": "r", "line": 0, "received_at_ms": NOW // 1000, "topic": "t"},
+        {"recording": "r", "line": 0, "received_at_ms": 4_102_444_800_000, "topic": "t"},
     ],
-    ids=range(5),
+    ids=range(7),
 )
 def test_an_envelope_that_no_segment_can_hold_is_none(header: dict[str, Any]) -> None:
     good = wrap(Envelope("r", 0, NOW, "fleet/s/d/heartbeat", b"{}"))
@@ -96,6 +99,15 @@ def test_an_envelope_that_no_segment_can_hold_is_none(header: dict[str, Any]) ->
 def test_a_recorded_topic_that_is_half_a_character_is_quarantined() -> None:
     tables = landed(("replay/r", wrap(Envelope("r", 0, NOW, "fleet/s/\ud800/heartbeat", b"{}"))), live=False)
     assert tables["quarantine"][0]["topic"] == "fleet/s/\\ud800/heartbeat"
+
+
+@pytest.mark.parametrize("received_at_ms", [0, NOW // 1000, 946_684_799_999, 4_102_444_800_000, -1])
+def test_a_recording_of_no_time_that_can_be_is_refused_and_says_which_line(received_at_ms: int, tmp_path: Path) -> None:
+    path = tmp_path / "odd.ndjson"
+    lines = [{"received_at_ms": at_ms, "topic": "t", "payload": {}} for at_ms in (946_684_800_000, received_at_ms)]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    with pytest.raises(FleetError, match=rf"line 2 of .* from 2000 up to 2100; got {received_at_ms};"):
+        inspect(path)
 
 
 def test_a_recording_with_halves_of_characters_is_read(tmp_path: Path) -> None:
