@@ -27,6 +27,7 @@ from fleetpulse.io.segments import SegmentTakenError, commands_in, position, rem
 from streaming.flood import Floods
 from streaming.intake import Intake
 from streaming.spool import Spool
+from streaming.wall import SET_FORWARD, Wall
 
 _LOG: Final = structlog.get_logger("bridge")
 HISTORY: Final = "replay/#"
@@ -139,6 +140,7 @@ class Bridge:
         self._stand()
         self.rows = 0
         self.problem: str | None = None
+        self._wall = Wall()
         self._was_up = False
         self._connections = 0
         self._flush_at_s = 0.0
@@ -181,7 +183,7 @@ class Bridge:
 
     def _listen(self) -> Line:
         """Go live, in a session that remembers what came while no bridge ran."""
-        self.intake.go_live(_now_ms())
+        self.intake.go_live(self._wall.now_ms())
         self._was_up, self._connections = False, 0
         if self.settings.line:
             return self.settings.line()
@@ -199,17 +201,20 @@ class Bridge:
 
     def step(self) -> None:
         """Receive, write, acknowledge: a moment, unless the disk is slow."""
-        if self._is_full():
+        self._wall.now_ms()
+        if self._wall.doubted or self._is_full():
             self.receiver.idle(POLL_S)
         else:
             arrived = self.receiver.poll(POLL_S)
             self._notice_loss()
-            self.intake.arrived_together(arrived, _now_ms())
+            now_ms = self._wall.now_ms()
+            self._notice_silence(now_ms)  # before what a line kept while we stood still
+            self.intake.arrived_together(arrived, now_ms)
             if arrived:
                 self._heard_s = time.monotonic()
                 if len(arrived) < FEW:
                     time.sleep(GATHER_S)
-        if self.intake.live:
+        if self.intake.live and not self._wall.doubted:
             self._fly_canary()
         self._flush_if_due()
         self._maybe_listen()
@@ -225,7 +230,7 @@ class Bridge:
         if (self._was_up and not up) or (self._connections and connections > self._connections):
             if self._was_up:
                 _LOG.warning("connection to the broker lost", why=self.receiver.problem)
-            self.intake.lost(_now_ms(), self.receiver.cause)
+            self.intake.lost(self._wall.now_ms(), self.receiver.cause)
         if up and not self._was_up:
             _LOG.info("connected", broker=str(self.receiver), connection=connections)
             self._canary_at_s, self._heard_s = 0.0, time.monotonic()
@@ -233,17 +238,20 @@ class Bridge:
         if self.intake.history.missing and up:
             self.receiver.reconnect("a line of history is missing; the broker must send it again")
 
-    def _fly_canary(self) -> None:
-        now_s = time.monotonic()
-        if self.intake.overdue(_now_ms()) and not self.intake.gap_open:
-            self.intake.open_gap(_now_ms(), "disk" if self.problem else "broker")
+    def _notice_silence(self, now_ms: int) -> None:
+        if self.intake.overdue(now_ms) and not self.intake.gap_open:
+            self.intake.open_gap(now_ms, "disk" if self.problem else "broker")
             if self.intake.gap_open:  # one that never listened has none to open
                 _LOG.warning("no canary came back: a gap is open")
+
+    def _fly_canary(self) -> None:
+        now_s = time.monotonic()
+        self._notice_silence(self._wall.now_ms())
         if not self.receiver.connected:
             return
         if now_s >= self._canary_at_s:
             self._canary_at_s = now_s + self.settings.canary_interval_s
-            self.receiver.publish(self.intake.canary_topic, self.intake.canary(_now_ms()))
+            self.receiver.publish(self.intake.canary_topic, self.intake.canary(self._wall.now_ms()))
         if now_s - self._heard_s > max(DEAF_S, 3 * self.settings.canary_interval_s) and not self._is_full():
             self._heard_s = now_s
             self.receiver.reconnect("nothing was heard for long", "network")
@@ -257,9 +265,9 @@ class Bridge:
     def flush(self) -> bool:
         """Write what waits as a segment and acknowledge it; return False where the disk refuses."""
         try:
-            if self.intake.live and self.spool:
+            if self.intake.live and self.spool and not self._wall.doubted:
                 for name, topic, payload in self.spool.take(self.number + 1):
-                    self.intake.command(name, topic, payload, _now_ms())
+                    self.intake.command(name, topic, payload, self._wall.now_ms())
             if self.intake.waiting:
                 self._write()
         except SegmentTakenError as error:
@@ -309,7 +317,7 @@ class Bridge:
         self._kept |= self.receiver.connected
         if not self.settings.sites and not self.settings.line:
             self.intake.share(kept_sites(self.settings.others.values()))
-        self.intake.promise(_now_ms())
+        self.intake.promise(self._wall.now_ms())
         through_ms = self.intake.promised_ms
         if through_ms is not None:
             sites = self.settings.sites if self._kept else ()
@@ -346,7 +354,7 @@ class Bridge:
             "last_canary_ms": intake.last_canary_ms,
             **intake.counts,
             "rejection": intake.rejection,
-            "problem": self.problem or self.receiver.problem,
+            "problem": self.problem or (SET_FORWARD if self._wall.doubted else self.receiver.problem),
         }
         write_status(self.settings.status_path, status)
 

@@ -1,7 +1,6 @@
 """Kafka as a way in, without a JVM: keys and topics, order, canaries, options, and the bridge that takes from such a line."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
@@ -16,10 +15,11 @@ from fleetpulse.core.messages import KAFKA, Origin, Row
 from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.kafka_options import MAX_KEY_BYTES, Canaries, Record, in_order, is_loss, is_silence, parse_kafka, topic_of
-from fleetpulse.io.receiver import Arrived, Token
+from fleetpulse.io.receiver import Arrived
 from fleetpulse.io.segments import list_segments, read_segment
 from fleetpulse.settings import Settings, load_settings
 from streaming.bridge import Bridge, BridgeSettings
+from tests.lines import Records
 
 pytestmark = pytest.mark.unit
 LOGIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="who" password="hush-hush";'
@@ -190,38 +190,6 @@ def test_a_home_that_takes_from_kafka_stays_so(tmp_path: Path) -> None:
 
 
 # ---- the bridge
-
-
-class Records:
-    """A line that hands over what a test says, and keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.connected, self.connections = True, 1
-        self.problem: str | None = None
-        self.cause = "broker"
-        self.coming: list[Arrived] = []
-        self.acknowledged: list[Token | None] = []
-        self.canaries: list[Arrived] = []
-
-    def poll(self, timeout_s: float) -> list[Arrived]:
-        coming, self.coming = self.coming, []
-        return coming
-
-    def idle(self, timeout_s: float) -> None:
-        pass
-
-    def ack(self, tokens: Iterable[Token | None]) -> None:
-        self.acknowledged += tokens
-
-    def publish(self, topic: str, payload: bytes) -> bool:
-        self.canaries.append(Arrived(topic, payload, False, None))
-        return True
-
-    def reconnect(self, why: str, cause: str = "broker") -> None:
-        self.connections += 1
-
-    def close(self, *, forget: bool = False) -> None:
-        self.connected = False
 
 
 def test_the_bridge_takes_from_any_line_and_passes_over_no_site_of_another(tmp_path: Path) -> None:
