@@ -31,7 +31,7 @@ class Floods:
         """Count messages that arrived together; return the places of those that are beyond their device's limit.
 
         Args:
-            topics: of ours all but the last level names the device; a foreign one names it whole.
+            topics: of ours the third level names the device, whatever site it says; a foreign one names it whole.
             now_ms: on the wall; running backwards, it fills nothing.
         """
         if not self._burst:
@@ -80,4 +80,5 @@ class Floods:
 
 
 def _device(topic: str) -> str:
-    return topic.rpartition("/")[0] if topic.startswith(_OURS) else topic
+    levels = topic.split("/", 3) if topic.startswith(_OURS) else ()
+    return levels[2] if len(levels) > 2 else topic

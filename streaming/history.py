@@ -27,6 +27,7 @@ class Verdict(Enum):
     WRITE = "write"  # the next line
     REPEATED = "repeated"  # written already
     REJECTED = "rejected"  # must not be written
+    DOUBLED = "doubled"  # the next line, and a gap row at the instant of another of the same bridge: kept, not judged
     STRAY = "stray"  # not an envelope
 
 
@@ -58,6 +59,7 @@ class History:
         default_factory=dict[tuple[str, int], tuple[Envelope, Token | None]]
     )
     _held_bytes: int = 0
+    _gap_rows: tuple[int, frozenset[str]] = (0, frozenset())  # the newest instant of gap rows, and whose
     _refused: set[str] = field(default_factory=set[str])
 
     @classmethod
@@ -142,18 +144,24 @@ class History:
         if envelope.end:
             self.played = envelope.recording
         elif envelope.topic and envelope.topic.endswith(_GAP) and not older:
-            self._heed(decode(envelope.topic, envelope.payload, envelope.received_at_ms or 0, Origin.REPLAY))
+            return self._heed(decode(envelope.topic, envelope.payload, envelope.received_at_ms or 0, Origin.REPLAY))
         return Verdict.REJECTED if older else Verdict.WRITE
 
-    def _heed(self, row: object) -> None:
+    def _heed(self, row: object) -> Verdict:
         """Remember who does not listen, as whoever judges the row will."""
         if not isinstance(row, Row) or row.kind is not Kind.GAP:
-            return
+            return Verdict.WRITE
+        newest_ms, whose = self._gap_rows
+        same = whose if row.received_at_ms == newest_ms else frozenset[str]()
+        if row.device_id in same:
+            return Verdict.DOUBLED
+        self._gap_rows = row.received_at_ms, same | {row.device_id}
         content = row.contents()
         if content.get("op") == "open" and type(content.get("from")) is int:
             self.left_open |= {row.device_id}
         elif content.get("op") == "close" and type(content.get("until")) is int:
             self.left_open -= {row.device_id}
+        return Verdict.WRITE
 
     def _release(self, envelope: Envelope, last_ms: int | None) -> Iterator[Taken]:
         newest = last_ms

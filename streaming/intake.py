@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from fleetpulse.core.envelope import TOPIC_PREFIX, Envelope
-from fleetpulse.core.messages import EVERYONE, FLUSH, Kind, Origin
+from fleetpulse.core.messages import EVERYONE, FLUSH, Kind, Origin, Reason
 from fleetpulse.core.sparkplug import is_command
 from fleetpulse.io.receiver import Arrived, Token
 from fleetpulse.io.segments import Position, SegmentRow
@@ -22,8 +22,9 @@ from streaming.flood import Floods
 from streaming.history import History, Verdict
 from streaming.waiting import Waiting
 
-FLOOD: Final = "flood"  # why a row is refused
-ODD_TOPIC: Final = "topic"  # likewise
+FLOOD: Final[Reason] = "flood"  # why a row is refused
+ODD_TOPIC: Final[Reason] = "topic"  # likewise
+DOUBLED_GAP: Final[Reason] = "field"  # likewise
 MAX_TOPIC: Final = 512  # characters: twice what ours can have
 CONTINUES_MS: Final = 60_000  # history that ended so recently goes on live without a gap
 CANARIES: Final = 1_000  # of ours that may be under way: one each interval, behind a backlog
@@ -81,6 +82,7 @@ class Intake:
         self._usual: set[str] = set()  # topics that live devices send to
         self._durable = self._memory()
         self._own_last = position is not None
+        self._commanded: tuple[int, set[str]] = (-1, set())  # the instant of the newest commands, and which devices they concern
         self._since_ms: int | None = None  # listening since, where no canary has come back yet
         self._heard_ms = 0  # on the wall: the newest sign that we are listening
         self._canaries: dict[str, int] = {}
@@ -210,8 +212,8 @@ class Intake:
 
     def _history_line(self, message: Arrived) -> None:
         for verdict, payload, envelope, token in self.history.take(message.payload, message.token, self.last_ms):
-            if verdict is Verdict.WRITE and envelope is not None:
-                self._write_line(envelope, token)
+            if verdict in (Verdict.WRITE, Verdict.DOUBLED) and envelope is not None:
+                self._write_line(envelope, token, DOUBLED_GAP if verdict is Verdict.DOUBLED else None)
             elif verdict is Verdict.REPEATED:
                 self._pass_over("repeated", token)
             elif verdict is Verdict.STRAY and self.history.under_way and self.last_ms is not None:
@@ -221,7 +223,7 @@ class Intake:
             else:
                 self._reject(self.history.why or "not an envelope", token)
 
-    def _write_line(self, envelope: Envelope, token: Token | None) -> None:
+    def _write_line(self, envelope: Envelope, token: Token | None, refused: Reason | None) -> None:
         where = {"recording": envelope.recording, "line": envelope.line}
         if envelope.end:
             self._close_left_open(0)
@@ -232,7 +234,8 @@ class Intake:
             assert envelope.topic is not None, "only the end has none"
             if envelope.line == 0:
                 self._excuse_until(envelope.received_at_ms)
-            self._row(envelope.received_at_ms, envelope.topic, envelope.payload, Origin.REPLAY, token=token, **where)
+            row = (envelope.received_at_ms, envelope.topic, envelope.payload, Origin.REPLAY)
+            self._row(*row, token=token, refused=refused, **where)
         self.last_canary_ms = None
 
     def _excuse_until(self, first_ms: int) -> None:
@@ -244,9 +247,22 @@ class Intake:
         self._gap(first_ms - 1, {"op": "close", "until": first_ms})
 
     def command(self, name: str, topic: str, payload: Mapping[str, Any], now_ms: int) -> None:
-        """Take in an operator's command; one that flushes is stamped as our own are, see `_ask_for_verdicts`."""
+        """Take in an operator's command; one that flushes is stamped as our own are, see `_ask_for_verdicts`.
+
+        Commands about different devices may share an instant: a million of them are not to run ahead of the clock.
+        """
         flushes = payload.get("op") == FLUSH and self.last_ms is not None
-        self._own(self.last_ms if flushes and self.last_ms is not None else now_ms, topic, payload, Origin.COMMAND, command=name)
+        now_ms = self.last_ms if flushes and self.last_ms is not None else self._after_promise(now_ms)
+        at_ms, devices = self._commanded
+        levels = topic.split("/")
+        device = levels[2] if len(levels) > 2 and not flushes else EVERYONE
+        if device != EVERYONE and self.last_ms == at_ms >= now_ms and self._own_last and device not in devices:
+            self._row(at_ms, topic, _json(payload), Origin.COMMAND, command=name)
+            self._own_last = True
+            devices.add(device)
+            return
+        self._own(now_ms, topic, payload, Origin.COMMAND, command=name)
+        self._commanded = (self.last_ms or 0, {device}) if device != EVERYONE else (-1, set())
 
     def stopping(self) -> None:
         """We stop listening: what is held back is to be said. A recording under way goes on as if nobody had stopped."""

@@ -8,7 +8,7 @@ Rule 3: rows are in the order of ``received_at``, and those of a segment in the 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fleetpulse.core.decoding import Rejection
 from fleetpulse.core.envelope import TOPIC_PREFIX, is_end
-from fleetpulse.core.messages import Kind, Origin, Row, hash64
+from fleetpulse.core.messages import Kind, Origin, Reason, Row, hash64
 from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE, Table
 from fleetpulse.io import delta
 from fleetpulse.io.arrivals import read_arrivals
@@ -30,8 +30,9 @@ _OF_MESSAGE: Final = (*_OF_ROW, "device_hash", "origin", "recording", "line")
 _OF_SEGMENT: Final = ("origin", "recording", "line")
 _OF_END: Final = ("origin", "topic", "recording")
 _values: Final = attrgetter(*_OF_ROW)
-_REFUSALS: Final = {
+_REFUSALS: Final[Mapping[Reason, str]] = {
     "flood": "its device sends more than it may: see the setting flood_limit; what it sent before is judged",
+    "field": "a gap row shares its instant with no other of its bridge: nothing tells which of them came first",
     "topic": "a topic has at most 512 characters, all of them printable; it is kept escaped, and cut",
 }
 _ORIGINS: Final = {origin.value: origin for origin in Origin}
@@ -164,7 +165,8 @@ def _row_by_row(landed: Landed, part: Part, odd: NDArray[np.int64], decoder: Dec
 
 def _decoded(raw: SegmentRow, decoder: Decoder) -> Row | Rejection:
     if raw.refused is not None:
-        return Rejection(raw.refused, _REFUSALS.get(raw.refused, raw.refused))
+        reason = cast("Reason", raw.refused)
+        return Rejection(reason, _REFUSALS.get(reason, reason))
     return decoder(raw.topic, raw.payload, raw.received_at_ms, _ORIGINS[raw.origin])
 
 

@@ -105,10 +105,17 @@ def _lifted(backlog: Backlog, landed_ms: int | None) -> Backlog:
     if landed_ms is None or first is None or first["received_at_ms"][0].as_py() > landed_ms:
         return backlog
     parts: list[Part] = []
+    reached_ms, said = landed_ms + 1, 0  # what the row before has, less the gap rows up to it; how many those are
     for part in backlog.parts:
         stamps = _received(part)
-        rows = _column(part, "received_at_ms", pa.array(np.maximum(stamps, landed_ms + 1)))
-        parts.append(replace(part, rows=rows, stamped=pa.array(stamps, mask=stamps > landed_ms)))
+        gaps = np.zeros(len(stamps), np.int64)
+        gaps[_gaps(part)] = 1  # each has an instant after the row before it: at one instant nothing tells which came first
+        numbers = said + np.cumsum(gaps)
+        reached = np.maximum.accumulate(np.maximum(np.maximum(stamps, landed_ms + 1) - numbers, reached_ms))
+        reached_ms, said = int(reached[-1]), int(numbers[-1])
+        lifted = reached + numbers
+        rows = _column(part, "received_at_ms", pa.array(lifted))
+        parts.append(replace(part, rows=rows, stamped=pa.array(stamps, mask=stamps == lifted)))
     return replace(backlog, parts=parts)
 
 

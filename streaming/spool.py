@@ -12,10 +12,12 @@ from typing import Any, Final, cast
 
 import structlog
 
+from fleetpulse.io.commands import MOST_COMMANDS
 from fleetpulse.io.durable import sync_folder
 
 _LOG: Final = structlog.get_logger("bridge")
 _TAKEN: Final = re.compile(r"(.+)\.taken-(\d+)")
+_ENOUGH: Final = 50_000  # of one segment; what lies behind them waits for the next one
 Command = tuple[str, str, Mapping[str, Any]]
 
 
@@ -59,6 +61,8 @@ class Spool:
                     _LOG.error("a command file cannot be taken; those after it wait", file=path.name, why=error.strerror)
                 self._stuck = path.name
                 break
+            if len(commands) >= _ENOUGH:
+                break
         return commands
 
     def _take_one(self, path: Path, number: int) -> list[Command]:
@@ -96,6 +100,8 @@ def _read(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     content: Any = json.loads(path.read_bytes())
     items = cast("list[Any]", content) if isinstance(content, list) else [content]
     found: list[tuple[str, Mapping[str, Any]]] = []
+    if len(items) > MOST_COMMANDS:
+        raise ValueError(f"a file has at most {MOST_COMMANDS:,} commands")
     for item in items:
         entry = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
         topic, payload = entry.get("topic"), entry.get("payload")

@@ -10,7 +10,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final, cast
 
-from fleetpulse.core.messages import EVERYONE, FOR_EVERYONE, FROM_DEVICES, KNOWN_NAMES, RESERVED, Clock, Kind, Origin, Row
+from fleetpulse.core.messages import EVERYONE, FOR_EVERYONE, FROM_DEVICES, KNOWN_NAMES, RESERVED, Clock, Kind, Origin, Reason, Row
 from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
 
 MAX_PAYLOAD_BYTES: Final = 262_144
@@ -32,12 +32,12 @@ class Rejection:
         detail: what, which, the rule, what was got, what to do.
     """
 
-    reason: str
+    reason: Reason
     detail: str
 
 
 class _Rejected(Exception):
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
         self.rejection = Rejection(reason, detail)
 

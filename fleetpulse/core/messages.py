@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 FORMAT_VERSION: Final = 1
 KNOWN_NAMES: Final = 65_536  # whose hashes and addresses are at hand: they come again and again
@@ -43,6 +43,10 @@ RESERVED: Final = frozenset(Kind) - FROM_DEVICES
 FOR_EVERYONE: Final = frozenset({Kind.POLICY, Kind.GAP, Kind.TICK})
 FLUSH: Final = "flush"  # the operation of a tick after which no verdict is held back
 RANK: Final[Mapping[Kind, int]] = {kind: rank for rank, kind in enumerate(Kind)}
+
+
+Reason = Literal["topic", "json", "field", "size", "depth", "reserved", "disagreement", "flood", "sparkplug"]
+REASONS: Final[tuple[Reason, ...]] = get_args(Reason)  # why a message goes to quarantine
 
 
 class Origin(StrEnum):

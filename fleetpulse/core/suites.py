@@ -13,7 +13,7 @@ from typing import Final
 
 from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.machine import Mode, Trigger
-from fleetpulse.core.messages import Clock, Kind, Origin
+from fleetpulse.core.messages import REASONS, Clock, Kind, Origin
 from fleetpulse.core.tables import (
     COVERAGE,
     DEVICE_SNAPSHOTS,
@@ -105,14 +105,13 @@ MADE: Final[Mapping[str, str]] = MappingProxyType(
         "defined_state": "the devices that bronze comes to, judged again up to there",
     }
 )
-REJECTED: Final = ("topic", "json", "field", "size", "depth", "reserved", "disagreement", "flood")
 _WORDS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = MappingProxyType(
     {
         (MESSAGES.name, "kind"): tuple(Kind),
         (MESSAGES.name, "clock"): tuple(Clock),
         (MESSAGES.name, "origin"): tuple(Origin),
         (QUARANTINE.name, "origin"): tuple(Origin),
-        (QUARANTINE.name, "reason"): REJECTED,
+        (QUARANTINE.name, "reason"): REASONS,
         (COVERAGE.name, "op"): ("open", "close"),
         (COVERAGE.name, "why"): ("start", "broker", "network", "disk", "bridge"),
         (JUDGEMENTS.name, "kind"): tuple(Verdict),

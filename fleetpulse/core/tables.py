@@ -6,6 +6,8 @@ Types are those that every reader has: string, long, int, double, timestamp (UTC
 from dataclasses import dataclass
 from typing import Final
 
+from fleetpulse.core.messages import REASONS
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -104,7 +106,7 @@ QUARANTINE: Final = Table(
         Column(
             "reason",
             "string",
-            "one word: topic, json, field, size, depth, reserved, disagreement, flood",
+            f"one word: {', '.join(REASONS)}",
             required=True,
         ),
         Column("detail", "string", "the rule, what was got, what to do", required=True),

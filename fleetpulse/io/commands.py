@@ -17,6 +17,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.locks import folder_held
 
 _NUMBER: Final = re.compile(r"(\d{1,18})-")
+MOST_COMMANDS: Final = 500_000  # of one file: they go into one segment, which has fewer than 2^20 rows
 Command = tuple[str, Mapping[str, Any]]  # topic and payload
 
 
@@ -40,7 +41,7 @@ def spool(home: Home, commands: Sequence[Command]) -> None:
     """Hand commands to the bridge, all of them or none; it takes them when it runs.
 
     Raises:
-        FleetError: one of them is not a command; nothing was written.
+        FleetError: one of them is not a command, or they are too many; nothing was written.
     """
     with in_turn(home):
         hand_over(home, commands)
@@ -52,6 +53,9 @@ def hand_over(home: Home, commands: Sequence[Command]) -> None:
     Raises:
         FleetError: as `spool`.
     """
+    if len(commands) > MOST_COMMANDS:
+        cure = "give them in parts, one after the other"
+        raise FleetError(f"at most {MOST_COMMANDS:,} commands are given at once; got {len(commands):,}; {cure}")
     faults: list[str] = []
     for topic, payload in commands:
         row = decode(topic, json.dumps(payload).encode(), int(time.time() * 1000), Origin.COMMAND)

@@ -93,6 +93,31 @@ def test_what_surfaces_behind_what_has_landed_is_lifted_and_keeps_its_order() ->
     assert {one.bridge: stamps([one]) for one in ready} == {"a": [31, 31, 40], "b": [31]}
 
 
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=12), st.integers(0, 30), st.data())
+def test_a_gap_row_that_is_lifted_has_an_instant_after_the_row_before_it(
+    steps: list[tuple[int, bool]], landed_ms: int, data: st.DataObject
+) -> None:
+    at, parts, told = 0, list[Part](), list[tuple[int, bool]]()
+    for number, (step, gap) in enumerate(steps, 1):
+        at += step + gap
+        told.append((at, gap))
+        parts.append(part("a", number, [at], gap=gap))
+    cut = data.draw(st.integers(1, len(parts)))
+    several = Backlog([part("b", 1, [100])])
+    first = merged([Backlog(parts[:cut], 1_000), several], landed_ms, 1_000)
+    newest = max([landed_ms, *(at for one in first for at in stamps([one]))])
+    rest = merged([Backlog(parts[cut:], 1_000), several], newest, 1_000)
+    lifted = [at for one in (*first, *rest) if one.bridge == "a" for at in stamps([one])]
+    assert len(lifted) == len(told)
+    assert all(
+        after > before if gap else after >= before for (before, after), (_, gap) in zip(pairwise(lifted), told[1:], strict=True)
+    )
+    for one in (*first, *rest):
+        for at, stamped in zip(stamps([one]), one.stamped or [], strict=False):
+            assert stamped.as_py() is None or stamped.as_py() < at
+
+
 def test_one_bridge_lands_as_it_was_read() -> None:
     assert stamps(merged([Backlog([part("a", 1, [5, 5]), part("a", 2, [5, 6])], more=True)], 9, 1)) == [5, 5, 5, 6]
 

@@ -21,6 +21,7 @@ from fleetpulse.io.commands import spool, spooled
 from fleetpulse.io.home import Home
 from fleetpulse.ops.ruling import rules_at
 from streaming.simulator import remembered
+from streaming.spool import Spool
 from tests.histories import START, registry_entries, row, signal
 from tests.homes import empty, landed_home
 
@@ -83,6 +84,33 @@ def test_commands_are_taken_in_the_order_in_which_they_were_given(tmp_path: Path
                 path.rename(path.with_name(f"{path.name}.taken-1"))
     given = [one for path in sorted(made.commands.glob("*.json*")) for one in json.loads(path.read_text())]
     assert [one["topic"].split("/")[2] for one in given] == order
+
+
+def test_more_commands_than_a_segment_holds_are_refused_before_they_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = empty(tmp_path / "home", Deployment())
+    monkeypatch.setattr("fleetpulse.io.commands.MOST_COMMANDS", 3)
+    commands = [(f"fleet/s/d{number}/registry", {"op": "add"}) for number in range(4)]
+    with pytest.raises(FleetError, match="at most 3 commands are given at once; got 4; give them in parts"):
+        spool(home, commands)
+    assert not spooled(home)
+    spool(home, commands[:3])
+    assert len(spooled(home)) == 3
+
+
+def test_a_segment_takes_files_until_it_has_enough_and_none_that_has_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streaming.spool._ENOUGH", 3)
+    monkeypatch.setattr("streaming.spool.MOST_COMMANDS", 4)
+    for name, count in (("1-a", 2), ("2-b", 5), ("3-c", 2), ("4-d", 1)):
+        one = {"topic": "fleet/s/d/registry", "payload": {"op": "add"}}
+        (tmp_path / f"{name}.json").write_text(json.dumps([one] * count))
+    taken = Spool(tmp_path, 0)
+    assert [name for name, _, _ in taken.take(1)] == ["1-a.json"] * 2 + ["3-c.json"] * 2
+    assert [path.name for path in (tmp_path / "refused").iterdir()] == ["2-b.json"]
+    assert [name for name, _, _ in taken.take(2)] == ["4-d.json"]
 
 
 def test_before_anything_has_landed_no_rule_is_known(tmp_path: Path) -> None:

@@ -80,6 +80,13 @@ def test_after_a_week_of_standstill_a_flood_is_a_flood() -> None:
     assert [_exceeds(floods, TOPIC, NOW) for _ in range(hour_s + BURST_S + 5)].count(True) == 5
 
 
+def test_a_device_has_one_limit_whatever_sites_and_kinds_it_names() -> None:
+    floods = Floods(1)
+    topics = [f"fleet/site-{number}/d/{kind}" for number in range(BURST_S) for kind in ("heartbeat", "error")]
+    assert floods.exceeding(topics, NOW) == list(range(BURST_S, 2 * BURST_S))
+    assert not floods.exceeding(["fleet/site-1/other/heartbeat"], NOW)
+
+
 def test_nothing_exceeds_no_limit() -> None:
     floods = Floods(0)
     assert not any(_exceeds(floods, TOPIC, NOW) for _ in range(10_000))

@@ -130,6 +130,35 @@ def test_rows_of_ours_share_their_instant_with_nobody(broker: Broker) -> None:
     assert stamps(intake) == [NOW, NOW + 1, NOW + 2, NOW + 3, NOW + 3]
 
 
+def test_commands_about_different_devices_do_not_run_ahead_of_the_clock(broker: Broker) -> None:
+    intake = make()
+    intake.go_live(NOW)
+    intake.arrived(broker.deliver(TOPIC), NOW)
+    for number in range(1_000):
+        intake.command("a.json", f"fleet/s/d{number}/registry", {"op": "add"}, NOW)
+    assert set(stamps(intake)[1:]) == {NOW + 1}
+    intake.command("a.json", "fleet/s/d7/control", {"op": "release"}, NOW)
+    intake.command("a.json", "fleet/s/d8/registry", {"op": "add"}, NOW)
+    intake.command("a.json", "fleet/_/_/policy", {"policy": {}}, NOW)
+    intake.command("a.json", "fleet/s/d9/registry", {"op": "add"}, NOW)
+    assert stamps(intake)[-4:] == [NOW + 2, NOW + 2, NOW + 3, NOW + 4]
+    intake.arrived(broker.deliver(TOPIC), NOW)
+    intake.command("a.json", "fleet/s/d10/registry", {"op": "add"}, NOW)
+    assert stamps(intake)[-2:] == [NOW + 5, NOW + 6]
+    intake.command("a.json", "fleet/s/d11/registry", {"op": "add"}, NOW + 99)
+    assert stamps(intake)[-1] == NOW + 99
+
+
+def test_a_command_after_a_promise_shares_no_instant_from_before_it(broker: Broker) -> None:
+    intake = make()
+    intake.go_live(NOW)
+    intake.command("a.json", "fleet/s/a/registry", {"op": "add"}, NOW)
+    intake.written()
+    assert intake.promise(NOW) == NOW
+    intake.command("b.json", "fleet/s/b/registry", {"op": "add"}, NOW)
+    assert stamps(intake) == [NOW + 1]
+
+
 # ---- acknowledgements
 
 
@@ -428,3 +457,12 @@ def test_who_goes_live_without_the_end_of_a_recording_closes_what_it_left_open(b
     assert closed(intake) == ["other"]
     fly(intake, broker, NOW + 10_001, NOW + 10_002)
     assert closed(intake) == ["other", "b"]
+
+
+def test_a_recorded_gap_row_at_the_instant_of_another_of_its_bridge_is_kept_and_not_judged(broker: Broker) -> None:
+    intake = make()
+    for line, bridge in enumerate(("a", "b", "a", "b")):
+        envelope = Envelope("r", line, NOW, f"fleet/_/{bridge}/gap", b'{"op":"open","from":1}')
+        intake.arrived(broker.deliver("replay/r", wrap(envelope)), NOW)
+    intake.arrived(broker.gap(4, "a", op="close", until=NOW + 9), NOW)
+    assert [row["refused"] for row in rows(intake)] == [None, None, "field", "field", None]
