@@ -1,7 +1,7 @@
 """The verbs that look: what came of the messages."""
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from heapq import nlargest
 from pathlib import Path
@@ -34,6 +34,7 @@ TRANSITION_COLUMNS = (
 )
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
+_SLACK = timedelta(minutes=2)  # between judging and having written: of several who write, one may be faster
 _LIST_THEM = ("  (why: fleet late --kind all)", "")
 
 _LIFE_COLUMNS = ("event_time", "transition_no", "from_mode", "to_mode", "trigger", "runtime_ms", "life")
@@ -195,33 +196,42 @@ def transitions(
     from fleetpulse.ops import reports
 
     opened = _opened(home)
-    newest = reports.newest_judged_at(opened) if follow else None  # of all: the last by event time need not be the last judged
+    before = _judged_lately(opened, None) if follow else []
     rows = reports.transitions(opened, device, None if json_lines else last, everything=everything)
     if device is not None and not rows and not follow:
         reports.require_known(opened, device)
     columns = ("kind", "amendment_no", *TRANSITION_COLUMNS) if everything else TRANSITION_COLUMNS
     show(rows, columns, "transitions", json_lines=json_lines)
     if follow:
-        _follow(opened, rows, newest, device, json_lines=json_lines)
+        _follow(opened, [*before, *rows], device, json_lines=json_lines)
 
 
 def _id(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["device_id"], row["life"], row["transition_no"], row["amendment_no"]
 
 
-def _follow(home: Home, rows: list[dict[str, Any]], newest: datetime | None, device: str | None, *, json_lines: bool) -> None:
+def _judged_lately(home: Home, newest: datetime | None) -> list[dict[str, Any]]:
+    """Return what was judged up to `_SLACK` before the newest: who judges later may be done with writing sooner."""
     from fleetpulse.ops import reports
 
+    newest = newest or reports.newest_judged_at(home)
+    return reports.transitions_since(home, None if newest is None else newest - _SLACK)
+
+
+def _follow(home: Home, told: list[dict[str, Any]], device: str | None, *, json_lines: bool) -> None:
     shown = console()
-    seen = {_id(row) for row in rows}
+    seen = {_id(row): row["judged_at"] or _NEVER for row in told}
     try:
         while True:
             time.sleep(1)
-            since = None if newest is None else round(newest.timestamp() * 1_000_000)
-            fresh = reports.transitions_since(home, since)
+            newest = max((at for at in seen.values() if at != _NEVER), default=None)
+            fresh = _judged_lately(home, newest)
+            seen = {one: at for one, at in seen.items() if newest is None or at >= newest - _SLACK}
             for row in fresh:
-                newest = row["judged_at"]
-                if _id(row) in seen or (device is not None and row["device_id"] != device):
+                if _id(row) in seen:
+                    continue
+                seen[_id(row)] = row["judged_at"] or _NEVER
+                if device is not None and row["device_id"] != device:
                     continue
                 if json_lines:
                     as_json([row])

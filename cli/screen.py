@@ -13,6 +13,8 @@ from rich.text import Text
 from cli.looking import TRANSITION_COLUMNS, judged_ms
 from cli.output import MODE_COLOURS, as_table
 from cli.processes import Run, disk_full
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.tables import QUARANTINE
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.delta import Mirror
@@ -32,15 +34,26 @@ class Screen:
         self.address = address
         self.began = time.monotonic()
         self._read_at = float("-inf")
-        self._mirror = Mirror(run.home, present.COUNTED)
+        self._mirror = Mirror(run.home, present.COUNTED, {QUARANTINE.name: ("reason",)})  # not what was refused, whole
+        self._trouble = ""
         self._counts: dict[str, Any] = {"devices": {}, "messages": 0, "judgements": {}, "quarantine": {}}
         self._last: list[dict[str, Any]] = []
         self._frontier_ms: int | None = None
         self.first_verdict_s: float | None = None
 
     def _refresh(self) -> None:
+        from duckdb import Error  # a mirror has loaded it
+
         if time.monotonic() - self._read_at < _REFRESH_S:
             return
+        try:
+            self._look()
+            self._trouble = ""
+        except (Error, FleetError, OSError) as error:  # what runs goes on, whatever can be shown of it
+            self._trouble = f"the figures are those of before: {str(error).splitlines()[0]}"
+        self._read_at = time.monotonic()
+
+    def _look(self) -> None:
         home = self.run.home
         self._mirror.refresh()
         self._frontier_ms = reports.frontier_ms(home, judged_ms(home))
@@ -48,7 +61,6 @@ class Screen:
         self._last = reports.transitions_of(self._mirror.connection, last=_LAST)
         if self._last and self.first_verdict_s is None:
             self.first_verdict_s = time.monotonic() - self.began
-        self._read_at = time.monotonic()
 
     def _behind(self) -> str:
         if self._frontier_ms is None:
@@ -70,6 +82,8 @@ class Screen:
             words.append(f"{full}: what comes waits in the broker until then")
         if any(bridge.get("gap_open") for bridge in bridges.values()):
             words.append("a gap is open: silence does not count")
+        if self._trouble:
+            words.append(self._trouble)
         return ", ".join(words)
 
     def _bridges(self) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Delta tables from outside the JVM: made from their declaration, appended to exactly once, and read with SQL."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape
@@ -201,11 +201,13 @@ class Mirror:
     Args:
         home: the home.
         tables: their names.
+        columns: of a table these alone; the others are null.
     """
 
-    def __init__(self, home: Home, tables: Sequence[str]) -> None:
+    def __init__(self, home: Home, tables: Sequence[str], columns: Mapping[str, Collection[str]] = MappingProxyType({})) -> None:
         self.home = home
         self.connection = connect()
+        self._columns = columns
         self._known: dict[str, set[Path]] = {name: set() for name in tables}
         for name in tables:
             self.connection.execute(f"CREATE TABLE {name} AS SELECT * FROM {_no_rows(declared(name))}")
@@ -219,7 +221,7 @@ class Mirror:
                 self.connection.execute(f"DELETE FROM {name}")
                 known.clear()
             if fresh := sorted(present - known):
-                _from_files(self.connection, declared(name), fresh).insert_into(name)
+                _from_files(self.connection, declared(name), fresh, self._columns.get(name)).insert_into(name)
                 known |= present
 
 
@@ -239,13 +241,15 @@ def _name_readings(connection: "DuckDBPyConnection", tables: Iterable[str]) -> N
             connection.execute(f"CREATE VIEW {one.name} AS {one.sql}")
 
 
-def _from_files(connection: "DuckDBPyConnection", table: Table, files: Iterable[Path]) -> "DuckDBPyRelation":
+def _from_files(
+    connection: "DuckDBPyConnection", table: Table, files: Iterable[Path], wanted: Collection[str] | None = None
+) -> "DuckDBPyRelation":
     names = [escape(str(file)) for file in files]  # DuckDB would take a bracket in a home's path for a pattern
     found = connection.read_parquet(names, hive_partitioning=bool(table.partitioned_by), union_by_name=True)
+    there = set(found.columns) if wanted is None else set(found.columns) & set(wanted)
     # Spark writes instants without their zone, Arrow with it: what a table declares is what is read.
     columns = ", ".join(
-        f"CAST({_quoted(column.name) if column.name in found.columns else 'NULL'} AS {_SQL[column.type]}) "
-        f"AS {_quoted(column.name)}"
+        f"CAST({_quoted(column.name) if column.name in there else 'NULL'} AS {_SQL[column.type]}) AS {_quoted(column.name)}"
         for column in table.columns
     )
     return found.project(columns)

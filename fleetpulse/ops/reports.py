@@ -69,9 +69,9 @@ def newest_judged_at(home: Home) -> datetime | None:
     return query(home, "SELECT max(judged_at) AS newest FROM transitions")[0]["newest"]
 
 
-def transitions_since(home: Home, version: int | None) -> list[dict[str, Any]]:
-    """Return the transitions judged after an instant of `judged_at` (epoch microseconds), oldest first."""
-    where = "" if version is None else f"WHERE epoch_us(judged_at) > {int(version)}"
+def transitions_since(home: Home, since: datetime | None) -> list[dict[str, Any]]:
+    """Return the transitions judged from an instant of `judged_at` on, oldest first; all of them without one."""
+    where = "" if since is None else f"WHERE epoch_us(judged_at) >= {round(since.timestamp() * 1_000_000)}"
     return query(
         home,
         f"SELECT {_TRANSITION} FROM transitions {where} ORDER BY judged_at, event_time, device_id, transition_no, amendment_no",

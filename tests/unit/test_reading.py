@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, TABLES
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
@@ -136,6 +136,18 @@ def test_a_mirror_reads_what_is_new_and_begins_anew_when_files_are_put_together(
     mirror.refresh()
     found = delta.fetch(mirror.connection, "SELECT device_id FROM transitions ORDER BY device_id")
     assert [row["device_id"] for row in found] == ["a", "b", "c"]
+
+
+def test_a_mirror_keeps_the_columns_that_are_asked_for_alone(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    delta.create(home, QUARANTINE)
+    refused = {"received_at_ms": 1, "topic": "t", "payload": b"x" * 1_000, "reason": "json", "detail": "d", "bridge": "b"}
+    delta.append(home, QUARANTINE, delta.to_table(QUARANTINE, [refused]), "test", 1)
+    mirror = delta.Mirror(home, ["quarantine"], {"quarantine": ("reason",)})
+    mirror.refresh()
+    assert delta.fetch(mirror.connection, "SELECT reason, payload, detail FROM quarantine") == [
+        {"reason": "json", "payload": None, "detail": None}
+    ]
 
 
 def test_files_that_cannot_hold_a_value_are_spared_and_the_others_read(tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""What is shown while a fleet runs: by its screen, and to who follows its verdicts."""
+
+import io
+import json
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import duckdb
+import pytest
+from rich.console import Console
+
+from cli.looking import transitions
+from cli.screen import Screen
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.tables import JUDGEMENTS, QUARANTINE
+from fleetpulse.io import delta
+from fleetpulse.io.address import BrokerAddress
+from tests.homes import empty
+
+if TYPE_CHECKING:
+    from cli.processes import Run
+
+pytestmark = pytest.mark.unit
+TOLD: Final[dict[str, Any]] = {"kind": "transition", "event_time_ms": 5, "life_ms": 1, "transition_no": 1, "trigger": "signal"}
+
+
+def test_a_screen_whose_tables_cannot_be_read_shows_what_it_had_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = empty(tmp_path / "home", Deployment())
+    run = SimpleNamespace(home=home, status=lambda name: {})
+    monkeypatch.setattr("cli.screen._REFRESH_S", 0)
+    screen = Screen(cast("Run", run), BrokerAddress("127.0.0.1", 1))
+    monkeypatch.setattr("cli.screen.judged_ms", lambda home: None)
+    monkeypatch.setattr("cli.screen.reports.frontier_ms", lambda home, judged: None)
+    delta.append(home, QUARANTINE, delta.to_table(QUARANTINE, [{"received_at_ms": 1, "topic": "t", "reason": "json"}]), "test", 1)
+    assert "1 quarantined" in _shown(screen)
+    with monkeypatch.context() as broken:
+        broken.setattr("cli.screen.present.counts_of", lambda *_: _no_room())
+        assert "1 quarantined" in _shown(screen)
+        assert "the figures are those of before: no room" in _shown(screen)
+    assert "those of before" not in _shown(screen)
+
+
+def _no_room() -> None:
+    raise duckdb.OutOfMemoryException("no room\nmore")
+
+
+def _shown(screen: Screen) -> str:
+    console = Console(record=True, width=200, file=io.StringIO())
+    console.print(screen.render())
+    return console.export_text()
+
+
+def test_who_follows_is_told_of_each_verdict_once_also_of_one_that_was_judged_before_what_it_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = empty(tmp_path / "home", Deployment())
+    commits = iter([[("b", 60)], [("c", 30), ("b2", 61)], [], [("e", 200)], [("d", 190)]])
+    numbers = count(1)
+
+    def commit(*told: tuple[str, int]) -> None:
+        rows = [{**TOLD, "device_id": device_id, "judged_at_ms": judged_s * 1_000} for device_id, judged_s in told]
+        delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "test", next(numbers))
+
+    def sleep(_: float) -> None:
+        told = next(commits, None)
+        if told is None:
+            raise KeyboardInterrupt
+        if told:
+            commit(*told)
+
+    commit(("a", 50), ("old", 1))
+    monkeypatch.setattr("cli.looking.time.sleep", sleep)
+    transitions(home=home.path, follow=True, json_lines=True)
+    assert [json.loads(line)["device_id"] for line in capsys.readouterr().out.splitlines()] == [
+        "a",
+        "old",
+        "b",
+        "c",
+        "b2",
+        "e",
+        "d",
+    ]
