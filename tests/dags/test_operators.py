@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ import pytest
 from fleetpulse.io.desired import STOPPED, desire
 from fleetpulse.io.home import Home
 from tests.airflows import OF_AIRFLOW, ROOT
+from tests.waiting import await_that
 
 pytestmark = OF_AIRFLOW
 
@@ -233,12 +233,16 @@ def test_killing_a_task_ends_the_verb_and_all_that_it_started(tmp_path: Path) ->
         except AirflowException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=run)
+    def begun() -> str:
+        assert not failures, failures
+        return (tmp_path / "child").read_text().strip() if (tmp_path / "child").exists() else ""
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text().strip():
-        time.sleep(0.01)
-    child = psutil.Process(int((tmp_path / "child").read_text()))
-    task.on_kill()
+    try:
+        child = psutil.Process(int(await_that(begun, what="the command")))
+    finally:
+        task.on_kill()
     thread.join(30)
     assert not thread.is_alive()
     assert str(failures[0]).startswith(f"ended by signal {signal.SIGTERM.value}")

@@ -23,6 +23,7 @@ from fleetpulse.io import recording
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.ops import bronze, reports
+from tests.begun import kept_in_mind
 from tests.histories import START, row
 from tests.recordings import record
 from tests.waiting import PATIENCE_S, await_that
@@ -48,8 +49,8 @@ def fleet(*words: str) -> subprocess.CompletedProcess[str]:
 
 def begin(*words: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        _command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT
+    return kept_in_mind(
+        subprocess.Popen(_command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT)
     )
 
 

@@ -17,8 +17,8 @@ from fleetpulse.columnar.group import KeyGroup, begin
 from fleetpulse.columnar.told import said_by
 from fleetpulse.core.judgements import COMPARED, MAX_REASON, Judgement, Verdict, compared
 from fleetpulse.core.machine import TRANSITIONS, Mode
-from fleetpulse.core.messages import EVERYONE, FOR_EVERYONE, RESERVED, Clock, Kind, Row, key_group
-from fleetpulse.core.policy import MAX_ERRORS, Policy
+from fleetpulse.core.messages import EVERYONE, FLUSH, RESERVED, Clock, Kind, Row, key_group
+from fleetpulse.core.policy import MAX_ERRORS, Policy, parse_policy
 from fleetpulse.core.replay import Deployment, outcome, replay
 from tests.histories import (
     OWN,
@@ -29,6 +29,7 @@ from tests.histories import (
     choosing,
     compared_columns,
     row,
+    signal,
     with_gateway_deaths,
 )
 
@@ -81,7 +82,7 @@ def in_batches(
 
 
 class Stream:
-    """Key groups as the job keeps them, from batch to batch.
+    """Key groups as the job keeps them, from batch to batch: who has no rows is woken by a timer, or not at all.
 
     Args:
         deployment: lateness, clock lead and jitter.
@@ -100,33 +101,49 @@ class Stream:
         self.deployment, self.groups, self.stored = deployment, groups, stored
         self.chunks: dict[int, dict[int, bytes]] = {group: dict(chunks.get(group, {})) for group in range(groups)}
         self.told: Counter[tuple[Any, ...]] = Counter()
-        self.newest = 0  # the watermark runs a batch behind
+        self.newest = 0
         self._started_ms: int | None = None
+        self._due_ms: dict[int, int | None] = {group: self._armed(content) for group, content in stored.items()}
+
+    def _armed(self, content: bytes) -> int | None:
+        group = KeyGroup.from_bytes(content)
+        group.arm(self.deployment)
+        return group.due_ms
 
     def batch(self, rows: Sequence[Row]) -> None:
         """Judge a batch of rows in the order of ``received_at``; without rows, what the watermark wakes."""
         if self._started_ms is None and rows:
             self._started_ms = rows[0].received_at_ms
-        shared = [one for one in with_gateway_deaths(rows) if one.kind in FOR_EVERYONE or one.device_id == EVERYONE]
-        for group in range(self.groups):
-            own = (one for one in rows if one.kind not in FOR_EVERYONE and key_group(one.device_id, self.groups) == group)
-            mine = [*own, *shared]
-            if mine or group in self.stored:
-                self._fold(group, mine)
+        mine: dict[int, list[Row]] = {group: [] for group in range(self.groups)}
+        for one in with_gateway_deaths(rows):
+            for group in self._concerned(one):
+                mine[group].append(one)
+        for group, its in mine.items():
+            due_ms = self._due_ms.get(group)
+            if its or (due_ms is not None and due_ms <= self.newest):  # the watermark runs a batch behind
+                self._fold(group, its)
         self.newest = max([self.newest, *(one.received_at_ms for one in rows)])
+
+    def _concerned(self, one: Row) -> Sequence[int]:
+        flushing = one.kind is Kind.TICK and one.contents().get("op") == FLUSH
+        if one.kind in (Kind.GAP, Kind.POLICY) or flushing or (one.kind is Kind.DEATH and one.device_id == EVERYONE):
+            return range(self.groups)
+        return (0 if one.kind is Kind.TICK else key_group(one.device_id, self.groups),)
 
     def _fold(self, group: int, mine: Sequence[Row]) -> None:
         chunks = self.chunks[group]
         state = KeyGroup.from_bytes(self.stored[group]) if group in self.stored else begin(self._started_ms or 0)
         signals = signals_to_batch(one for one in mine if is_signal(one))
         others = [one for one in mine if not is_signal(one)]
-        reached = max([self.newest, *(one.received_at_ms for one in mine)])
+        reached = max([self.newest, *(one.received_at_ms for one in others)])
         step = state.fold(signals, others, reached, self.deployment, chunks.__getitem__)
         self.told += compared_columns(said_by(group, step.told))
         for number in step.gone:
             del chunks[number]
         chunks |= dict(step.chunks)
         assert chunks.keys() == {chunk.number for chunk in state.waiting.chunks}
+        # A timer that was re-armed while its batch ran is for the next one, which comes with rows.
+        self._due_ms[group] = None if state.due_ms is None else max(state.due_ms, self.newest + 1)
         self.stored[group] = state.to_bytes()
 
 
@@ -136,6 +153,17 @@ def test_batch_cuts_and_restarts_do_not_change_the_judgements(
 ) -> None:
     want = compared(replay(rows, deployment))
     assert in_batches(rows, cuts, deployment, groups) == want
+
+
+def test_who_has_no_rows_is_woken_when_the_frontier_reaches_its_deadline_and_not_later() -> None:
+    deployment = Deployment(1_000, 30_000)
+    other = next(name for name in "efghijk" if key_group(name, 2) != key_group("d", 2))
+    rules = parse_policy({"rules": {"timeout": "60s"}}).normalised()
+    policy = row(0, "fleet/_/_/policy", policy=rules, effective_from_s=-9)
+    rows = [policy, signal(1, "d"), *(signal(at, other) for at in (2, 10, 62))]
+    told = in_batches(rows, [3, 4], deployment, 2)  # the last row's frontier is the deadline itself
+    assert told == compared(replay(rows, deployment))
+    assert [one[1] for one in told if one[0] == Verdict.TRANSITION and one[6] == "offline"] == ["d"]
 
 
 @given(histories(), st.randoms(use_true_random=False), DEPLOYMENTS)
@@ -235,10 +263,24 @@ def test_a_life_is_numbered_connected_and_allowed(rows: list[Row], deployment: D
 def test_state_is_bounded(rows: list[Row], deployment: Deployment) -> None:
     told = outcome(rows, deployment)
     for device in told.devices.values():
-        assert device.mode is not Mode.FORGOTTEN
         assert max(len(device.error_times_ms), len(device.codes), len(device.progress)) <= MAX_ERRORS
     frontier = told.listening.frontier_ms if told.listening else None
     assert frontier is None or all((one.event_time_ms or 0) > frontier for one in told.waiting)
+    ends = [row(500 + number / 10, f"fleet/_/{bridge}/gap", op="close", until_s=500) for number, bridge in enumerate("bc")]
+    left = outcome([*rows, *ends, row(7e7, "fleet/_/b/tick"), row(14e7, "fleet/_/b/tick")], deployment)
+    assert not left.devices and not left.waiting  # every path ends where nothing is kept
+
+
+def test_what_a_group_knows_of_gaps_and_rules_is_bounded() -> None:
+    stream = Stream(Deployment(1_000, 30_000), 1, {})
+    for number in range(30):
+        at, rules = number * 100.0, parse_policy({"rules": {"timeout": f"{60 + number % 2}s"}}).normalised()
+        gaps = (row(at + 20, "fleet/_/b/gap", op="open", from_s=at + 15, after_s=at + 1),
+                row(at + 30, "fleet/_/b/gap", op="close", until_s=at + 30))  # fmt: skip
+        stream.batch([signal(at + 1), *gaps, row(at + 40, "fleet/_/_/policy", policy=rules)])
+    group = KeyGroup.from_bytes(stream.stored[0])
+    assert len(group.listening.coverage.gaps) <= 1
+    assert len(group.policies.dated) <= 2
 
 
 _UNFIT: dict[str, Any] = {

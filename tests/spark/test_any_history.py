@@ -6,15 +6,15 @@ import tempfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from batch import snapshot
 from batch.verbs import Work, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
 from fleetpulse.columnar.forms import WRITTEN_FORMS
+from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import MESSAGES
@@ -23,12 +23,13 @@ from fleetpulse.io.checkpoint import stand
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import find_snapshot
 from fleetpulse.ops.agreement import defined, told
-from tests.property.test_laws import DEPLOYMENTS, histories
+from tests.histories import any_own_row, any_policy, any_signal, as_the_bridge_says, row
 from tests.spark.test_state_verbs import SAY, judge
 from tests.spark.test_stream import land
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 EXAMPLES = 2 if os.environ.get("CI") else 5  # each is a home of its own, with some starts of the job
+TOLD = 30  # transitions, at least
 
 
 def _nothing(_: Work) -> None:
@@ -72,27 +73,36 @@ VERBS: tuple[Callable[[Work], None], ...] = (
 )
 
 
-@given(
-    histories(),
-    st.lists(st.tuples(st.integers(1, 60), st.sampled_from(VERBS)), min_size=1, max_size=3, unique_by=lambda one: one[0]),
-    DEPLOYMENTS,
-)
-@settings(
-    max_examples=EXAMPLES,
-    derandomize=bool(os.environ.get("CI")),
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to make one smaller takes as long again for each step
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-def test_any_history_is_judged_as_the_definition_says_whatever_is_done_between_batches(
-    spark: SparkSession, rows: list[Row], done: list[tuple[int, Callable[[Work], None]]], deployment: Deployment
-) -> None:
+def _telling(random: Random) -> tuple[list[Row], Deployment]:
+    """Return a history in which devices change their modes, and how it is judged."""
+    for _ in range(100):
+        rows, deployment = _history(random), Deployment(random.choice([1, 5, 20, 60]) * 1_000, 30_000)
+        told = sum(count for one, count in defined(rows, deployment).items() if one[0] == Verdict.TRANSITION)
+        if told > TOLD:
+            return rows, deployment
+    raise AssertionError("hardly any history tells of that many changes")
+
+
+def _history(random: Random) -> list[Row]:
+    """Return some hundred rows of all kinds in the order of ``received_at``."""
+    own = [any_own_row(random.choice, "abc", 60) for _ in range(12)]
+    known = {one.received_at_ms: one for one in own}.values()  # each at an instant of its own, as the bridge stamps them
+    rows = [*(any_signal(random.choice, "abc", 60) for _ in range(90)), *known]
+    rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(random.choice), effective_from_s=-500))
+    return as_the_bridge_says(rows)
+
+
+@pytest.mark.parametrize("seed", range(EXAMPLES))
+def test_any_history_is_judged_as_the_definition_says_whatever_is_done_between_batches(spark: SparkSession, seed: int) -> None:
+    random = Random(seed)
+    rows, deployment = _telling(random)
+    mine = Random(0).sample(VERBS, len(VERBS))[seed::EXAMPLES]  # among them all examples do everything
+    verbs = list(zip(sorted(random.sample(range(1, len(rows)), len(mine))), mine, strict=True))
     folder = Path(tempfile.mkdtemp(prefix="fleetpulse-any-"))
     try:
         home = Home(folder / "home")
         home.prepare(deployment)
         delta.create(home, MESSAGES)
-        verbs = sorted(((min(at, len(rows)), verb) for at, verb in done), key=lambda one: one[0])
         edges = [0, *(at for at, _ in verbs), len(rows)]
         for number, (begin, end) in enumerate(pairwise(edges), 1):
             if end > begin:

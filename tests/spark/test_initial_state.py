@@ -74,15 +74,20 @@ def test_devices_that_never_speak_go_offline_by_ticks_alone_and_by_the_definitio
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
     delta.create(home, MESSAGES)
-    ticks = [tick(at_s) for at_s in (31, 60, 125, 600, 1225, 1231)]
+    ticks = [tick(at_s) for at_s in (31, 60, 125, 600, 1225, 1230)]
     speaks = signal(500, SPEAKS)
     rest = sorted([*ticks, speaks, tick(4000)], key=lambda one: one.received_at_ms)
     for number, one in enumerate(rest[:4], 1):
         _land(home, [one], number)
     _run(spark, home, _registered(spark, home))
-    for number, one in enumerate(rest[4:], 5):
+    for number, one in enumerate(rest[4:-1], 5):
         _land(home, [one], number)
     _run(spark, home)  # a checkpoint that stands needs nothing to begin with
+    # A timer at the watermark itself: the deadlines of 1200 s lie exactly at the frontier of the newest tick, 1230.
+    [last] = delta.query(home, "SELECT epoch_ms(max(event_time)) AS at_ms FROM transitions WHERE to_mode = 'offline'")
+    assert last["at_ms"] - START == 1_200_000
+    _land(home, [rest[-1]], len(rest))
+    _run(spark, home)
 
     policy = row(0, "fleet/_/_/policy", policy=POLICY.normalised(), effective_from_s=-START // 1000)
     registry = [
