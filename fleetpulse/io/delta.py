@@ -21,7 +21,7 @@ from fleetpulse.io.durable import sync_tree
 from fleetpulse.io.home import Home
 
 if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection, DuckDBPyRelation
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation, Expression
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _ARROW: Final = {
@@ -153,7 +153,10 @@ Only = Mapping[str, tuple[str, Sequence[Any]]]  # table -> a column, and the val
 
 @contextmanager
 def reading(
-    home: Home, tables: Iterable[str] = (JUDGEMENTS.name,), only: Only = MappingProxyType({})
+    home: Home,
+    tables: Iterable[str] = (JUDGEMENTS.name,),
+    only: Only = MappingProxyType({}),
+    device_id: str | None = None,
 ) -> "Iterator[DuckDBPyConnection]":
     """Open tables, and the readings of judgements (``transitions``, ``late_events`` ...), as they stand now, for SQL.
 
@@ -164,6 +167,7 @@ def reading(
         home: the home.
         tables: their names.
         only: spares files whose statistics say that none of these values is in them; the SQL must ask for them all the same.
+        device_id: this device's rows alone.
 
     Raises:
         DamagedError: a file of them is damaged, or gone: here, or where the SQL is run.
@@ -174,9 +178,16 @@ def reading(
             files = [file.path for file in files_of(home, table, *only[name])] if name in only else paths_of(home, table)
             connection.execute(f"CREATE VIEW {name} AS SELECT * FROM {_no_rows(table)}")
             if files:
-                _from_files(connection, table, files).create_view(name, replace=True)
+                rows = _from_files(connection, table, files)
+                (rows if device_id is None else rows.filter(_of_device(device_id))).create_view(name, replace=True)
         _name_readings(connection, tables)
         yield connection
+
+
+def _of_device(device_id: str) -> "Expression":
+    from duckdb import ColumnExpression, ConstantExpression
+
+    return ColumnExpression("device_id") == ConstantExpression(device_id)
 
 
 def open_files(connection: "DuckDBPyConnection", name: str, table: Table, files: Sequence[Path]) -> None:
@@ -339,13 +350,14 @@ def query(
     parameters: Iterable[Any] = (),
     tables: Iterable[str] = (JUDGEMENTS.name,),
     only: Only = MappingProxyType({}),
+    device_id: str | None = None,
 ) -> list[dict[str, Any]]:
     """Run SQL over tables, and over the readings of judgements (``transitions``, ``late_events`` ...).
 
     Returns:
         Rows by column name. A table that is not there yet reads as empty.
     """
-    with reading(home, tables, only) as connection:
+    with reading(home, tables, only, device_id) as connection:
         return fetch(connection, sql, parameters)
 
 

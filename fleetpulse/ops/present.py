@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fleetpulse.core.judgements import AMENDMENTS
 from fleetpulse.core.messages import SIGNALS
 from fleetpulse.core.policy import DEFAULT_CLASS
-from fleetpulse.core.tables import MESSAGES
+from fleetpulse.core.tables import DEVICES, JUDGEMENTS, MESSAGES
 from fleetpulse.core.times import END_OF_TIME_MS
 from fleetpulse.io.delta import fetch, files_of, query, reading
 from fleetpulse.io.home import Home
@@ -61,13 +61,14 @@ _DEVICES: Final = f"""
 """
 
 
-def devices(home: Home, frontier_ms: int | None, mode: str | None = None) -> list[dict[str, Any]]:
+def devices(home: Home, frontier_ms: int | None, mode: str | None = None, device_id: str | None = None) -> list[dict[str, Any]]:
     """Return every device that was registered or heard, with its mode; ``unjudged`` with the reason where it has none.
 
     Args:
         home: the home.
         frontier_ms: up to which event time the job has judged; None where it has judged nothing yet.
         mode: only devices in this mode.
+        device_id: this device alone.
     """
     fleet, values = fleet_in(_now(frontier_ms))
     sql = _DEVICES.format(fleet=fleet, frontier_ms=_through(frontier_ms), lead_ms=home.deployment().max_clock_lead_ms)
@@ -76,7 +77,8 @@ def devices(home: Home, frontier_ms: int | None, mode: str | None = None) -> lis
         home,
         f"SELECT * FROM ({sql}) {where} ORDER BY device_id",
         [*values, mode] if mode else values,
-        tables=["judgements", "devices", "messages"],
+        tables=(JUDGEMENTS.name, DEVICES.name, MESSAGES.name),
+        device_id=device_id,
     )
 
 

@@ -144,7 +144,7 @@ def standing(home: Home, device_id: str, judged_ms: int | None) -> Standing | No
         device_id: the device.
         judged_ms: ``received_at`` up to which the job has judged.
     """
-    listed = [row for row in devices(home, frontier_ms(home, judged_ms)) if row["device_id"] == device_id]
+    listed = devices(home, frontier_ms(home, judged_ms), device_id=device_id)
     if not listed:
         return None
     changes, kept_ms = transitions(home, device_id), oldest_kept_ms(home, MESSAGES.name)

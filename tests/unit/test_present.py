@@ -117,6 +117,23 @@ def test_nobody_is_seen_in_the_future_and_a_refused_clock_shows_nobody(tmp_path:
     assert (told["liar"]["last_seen"], told["liar"]["reason"]) == (None, "clock ahead by 7m38s")
 
 
+def test_one_device_is_what_it_is_among_all(tmp_path: Path) -> None:
+    told = [
+        signal(10, "a"),
+        signal(20, "it's"),
+        signal(500, "liar", received_s=42),
+        _add(43, "never"),
+        signal(200, "it's"),
+        tick(250),
+    ]
+    home = _home(tmp_path, *told)
+    everybody = _listed(home, 250)
+    assert set(everybody) == {"a", "it's", "liar", "never"}
+    for device_id, known in everybody.items():
+        assert present.devices(home, _frontier_ms(home, 250), device_id=device_id) == [known]
+    assert present.devices(home, _frontier_ms(home, 250), device_id="nobody") == []
+
+
 def test_people_see_the_devices_whose_mode_changed_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unjudged = signal(500, "a-liar", received_s=42)
     home = _home(tmp_path, signal(10, "a"), signal(20, "c"), signal(30, "b"), unjudged, tick(60))
