@@ -25,6 +25,19 @@ _ALONE: Final = {
     "Referrer-Policy": "no-referrer",  # the address is not for others
 }
 
+_INSTEAD: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>fleetpulse</title>
+<style>
+:root {{ color-scheme: light dark }}
+body {{ font: 1.1rem/1.5 system-ui, sans-serif; max-width: 40rem; margin: 4rem auto; padding: 0 1rem }}
+</style></head><body><main><h1>Nothing to show here</h1><p>{words}</p></main></body></html>
+"""
+_NOWHERE: Final = "There is no such page."
+_MISSING: Final = {
+    "quality": "There is no such page. The DAG fleet_quality makes them when it looks at the data, each hour.",
+    "backtests": "There is no such page. A backtest that failed has none, and one that is older than keep_logs is removed.",
+}
+
 
 def folders(place: Place) -> dict[str, Path]:
     """Return what is shown, by the first word of its address below `PREFIX`."""
@@ -34,25 +47,28 @@ def folders(place: Place) -> dict[str, Path]:
 def app(place: Place) -> Any:
     """Return the application that shows the pages: who has a session is sent on to an address that is good for a while."""
     from airflow.api_fastapi.core_api.security import get_user
-    from fastapi import Depends, FastAPI, HTTPException, Request
-    from fastapi.responses import FileResponse, RedirectResponse
+    from fastapi import Depends, FastAPI, Request
+    from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
     shown = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
-    def page(request: Request, area: str, path: str) -> RedirectResponse:
+    def instead(status: int, words: str) -> Response:
+        return HTMLResponse(_INSTEAD.format(words=words), status, headers=_ALONE)
+
+    def page(request: Request, area: str, path: str) -> Response:
         if page_of(place, area, path) is None:
-            raise HTTPException(404, "there is no such page")
+            return instead(404, _MISSING.get(area, _NOWHERE))
         given = pass_until(int(time.time()) + PASS_S)
         return RedirectResponse(
             f"{request.scope.get('root_path', '')}/{_PASSED}/{given}/{area}/{quote(path)}", 303, headers=_ALONE
         )
 
-    def passed(given: str, area: str, path: str) -> FileResponse:
+    def passed(given: str, area: str, path: str) -> Response:
         if not is_good(given):
-            raise HTTPException(401, "this address is no longer good; open the page from Airflow again")
+            return instead(401, "This address is no longer good. Open the page from Airflow again.")
         found = page_of(place, area, path)
         if found is None:
-            raise HTTPException(404, "there is no such page")
+            return instead(404, _MISSING.get(area, _NOWHERE))
         return FileResponse(found, headers=_ALONE)
 
     shown.add_api_route(f"/{_PASSED}/{{given}}/{{area}}/{{path:path}}", passed, methods=["GET"])

@@ -52,11 +52,19 @@ def test_who_has_not_logged_in_sees_no_page(airflow: Path, stand: object) -> Non
             assert client.get(path).status_code in (401, 403, 404), path
         assert client.get("/backtests/run/report.html").status_code == 401
         shown.dependency_overrides[_get_user()] = lambda: "somebody"
-        assert client.get("/backtests/run/none.html").status_code == 404
+        missing = {area: client.get(f"/{area}/none.html") for area in ("backtests", "quality", "other")}
         answer = client.get("/backtests/run/report.html")
         shown.dependency_overrides.clear()
         beside = client.get(str(answer.url.join("style.css")))
         below = client.get(str(answer.url).replace("report.html", "%2e%2e/%2e%2e/%2e%2e/secret"))
+        expired = client.get("/for/1-x/backtests/run/report.html")
+    assert [one.status_code for one in missing.values()] == [404] * 3
+    assert "keep_logs" in missing["backtests"].text and "fleet_quality" in missing["quality"].text
+    assert expired.status_code == 401 and "Open the page from Airflow again" in expired.text
+    for one in (*missing.values(), expired):
+        assert one.headers["content-security-policy"].startswith("sandbox")
+        assert '<html lang="en">' in one.text
+    assert all("There is no such page" in one.text for one in missing.values())
     assert (answer.status_code, answer.text) == (200, "here")
     assert (beside.status_code, beside.text) == (200, "too"), "what a page needs is asked for without the session"
     assert below.status_code == 404
