@@ -10,6 +10,7 @@ import typer
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.damage import DamagedError, damage_in
+from fleetpulse.io.durable import no_room
 
 _JOB = "job"
 
@@ -29,8 +30,16 @@ def run() -> None:
         typer.echo(f"fleet: {error}", err=True)
         sys.exit(error.exit_code)
     except Exception as error:
-        if (told := damage_in(error)) is None:
+        if (refused := _refused(error)) is None:
             raise  # a fault of ours: it is to be seen whole
-        refused = DamagedError("what the command needs", told)
         typer.echo(f"fleet: {refused}", err=True)
         sys.exit(refused.exit_code)
+
+
+def _refused(error: Exception) -> FleetError | None:
+    """Return what stood in the way, where that is no fault of ours."""
+    if no_room(error):
+        where = f' ("{error.filename}")' if isinstance(error, OSError) and error.filename else ""
+        return FleetError(f"the disk is full{where}; free some space, as ./fleet maintain does, and give the command again")
+    told = damage_in(error)
+    return None if told is None else DamagedError("what the command needs", told)

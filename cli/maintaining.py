@@ -42,8 +42,8 @@ def maintain(
 
 
 def _steps(home: Home, say: Callable[[str], None], *, dry_run: bool) -> Iterator[dict[str, Any]]:
-    from batch.maintain import Keep
     from batch.maintain import maintain as run
+    from batch.steps import Keep
     from fleetpulse.settings import load_settings
 
     settings = load_settings(home.path)

@@ -14,6 +14,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
+from fleetpulse.io.leftovers import remains_of, remove_folders
 from fleetpulse.io.lifecycle_query import start
 from fleetpulse.io.making import is_maintaining, is_making
 from fleetpulse.io.process import Stop, write_status
@@ -22,6 +23,7 @@ from fleetpulse.io.stream_health import StreamHealth
 from fleetpulse.io.tidying import shorten_log
 
 _LOG: Final = structlog.get_logger("lifecycle")
+_SPARK: Final = "spark"  # in the home; what lies in `local` and `blocks-*` there is this job's alone
 _WARM_LIMIT_S: Final = 60.0
 _SHORTEN_EVERY_S: Final = 60.0
 
@@ -60,13 +62,14 @@ def run_lifecycle(home: Home, stop: Stop, keep: Keep, size: Size) -> None:
         if stop.wait(0.5):
             return
     with home.state_held("the lifecycle job"):
+        remove_folders(remains_of(home.path / _SPARK))
         _run(home, stop, keep, size)
 
 
 def _run(home: Home, stop: Stop, keep: Keep, size: Size) -> None:
     warming = threading.Thread(target=warm, name="warm", daemon=True)
     warming.start()  # while the JVM starts; the first batch's workers find it done instead of each doing it
-    spark = spark_session("fleetpulse-lifecycle", local_dir=home.path / "spark", size=size)
+    spark = spark_session("fleetpulse-lifecycle", local_dir=home.path / _SPARK, size=size)
     warming.join(_WARM_LIMIT_S)
     health = StreamHealth(home, home.generation().number, keep.health_ms)
     query = start(spark, home)

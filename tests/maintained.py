@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from batch.maintain import Keep, Step, maintain
+from batch.maintain import maintain
+from batch.steps import Keep, Step
 from fleetpulse.core.messages import Row, hash64
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import MESSAGES, TABLES

@@ -291,18 +291,22 @@ def _write(table: Path, name: str, parts: Iterable[Part], kept: Callable[[pa.Tab
     aside = path.with_name(f".{path.name}.tmp")  # maintenance has a lock: nobody else writes it
     spans: dict[str, list[datetime]] = {column: [] for column in _STATS}
     count, held = 0, pa.Table.from_batches([], schema)
-    with pq.ParquetWriter(aside, schema, **parquet_options(schema)) as writer:
-        for rows in (kept(rows) for part in parts for rows in _read(table / part.name, schema)):
-            count += rows.num_rows
-            for column, span in spans.items():
-                span += [one for one in pc.min_max(rows[column]).as_py().values() if one is not None]
-            held = pa.concat_tables([held, rows])
-            if held.num_rows >= _ROW_GROUP:
+    try:
+        with pq.ParquetWriter(aside, schema, **parquet_options(schema)) as writer:
+            for rows in (kept(rows) for part in parts for rows in _read(table / part.name, schema)):
+                count += rows.num_rows
+                for column, span in spans.items():
+                    span += [one for one in pc.min_max(rows[column]).as_py().values() if one is not None]
+                held = pa.concat_tables([held, rows])
+                if held.num_rows >= _ROW_GROUP:
+                    writer.write_table(held.combine_chunks())
+                    held = held.slice(0, 0)
+            if held.num_rows:
                 writer.write_table(held.combine_chunks())
-                held = held.slice(0, 0)
-        if held.num_rows:
-            writer.write_table(held.combine_chunks())
-    _make_durable(aside, path)
+        _make_durable(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)  # of a full disk it would keep what it took
+        raise
     return Added(name, path.stat().st_size, {"numRecords": count, **_as_stats(spans)})
 
 

@@ -1,7 +1,15 @@
 """What would survive a loss of power: a file by its content and, apart from that, by the name that its folder has of it."""
 
+import errno
 import os
 from pathlib import Path
+
+
+def no_room(error: BaseException) -> bool:
+    """Return whether it says that the disk, or somebody's share of it, is full; Delta and DuckDB say so in words alone."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return any(f"(os error {code})" in str(error) or os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
 
 
 def replace_text(path: Path, text: str) -> None:

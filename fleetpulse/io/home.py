@@ -16,7 +16,7 @@ from fleetpulse.core.messages import BRIDGE, KAFKA
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.address import write_secret
-from fleetpulse.io.durable import replace_text
+from fleetpulse.io.durable import no_room, replace_text
 from fleetpulse.io.generations import Generation, checkpoint_of, load_generations
 from fleetpulse.io.locks import folder_held, held, holder
 from fleetpulse.io.segments import list_segments
@@ -32,7 +32,7 @@ _ANOTHER: Final = "name another with --home"
 
 def _cure(error: OSError) -> str:
     """Return what to do about a folder that the system refuses."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if no_room(error):
         return f"free some space, or {_ANOTHER}"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"make it yours to write, or {_ANOTHER}"

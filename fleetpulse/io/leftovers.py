@@ -15,6 +15,7 @@ from fleetpulse.io.services import in_use
 
 LONG_BYTES: Final = 64 * 1024 * 1024
 DAY_S: Final = 86_400
+BLOCKS: Final = "blocks-*"  # folders in which a query hands over its blocks; see `lifecycle_query`
 
 
 def old_logs(home: Home, keep_ms: int | None, now_s: float) -> list[Path]:
@@ -38,7 +39,11 @@ def put_aside(log: Path) -> None:
     """Copy a log to ``<name>.1``, over what lies there, and begin it anew; lines that are written in between are lost."""
     aside = log.with_name(f"{log.name}.1")
     fresh = log.with_name(f"{log.name}.1.new")
-    shutil.copyfile(log, fresh)
+    try:
+        shutil.copyfile(log, fresh)
+    except OSError:
+        fresh.unlink(missing_ok=True)  # of a full disk it would keep what it took
+        raise
     fresh.replace(aside)
     os.truncate(log, 0)  # who has it open writes at its end, wherever that is
 
@@ -47,9 +52,14 @@ def spark_remains(home: Home, now_s: float) -> list[Path]:
     """Return folders that a killed Spark left, a day old at least; none while a run uses the home."""
     if in_use(home):
         return []
-    return sorted(
-        path for path in (home.path / "spark").glob("**/local/*") if path.is_dir() and now_s - path.stat().st_mtime > DAY_S
-    )
+    place = home.path / "spark"
+    left = (path for pattern in ("local/*", BLOCKS) for path in place.glob(f"**/{pattern}"))
+    return sorted(path for path in left if path.is_dir() and now_s - path.stat().st_mtime > DAY_S)
+
+
+def remains_of(folder: Path) -> list[Path]:
+    """Return what killed sessions left in a folder that only one session uses at a time, for the next one to remove."""
+    return sorted(path for pattern in ("local", BLOCKS) for path in folder.glob(pattern) if path.is_dir())
 
 
 def airflow_logs(home: Home) -> Path:

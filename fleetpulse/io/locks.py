@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TextIO
 
+from fleetpulse.io.durable import no_room
+
 _TRIES: Final = 5
+_UNNAMED: Final = "another run"  # which began on a full disk
 
 
 def _flocked(held: TextIO, how: int = fcntl.LOCK_EX) -> bool:
@@ -37,10 +40,13 @@ def held(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator[N
     with path.open("a+") as file:
         if not _flocked(file):
             file.seek(0)
-            raise refused(file.read().strip() or "another run")
+            raise refused(file.read().strip() or _UNNAMED)
         file.truncate(0)
-        file.write(f"{by} (process {os.getpid()})")
-        file.flush()
+        try:
+            os.write(file.fileno(), f"{by} (process {os.getpid()})".encode())
+        except OSError as error:
+            if not no_room(error):  # it is held all the same: what makes room must be let in
+                raise
         try:
             yield
         finally:
@@ -88,7 +94,7 @@ def shared(path: Path, by: str, refused: Callable[[str], Exception]) -> Iterator
     """
     with path.open("r+" if path.exists() else "w+") as file:
         if not _flocked(file, fcntl.LOCK_SH):
-            raise refused(file.read().strip() or "another run")
+            raise refused(file.read().strip() or _UNNAMED)
         os.pwrite(file.fileno(), by.encode(), 0)  # all write the same, so that it does not matter who is last
         file.truncate(len(by.encode()))
         yield
@@ -105,7 +111,7 @@ def holder(path: Path) -> str | None:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return file.read()
+                return file.read() or _UNNAMED
     except FileNotFoundError:
         pass
     return None

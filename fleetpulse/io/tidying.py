@@ -20,6 +20,7 @@ from fleetpulse.io.beside_spark import commit_for_good
 from fleetpulse.io.commits import leave_checkpoint
 from fleetpulse.io.damage import open_table
 from fleetpulse.io.delta_log import actions_of
+from fleetpulse.io.durable import no_room
 from fleetpulse.io.snapshot_table import note_of
 
 HOUR_MS: Final = 3_600_000
@@ -138,7 +139,9 @@ def write_checkpoint(table: Path, *, dry_run: bool) -> bool:
     if not dry_run:
         try:
             leave_checkpoint(table)
-        except (DeltaError, FileNotFoundError):  # the next maintenance writes it
+        except (DeltaError, OSError) as error:  # the next maintenance writes it
+            if not isinstance(error, (DeltaError, FileNotFoundError)) and not no_room(error):
+                raise
             return False
     return True
 

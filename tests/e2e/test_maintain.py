@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from batch.maintain import Keep, maintain
+from batch.maintain import maintain
+from batch.steps import Keep
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import judged_up_to

@@ -10,7 +10,8 @@ from random import Random
 import pytest
 from pyspark.sql import SparkSession
 
-from batch.maintain import Keep, maintain
+from batch.maintain import maintain
+from batch.steps import Keep
 from fleetpulse.core.decoding import decode
 from fleetpulse.core.messages import Origin, Row, hash64
 from fleetpulse.core.policy import parse_policy

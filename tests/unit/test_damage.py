@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from cli import main
 from cli.entry import run
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import parse_policy
@@ -100,6 +101,24 @@ def test_a_backtest_over_damaged_bronze_ends_with_the_sentence_and_no_traceback(
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"{home.table('messages')}" in done.stderr and "cannot be read: a file is damaged or gone (" in done.stderr
     assert _files(home) == before
+
+
+@pytest.mark.parametrize("full", [OSError(28, "No space left on device", "a/b"), DeltaError("Generic error: (os error 28)")])
+def test_a_full_disk_is_one_sentence_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], full: Exception
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise full
+
+    monkeypatch.setattr(sys, "argv", ["fleet", "status"])
+    monkeypatch.setattr(main, "app", refused)
+    with pytest.raises(SystemExit) as ended:
+        run()
+    where = ' ("a/b")' if isinstance(full, OSError) else ""
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        f"fleet: the disk is full{where}; free some space, as ./fleet maintain does, and give the command again\n"
+    )
 
 
 def test_a_fault_of_ours_is_no_damage(home: Home) -> None:

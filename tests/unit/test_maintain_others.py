@@ -1,5 +1,6 @@
 """Maintenance of what is not bronze: judgements, snapshots, logs."""
 
+import errno
 import os
 import shutil
 from dataclasses import replace
@@ -8,10 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
+from batch import aged
 from batch.maintain import maintain
-from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS
-from fleetpulse.io import delta, leftovers
+from batch.steps import FULL
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, QUARANTINE
+from fleetpulse.io import compaction, delta, leftovers, tidying
 from fleetpulse.io.generations import begin_generation, checkpoint_of, load_generations, save_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.making import making
@@ -264,3 +268,60 @@ def test_old_and_long_logs_go_and_those_of_running_processes_stay(home: Home) ->
     names = {path.name for path in home.logs.iterdir()}
     assert names == {"bridge.log", "lifecycle.log", "simulator.log", "simulator.log.1"}
     assert (home.logs / "simulator.log").read_bytes() == b"goes on"
+
+
+def test_what_a_killed_spark_left_goes_by_maintenance_or_by_the_next_of_its_place(home: Home) -> None:
+    place = home.path / "spark"
+    kept = [place / "spark-warehouse", place / "batch-1"]
+    left = [
+        place / "local" / "blockmgr-1",
+        place / "blocks-1",
+        place / "batch-1" / "local" / "spark-1",
+        place / "batch-1" / "blocks-2",
+    ]
+    for folder in (*kept, *left):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "shuffle").write_bytes(bytes(10))
+    for folder in (*left, place / "local"):
+        os.utime(folder, (NOW_S - 2 * DAY_S, NOW_S - 2 * DAY_S))
+    young = place / "blocks-3"
+    young.mkdir()
+    os.utime(young, (NOW_S - DAY_S / 2, NOW_S - DAY_S / 2))
+    assert leftovers.spark_remains(home, NOW_S) == sorted(left)
+    told = [
+        (one.table, one.files, one.size_bytes) for one in maintain(home, KEEP, dry_run=False, now_s=NOW_S) if one.table == "spark"
+    ]
+    assert told == [("spark", 4, 40)] and not any(folder.exists() for folder in left)
+    assert leftovers.remains_of(place) == [young, place / "local"], "whoever starts there is alone there, however young they are"
+    leftovers.remove_folders(leftovers.remains_of(place))
+    assert {path.name for path in place.iterdir()} == {path.name for path in kept}
+
+
+@pytest.mark.parametrize("words", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), DeltaError("Generic error: (os error 28)")])
+def test_a_full_disk_stops_what_writes_and_nothing_that_deletes(
+    home: Home, monkeypatch: pytest.MonkeyPatch, words: Exception
+) -> None:
+    def full(*_: object) -> None:
+        raise words
+
+    def half_copied(_: Path, fresh: Path) -> None:
+        fresh.write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    rows = [{"received_at_ms": START + day * DAY_MS, "reason": "not_json", "topic": "a"} for day in (0, 200)]
+    delta.append(home, QUARANTINE, delta.to_table(QUARANTINE, rows), "landing", 1)
+    log = home.logs / "simulator.log"
+    log.write_text("a line")
+    os.utime(log, (NOW_S - 40 * DAY_S, NOW_S - 40 * DAY_S))
+    with monkeypatch.context() as disk:
+        for module, name in ((compaction, "_make_durable"), (aged, "promise"), (tidying, "leave_checkpoint")):
+            disk.setattr(module, name, full)
+        disk.setattr(leftovers.shutil, "copyfile", half_copied)
+        disk.setattr(leftovers, "LONG_BYTES", 3)
+        (home.logs / "bridge.log").write_text("long")
+        done = list(maintain(home, KEEP, dry_run=False, now_s=NOW_S))
+    assert [one.table for one in done if one.note == FULL] == ["messages", "quarantine", "logs"]
+    assert not [*home.table("messages").rglob("*.tmp"), *home.logs.glob("*.new")], "what was half written gives its room back"
+    assert not log.exists() and delta.query(home, "SELECT count(*) AS n FROM quarantine", tables=["quarantine"]) == [{"n": 2}]
+    did = {(one.table, one.did) for one in maintain(home, KEEP, dry_run=False, now_s=NOW_S)}
+    assert {("messages", "join"), ("messages", "checkpoint"), ("quarantine", "remove")} <= did, "the next one does it"

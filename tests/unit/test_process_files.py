@@ -1,5 +1,6 @@
 """Stopping, status files, the spool of commands, and addresses that keep their secret."""
 
+import errno
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import pytest
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.address import BrokerAddress, load_address, parse_broker_url, save_address
+from fleetpulse.io.locks import held, holder
 from fleetpulse.io.process import Stop, read_status, write_status
 from streaming.spool import Spool
 
@@ -96,9 +98,10 @@ def test_a_file_that_cannot_be_moved_does_not_lose_those_before_it(tmp_path: Pat
     (tmp_path / "refused").write_text("where the folder should be")
     spool = Spool(tmp_path, 0)
     assert spool.take(1) == [("1.json", "a", {})]
-    assert spool.take(1) == []
+    spool.written()
+    assert spool.take(2) == []
     (tmp_path / "refused").unlink()
-    assert spool.take(1) == []
+    assert spool.take(2) == []
     assert (tmp_path / "refused" / "2.json").exists()
 
 
@@ -136,3 +139,17 @@ def test_a_password_on_the_command_line_is_refused_and_not_repeated() -> None:
 def test_a_home_without_a_broker_says_so(tmp_path: Path) -> None:
     with pytest.raises(FleetError, match="fleet up"):
         load_address(tmp_path / "broker.json")
+
+
+def test_on_a_full_disk_a_lock_is_held_without_its_holders_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with held(tmp_path / "lock", "one", FleetError):
+        assert holder(tmp_path / "lock") == "another run"
+        with pytest.raises(FleetError, match="another run"), held(tmp_path / "lock", "two", FleetError):
+            raise AssertionError("two hold it")
+    assert holder(tmp_path / "lock") is None
+    with held(tmp_path / "lock", "one", FleetError):
+        pass
