@@ -4,7 +4,6 @@ Rule 1: one thread; every wait is bounded, so that it stops within a second.
 Rule 2: when memory or the disk is full it takes nothing in, and the broker keeps what comes.
 """
 
-import errno
 import os
 import secrets
 import time
@@ -20,6 +19,7 @@ import structlog
 from fleetpulse.core.messages import BRIDGE
 from fleetpulse.core.sparkplug import STATE, host_state
 from fleetpulse.io.address import BrokerAddress
+from fleetpulse.io.durable import no_room
 from fleetpulse.io.leases import Lease, kept_sites, read_lease, write_lease
 from fleetpulse.io.process import Stop, write_status
 from fleetpulse.io.receiver import Arrived, Presence, Receiver, Token
@@ -274,7 +274,7 @@ class Bridge:
             self._begin_anew(str(error))
             return True
         except OSError as error:
-            words = "disk full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot write: {error.strerror}"
+            words = "disk full" if no_room(error) else f"cannot write: {error.strerror}"
             if words != self.problem:
                 _LOG.error("a segment cannot be written; nothing is acknowledged until it can", problem=words)
             self.problem = words
@@ -299,6 +299,7 @@ class Bridge:
             played=self.intake.history.played,
             shared=self.intake.shared,
             left_open=self.intake.history.left_open,
+            gap_rows=self.intake.history.gap_rows_at(self.intake.last_ms or 0),
         )
         self.number += 1
         self.rows += table.num_rows

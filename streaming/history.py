@@ -69,7 +69,9 @@ class History:
             return cls()
         if position.recording is None or position.line is None:
             return cls(played=position.played, left_open=position.left_open)
-        return cls(position.recording, position.line, position.ended, position.played, position.left_open)
+        found = cls(position.recording, position.line, position.ended, position.played, position.left_open)
+        found._gap_rows = position.received_at_ms, position.gap_rows
+        return found
 
     def copy(self) -> Self:
         """Return what is remembered, without the lines that are held: the broker sends those again."""
@@ -89,6 +91,11 @@ class History:
     def held(self) -> int:
         """How many lines wait for one before them."""
         return len(self._held)
+
+    def gap_rows_at(self, instant_ms: int) -> frozenset[str]:
+        """Return the bridges of which the lines had a gap row at an instant, if that is the newest with one."""
+        newest_ms, whose = self._gap_rows
+        return whose if newest_ms == instant_ms else frozenset()
 
     def let_go(self) -> list[str]:
         """Return the bridges of which a recording still says that they do not listen, and remember none of them."""
@@ -151,8 +158,7 @@ class History:
         """Remember who does not listen, as whoever judges the row will."""
         if not isinstance(row, Row) or row.kind is not Kind.GAP:
             return Verdict.WRITE
-        newest_ms, whose = self._gap_rows
-        same = whose if row.received_at_ms == newest_ms else frozenset[str]()
+        same = self.gap_rows_at(row.received_at_ms)
         if row.device_id in same:
             return Verdict.DOUBLED
         self._gap_rows = row.received_at_ms, same | {row.device_id}

@@ -1,6 +1,7 @@
 """What the bridge does with what arrives: stamped, put in order, handed over to be written. No network, file or clock here.
 
-Rule 1: ``received_at`` never runs backwards, not across restarts either; our own rows share theirs with nobody.
+Rule 1: ``received_at`` never runs backwards, not across restarts either; our own rows share theirs with nobody,
+but commands about different devices.
 Rule 2: a message is given back for acknowledgement by `written` alone: when the segment with it is on the disk.
 Rule 3: while history is played nothing else is taken; each of its lines is taken once, in order, as `History` says.
 Rule 4: when we were not listening, the row that says so comes before any other.

@@ -1,7 +1,8 @@
 """One order for the rows of several bridges: by ``received_at``, as far as each that is waited for has promised.
 
 Rule 1: rows that share an instant land together, so that what is read of an instant is read at once.
-Rule 2: what surfaces at or behind what has landed is lifted to the instant after it; of each bridge the order stays.
+Rule 2: what surfaces at or behind what has landed is lifted to the instant after it, and a gap row that others precede to one
+of its own; of each bridge the order stays.
 Rule 3: a row that opens a gap says how far all bridges together had come: each knows of itself
 alone, and a recording may not say it.
 """
@@ -105,7 +106,7 @@ def _lifted(backlog: Backlog, landed_ms: int | None) -> Backlog:
     if landed_ms is None or first is None or first["received_at_ms"][0].as_py() > landed_ms:
         return backlog
     parts: list[Part] = []
-    reached_ms, said = landed_ms + 1, 0  # what the row before has, less the gap rows up to it; how many those are
+    reached_ms, said = landed_ms, 0  # what the row before has, less the gap rows up to it; how many those are
     for part in backlog.parts:
         stamps = _received(part)
         gaps = np.zeros(len(stamps), np.int64)
@@ -122,7 +123,7 @@ def _lifted(backlog: Backlog, landed_ms: int | None) -> Backlog:
 def _read_through(backlog: Backlog, landed_ms: int | None) -> int:
     """Return the instant up to which all of a bridge was read: its newest may have been read in part.
 
-    The instant that rows are lifted to is always one: what was not read of them is lifted to the one after it.
+    The first instant that rows are lifted to is always one: what was not read of them is lifted to the one after it.
     """
     newest_ms = int(_received(backlog.parts[-1])[-1]) - 1
     return newest_ms if landed_ms is None else max(newest_ms, landed_ms + 1)

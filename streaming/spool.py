@@ -50,8 +50,10 @@ class Spool:
         """Take what lies there, for segment ``number``, in order of the names; broken files go to ``refused/``.
 
         Returns:
-            Name of the file, topic and payload of each command.
+            Name of the file, topic and payload of each command; none while what was taken before is not written yet.
         """
+        if self._taken:  # while the disk refuses what was taken, no more is
+            return []
         commands: list[Command] = []
         for path in sorted(self.folder.glob("*.json")):
             try:

@@ -27,12 +27,12 @@ DELAYS = (0, 0, 0, 5, 10, 25, 70, -10, -30, -35)
 
 
 def row(received_s: float, topic: str, **payload: Any) -> Row:
-    """Decode one message; ``ts_s`` and other instants are seconds after START."""
+    """Decode one message, by the door that lets each kind in; ``ts_s`` and other instants are seconds after START."""
     for name in ("ts", "until", "from", "after", "effective_from"):
         if f"{name}_s" in payload:
             payload[name] = START + int(payload.pop(f"{name}_s") * 1000)
     site_topic = topic if topic.startswith("fleet/") else f"fleet/site/{topic}"
-    decoded = decode(site_topic, json.dumps(payload).encode(), START + int(received_s * 1000), Origin.REPLAY)
+    decoded = decode(site_topic, json.dumps(payload).encode(), START + int(received_s * 1000), Origin.COMMAND)
     assert isinstance(decoded, Row), decoded
     return decoded
 

@@ -64,6 +64,10 @@ def decode(topic: str, payload: bytes, received_at_ms: int, origin: Origin = Ori
         address = parse_topic(topic)
         if address.kind in RESERVED and origin is Origin.MQTT:
             raise _Rejected("reserved", f'kind "{address.kind}" is not for devices; operators use the command "fleet"')
+        if address.kind is Kind.CORRECT and origin is not Origin.COMMAND:
+            raise _Rejected(
+                "reserved", f'kind "{Kind.CORRECT}" is worked out by "fleet amend" for a device as it is, and said by it alone'
+            )
         content = parse_payload(payload, may_be_empty=address.kind is Kind.DEATH)
         if address.kind not in RESERVED:
             _check_agreement(address, content)

@@ -78,6 +78,7 @@ class Position:
         shared: sites that other bridges take.
         fence: whether landing wrote the segment, since the bridge was not heard of.
         left_open: bridges that do not listen, as a recording says that has not ended.
+        gap_rows: bridges of which a recording has a gap row at the instant of the last row.
     """
 
     number: int
@@ -91,6 +92,7 @@ class Position:
     shared: frozenset[str] = frozenset()
     fence: bool = False
     left_open: frozenset[str] = frozenset()
+    gap_rows: frozenset[str] = frozenset()
 
 
 class SegmentTakenError(Exception):
@@ -120,6 +122,7 @@ def write_segment(
     shared: frozenset[str] = frozenset(),
     fence: bool = False,
     left_open: frozenset[str] = frozenset(),
+    gap_rows: frozenset[str] = frozenset(),
 ) -> Path:
     """Write a segment and return its path when it would survive a loss of power.
 
@@ -134,6 +137,7 @@ def write_segment(
         shared: sites that other bridges take.
         fence: whether it is written in the bridge's place.
         left_open: bridges that do not listen, as a recording says that has not ended.
+        gap_rows: bridges of which a recording has a gap row at the instant of the last row.
 
     Raises:
         OSError: the disk is full, or refuses; nothing is left behind.
@@ -148,6 +152,7 @@ def write_segment(
         "shared": json.dumps(sorted(shared)),
         "fence": "1" if fence else "",
         "left_open": json.dumps(sorted(left_open)),
+        "gap_rows": json.dumps(sorted(gap_rows)),
     }
     path = directory / f"{number:012d}.arrow"
     aside = path.with_suffix(
@@ -266,4 +271,5 @@ def position(directory: Path) -> Position | None:
         shared=frozenset(json.loads(said.get("shared") or "[]")),
         fence=bool(said.get("fence")),
         left_open=frozenset(json.loads(said.get("left_open") or "[]")),
+        gap_rows=frozenset(json.loads(said.get("gap_rows") or "[]")),
     )

@@ -1,5 +1,6 @@
-"""What becomes of copies changes nothing: the processor says the same with them, without them, and with damaged ones."""
+"""The processor, without a JVM: it says what the definition says, whatever becomes of the copies of its state."""
 
+from collections import Counter
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -11,14 +12,16 @@ import pytest
 from pyspark.sql import Row as SparkRow
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from fleetpulse.columnar.blocks import is_signal, rows_to_batch, signals_to_batch, to_bytes
+from fleetpulse.columnar.blocks import from_bytes, is_signal, rows_to_batch, signals_to_batch, to_bytes
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.columnar.wire import to_wire
+from fleetpulse.core.judgements import compared
 from fleetpulse.core.messages import Row
-from fleetpulse.core.replay import Deployment
+from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS
 from fleetpulse.io.copies import Copies
 from fleetpulse.io.group_processor import GroupProcessor
+from tests.histories import compared_columns, with_gateway_deaths
 from tests.property.test_columnar import dense
 
 pytestmark = pytest.mark.property
@@ -104,6 +107,18 @@ def test_copies_that_are_lost_damaged_or_of_a_failed_try_change_nothing(seed: in
             copied.fail(batch, started_ms)
         assert copied.run(batch, started_ms) == plain.run(batch, started_ms)
         _meddle(random, copied)
+
+
+@DRIVES
+def test_the_processor_says_what_the_definition_says(seed: int, tmp_path: Path) -> None:
+    cuts, course = dense(seed)
+    rows = [cut.row for cut in cuts]
+    begins = [place for place, cut in enumerate(cuts) if cut.begins and _later(rows, place)]
+    task, told = Task(course.deployment, tmp_path / "copies"), Counter[tuple[Any, ...]]()
+    for begin, end in pairwise([0, *begins, len(rows)]):
+        for one in task.run(with_gateway_deaths(rows[begin:end]), rows[0].received_at_ms):
+            told += compared_columns(from_bytes(one.judgements))
+    assert told == compared(replay(rows, course.deployment))
 
 
 def test_a_group_has_as_many_copies_as_values_and_they_are_what_is_read(tmp_path: Path) -> None:

@@ -103,17 +103,24 @@ def test_a_gap_row_that_is_lifted_has_an_instant_after_the_row_before_it(
         at += step + gap
         told.append((at, gap))
         parts.append(part("a", number, [at], gap=gap))
-    cut = data.draw(st.integers(1, len(parts)))
-    several = Backlog([part("b", 1, [100])])
-    first = merged([Backlog(parts[:cut], 1_000), several], landed_ms, 1_000)
-    newest = max([landed_ms, *(at for one in first for at in stamps([one]))])
-    rest = merged([Backlog(parts[cut:], 1_000), several], newest, 1_000)
-    lifted = [at for one in (*first, *rest) if one.bridge == "a" for at in stamps([one])]
+    several, newest, ready = Backlog([part("b", 1, [100])]), landed_ms, list[Part]()
+    while parts:
+        read = data.draw(st.integers(1, len(parts)))
+        while read < len(parts) and stamps(parts[:read])[0] == stamps(parts[:read])[-1]:
+            read += 1  # as landing does
+        more = read < len(parts)
+        some = merged([Backlog(parts[:read], 1_000, more), several], newest, data.draw(st.integers(1, 8)))
+        ready += (landed := [one for one in some if one.bridge == "a"])
+        newest = max([newest, *(at for one in some for at in stamps([one]))])
+        assert some, "nobody would land any more"
+        several = Backlog([]) if len(some) > len(landed) else several
+        parts = parts[len(landed) :]
+    lifted = [at for one in ready for at in stamps([one])]
     assert len(lifted) == len(told)
     assert all(
         after > before if gap else after >= before for (before, after), (_, gap) in zip(pairwise(lifted), told[1:], strict=True)
     )
-    for one in (*first, *rest):
+    for one in ready:
         for at, stamped in zip(stamps([one]), one.stamped or [], strict=False):
             assert stamped.as_py() is None or stamped.as_py() < at
 

@@ -310,8 +310,9 @@ def test_a_corrected_class_names_the_site_that_the_device_has_and_an_instant_in_
         correct("x", device_class="slow", from_="1700000000000", home=home.path)
 
 
-def test_a_client_cannot_correct_a_device() -> None:
-    refused = decode("fleet/_/d/correct", b"{}", START, Origin.MQTT)
+@pytest.mark.parametrize("origin", [Origin.MQTT, Origin.REPLAY])
+def test_neither_a_client_nor_a_recording_can_correct_a_device(origin: Origin) -> None:
+    refused = decode("fleet/_/d/correct", b"{}", START, origin)
     assert isinstance(refused, Rejection)
     assert refused.reason == "reserved"
 

@@ -110,6 +110,8 @@ def test_a_segment_takes_files_until_it_has_enough_and_none_that_has_too_many(
     taken = Spool(tmp_path, 0)
     assert [name for name, _, _ in taken.take(1)] == ["1-a.json"] * 2 + ["3-c.json"] * 2
     assert [path.name for path in (tmp_path / "refused").iterdir()] == ["2-b.json"]
+    assert taken.take(1) == [], "what the disk refuses does not add up"
+    taken.written()
     assert [name for name, _, _ in taken.take(2)] == ["4-d.json"]
 
 

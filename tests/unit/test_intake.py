@@ -466,3 +466,13 @@ def test_a_recorded_gap_row_at_the_instant_of_another_of_its_bridge_is_kept_and_
         intake.arrived(broker.deliver("replay/r", wrap(envelope)), NOW)
     intake.arrived(broker.gap(4, "a", op="close", until=NOW + 9), NOW)
     assert [row["refused"] for row in rows(intake)] == [None, None, "field", "field", None]
+
+
+def test_one_that_begins_anew_between_two_such_lines_refuses_the_second_as_well(broker: Broker) -> None:
+    stood = Position(1, NOW, "r", 1, gap_rows=frozenset({"a", "b"}))
+    for at_ms, refused in ((NOW, "field"), (NOW + 1, None)):
+        intake = make(stood)
+        envelope = Envelope("r", 2, at_ms, "fleet/_/a/gap", b'{"op":"open","from":1}')
+        intake.arrived(broker.deliver("replay/r", wrap(envelope)), NOW)
+        assert [row["refused"] for row in rows(intake)] == [refused]
+        assert intake.history.gap_rows_at(NOW) == (stood.gap_rows if refused else frozenset())

@@ -53,6 +53,8 @@ def test_the_position_is_that_of_the_newest_row(tmp_path: Path) -> None:
     left_open = frozenset({"c", "d"})
     write_segment(tmp_path, 5, rows_table([ROW]), bridge="b", last_canary_ms=None, left_open=left_open)
     assert position(tmp_path) == Position(5, 7, left_open=left_open)
+    write_segment(tmp_path, 6, rows_table([ROW]), bridge="b", last_canary_ms=None, gap_rows=left_open)
+    assert position(tmp_path) == Position(6, 7, gap_rows=left_open)
 
 
 @pytest.mark.parametrize("kept", [0, 8, 200])
