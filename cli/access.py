@@ -36,8 +36,9 @@ def grant(
     Home(home).record()  # a home, and no name that was mistyped
     password = rules.grant(Home(home).broker, name, role, speaks_for or [], nodes or [])
     told = _renewed(home)
-    if told:  # so that who uses the password at once is let in
-        await_admission(replace(load_address(Home(home).run("broker")), username=name, password=password))
+    # So that who uses the password at once is let in.
+    if told and not await_admission(replace(load_address(Home(home).run("broker")), username=name, password=password)):
+        told = f'; the broker has been told, but lets nobody in by it yet: look into "{Home(home).logs / "broker.log"}"'
     typer.echo(password)
     typer.echo(f'"{name}" may come in as {role}; the password is shown this once{told}', err=True)
 

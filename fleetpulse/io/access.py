@@ -112,7 +112,7 @@ def grant(folder: Path, name: str, role: Role, devices: Sequence[str] = (), node
     password = secrets.token_urlsafe(24)
     hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(_ROUNDS, b"2a")).decode()
     own = tuple(devices) if devices or nodes or role is not Role.DEVICE else (name,)
-    with _alone(folder):
+    with alone(folder):
         _write(folder, [*(one for one in grants(folder) if one.name != name), Grant(name, role, hashed, own, tuple(nodes))])
     return password
 
@@ -123,7 +123,7 @@ def revoke(folder: Path, name: str) -> None:
     Raises:
         FleetError: nobody of that name may come in.
     """
-    with _alone(folder):
+    with alone(folder):
         known = grants(folder)
         kept = [one for one in known if one.name != name]
         if len(kept) == len(known):
@@ -136,7 +136,12 @@ def _write(folder: Path, known: Iterable[Grant]) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
+    """Change who may come in, or tell the broker of it, while nobody else does; whoever comes second waits.
+
+    Args:
+        folder: the broker's.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".access.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -21,7 +21,7 @@ import psutil
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io import packets
-from fleetpulse.io.access import OURS, grants, nats_rules
+from fleetpulse.io.access import OURS, alone, grants, nats_rules
 from fleetpulse.io.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, write_secret
 from fleetpulse.io.ports import free_port
 
@@ -83,9 +83,9 @@ class Broker:
         port = _port(self.host, self.port)
         address = BrokerAddress(self.known_as or _reachable(self.host), port, *_credentials(self.folder / "credentials.json"))
         configuration = self.folder / "nats.conf"
-        write_secret(self.folder / _ACCESS, nats_rules(address, grants(self.folder)))
         write_secret(configuration, _configuration(self.folder, self.host, address, self.sync))
-        with self.log.open("ab") as log:
+        with alone(self.folder), self.log.open("ab") as log:  # what is granted meanwhile is told to one that listens
+            write_secret(self.folder / _ACCESS, nats_rules(address, grants(self.folder)))
             self._running = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), program, "-c", str(configuration)],
                 stdin=subprocess.DEVNULL,
@@ -94,8 +94,8 @@ class Broker:
                 env={**os.environ, "GOMEMLIMIT": "512MiB"},
                 start_new_session=True,  # Ctrl-C is for those who use it: the broker goes last
             )
-        (self.folder / "pid").write_text(str(self._running.pid))
-        self._await_ready(address)
+            (self.folder / "pid").write_text(str(self._running.pid))
+            self._await_ready(address)
         return address
 
     def _await_ready(self, address: BrokerAddress) -> None:
@@ -170,12 +170,13 @@ def renew_access(folder: Path) -> bool:
         folder: the broker's.
     """
     folder = folder.absolute()
-    running = _server_of(folder)
-    if running is None:
-        return False
-    ours = BrokerAddress("", 0, *_credentials(folder / "credentials.json"))
-    write_secret(folder / _ACCESS, nats_rules(ours, grants(folder)))
-    running.send_signal(signal.SIGHUP)
+    with alone(folder):  # of two the one that writes last has read last
+        running = _server_of(folder)
+        if running is None:
+            return False
+        ours = BrokerAddress("", 0, *_credentials(folder / "credentials.json"))
+        write_secret(folder / _ACCESS, nats_rules(ours, grants(folder)))
+        running.send_signal(signal.SIGHUP)
     return True
 
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +56,29 @@ def send(address: BrokerAddress, *topics: str) -> None:
     with Publisher(address, "sends", patience_s=10) as publisher:
         for topic in topics:
             publisher.publish(topic, b"{}")
+
+
+def test_who_is_granted_access_while_the_broker_starts_or_others_are_is_let_in(tmp_path: Path) -> None:
+    running = Broker(tmp_path / "broker", tmp_path / "broker.log", port=0)
+
+    def granted(name: str) -> tuple[str, str]:
+        password = grant(running.folder, name, Role.DEVICE)
+        renew_access(running.folder)
+        return name, password
+
+    names = [f"pump-{number}" for number in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(granted, name) for name in names[:6]]
+        address = running.start()  # a signal that came before it listens would end it
+        try:
+            asked += [pool.submit(granted, name) for name in names[6:]]
+            passwords = dict(one.result(30) for one in asked)
+            refused = [
+                one for one, word in passwords.items() if not await_admission(replace(address, username=one, password=word))
+            ]
+            assert len(passwords) == len(names) and not refused
+        finally:
+            running.stop()
 
 
 def test_a_device_speaks_for_itself_and_hears_what_is_for_it(broker: BrokerAddress, tmp_path: Path) -> None:
