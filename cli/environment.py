@@ -26,7 +26,15 @@ TAKES = {"runtime": "about a minute", "operations": "Airflow and its like; a few
 
 
 class EnvironmentFault(Exception):
-    """A sentence that says what could not be had, and what to do."""
+    """A sentence that says what could not be had, and what to do.
+
+    Attributes:
+        broken_off: whether a program was ended, or found no room, in the middle of its work.
+    """
+
+    def __init__(self, words: str, *, broken_off: bool = False) -> None:
+        super().__init__(words)
+        self.broken_off = broken_off
 
 
 def is_ready(root: Path, venv: Path, kind: str) -> bool:
@@ -141,9 +149,20 @@ def create_venv(uv: Path, venv: Path) -> None:
 
 
 def sync(uv: Path, root: Path, venv: Path, kind: str) -> None:
-    """Install exactly the lock of ``kind``, by hash, and stamp it."""
-    stamps = venv / ".fleet"
-    shutil.rmtree(stamps, ignore_errors=True)
+    """Install exactly the lock of ``kind``, by hash, and stamp it.
+
+    A smaller kind that is ready stays so meanwhile: larger locks hold the same versions, so that its packages are not touched.
+    """
+    stamps, begun = venv / ".fleet", venv / ".fleet-begun"
+    ready = [each for each in KINDS if is_ready(root, venv, each)]
+    anew: list[str] = []
+    if begun.exists():  # a package that was half there then says of itself that it is installed
+        whole = {name for each in ready for name in _packages(root, each)}
+        anew = [name for name in _packages(root, kind) if name not in whole]
+    begun.touch()
+    for each in KINDS:
+        if each not in ready:
+            (stamps / f"{each}.txt").unlink(missing_ok=True)
     lock = root / "requirements" / f"{kind}.txt"
     command = [
         str(uv),
@@ -154,19 +173,33 @@ def sync(uv: Path, root: Path, venv: Path, kind: str) -> None:
         "--compile-bytecode",  # where Python is told to write none, each start would compile Spark and numba anew
         "--python",
         str(venv / "bin" / "python"),
+        *(word for name in anew for word in ("--reinstall-package", name)),
         str(lock),
     ]
-    call(command, f"cannot install {lock.relative_to(root)}", NETWORK_CURE)
-    stamps.mkdir()
+    try:
+        call(command, f"cannot install {lock.relative_to(root)}", NETWORK_CURE)
+    except EnvironmentFault as fault:
+        if not fault.broken_off and not anew:
+            begun.unlink()
+        raise
+    stamps.mkdir(exist_ok=True)
     for each in KINDS[: KINDS.index(kind) + 1]:
         shutil.copyfile(root / "requirements" / f"{each}.txt", stamps / f"{each}.txt")
+    begun.unlink()
+
+
+def _packages(root: Path, kind: str) -> list[str]:
+    """The names in a lock."""
+    lines = (root / "requirements" / f"{kind}.txt").read_text().splitlines()
+    return [line.partition("==")[0] for line in lines if "==" in line and not line.startswith((" ", "#"))]
 
 
 def call(command: Sequence[str], what: str, cure: str) -> None:
     """Run ``command``; on failure say ``what`` failed, the program's own last line, and the ``cure``."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
-        raise EnvironmentFault(f"{what} ({gist(done.stdout)}); {cure}")
+        broken_off = done.returncode < 0 or "os error 28" in done.stdout
+        raise EnvironmentFault(f"{what} ({gist(done.stdout)}); {cure}", broken_off=broken_off)
 
 
 def gist(output: str) -> str:

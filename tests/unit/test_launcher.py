@@ -5,12 +5,13 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from cli.develop import LAYERS, split_layers
-from cli.environment import EnvironmentFault, gist, is_ready, kind_to_install, only_one
+from cli.environment import EnvironmentFault, gist, is_ready, kind_to_install, only_one, sync
 from fleetpulse import __version__
 from fleetpulse.core.errors import Misuse
 
@@ -61,6 +62,15 @@ def test_no_python_is_one_sentence_with_what_to_do(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_a_python_may_lie_in_a_folder_with_a_space(tmp_path: Path) -> None:
+    named = tmp_path / "my python" / "python3"
+    named.parent.mkdir()
+    named.write_text('#!/bin/sh\ncase "$2" in *exit*) exit 1 ;; *) echo 3.10.1 ;; esac\n')
+    named.chmod(0o755)
+    done = start(ROOT / "fleet", "version", FLEET_VENV=str(tmp_path / "none"), FLEET_PYTHON=str(named))
+    assert done.returncode == 1 and f"found 3.10.1 as {named};" in done.stderr, done.stderr
+
+
 def test_an_error_of_the_command_is_one_line_and_an_exit_code() -> None:
     done = start(ROOT / "fleet", "test", "no-such-layer", FLEET_VENV=sys.prefix)
     assert done.returncode == 2
@@ -78,6 +88,30 @@ def test_an_environment_is_ready_only_while_its_stamp_equals_the_lock(tmp_path: 
 def test_a_runtime_start_keeps_the_tools_of_who_develops(tmp_path: Path) -> None:
     assert kind_to_install(tmp_path, "runtime") == "runtime"
     assert kind_to_install(fake_venv(tmp_path / "venv", "dev"), "runtime") == "dev"
+
+
+def test_what_was_broken_off_is_installed_anew_and_what_was_ready_stays_so_meanwhile(tmp_path: Path) -> None:
+    venv, told, uv = fake_venv(tmp_path / "venv"), tmp_path / "told", tmp_path / "uv"
+    stamps = venv / ".fleet"
+    (stamps / "operations.txt").write_text("of an older lock")
+
+    def install(end: str) -> str:
+        uv.write_text(f'#!/bin/sh\necho "$*; $(ls "{stamps}" | tr "\\n" " ")" > "{told}"\n{end}\n')
+        uv.chmod(0o755)
+        with suppress(EnvironmentFault):
+            sync(uv, ROOT, venv, "operations")
+        return told.read_text()
+
+    refused = install("exit 1")
+    assert "--reinstall" not in refused and refused.endswith("; runtime.txt \n") and not is_ready(ROOT, venv, "operations")
+    assert "--reinstall" not in install("kill -9 $$"), "what was refused changed nothing"
+    again = install("echo 'No space left on device (os error 28)'; exit 2")
+    assert "--reinstall-package apache-airflow " in again and "--reinstall-package pyspark " not in again
+    assert again.endswith("; runtime.txt \n"), "what is whole is neither taken away nor made anew"
+    assert "--reinstall-package apache-airflow " in install("exit 1"), "what was refused mended nothing either"
+    assert "--reinstall-package apache-airflow " in install("exit 0")
+    assert is_ready(ROOT, venv, "operations") and is_ready(ROOT, venv, "runtime")
+    assert "--reinstall" not in install("exit 0")
 
 
 def test_a_second_installer_waits_its_turn_and_says_so_when_it_never_comes(tmp_path: Path) -> None:
