@@ -128,7 +128,9 @@ def _full(devices: Sequence[int]) -> Plan:
         (Fleet(1_000_000, 2, batches=4), FAST),
         (Fleet(1_000_000, 12, batches=4, one_in=20), FAST),
     )
-    courses = (*(Course(fleet, contenders, rounds=3) for fleet, contenders in runs), _python_course(SIZES[0]))
+    by_size = (Course(fleet, contenders, rounds=3) for fleet, contenders in runs)
+    warmed = replace(_python_course(SIZES[0]), warm_rounds=0)  # by the first course, in which all take part
+    courses = (*by_size, warmed)
     return Plan(courses, limit_s=600)
 
 

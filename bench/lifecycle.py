@@ -70,8 +70,8 @@ def bench_lifecycle(plan: str, *, json_lines: bool, only: Sequence[str] = (), de
             sys.stdout.write(json.dumps({name: row[name] for name in COLUMNS}) + "\n")
     else:
         console().print(as_table([_for_people(row) for row in rows], COLUMNS, "lifecycle"))
-    if plan == courses.FLAT:
-        (Console(stderr=True) if json_lines else console()).print("\n".join(flatness(rows)), highlight=False)
+    if said := flatness(rows) if plan == courses.FLAT else beside_python(rows):
+        (Console(stderr=True) if json_lines else console()).print("\n".join(said), highlight=False, soft_wrap=True)
 
 
 def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
@@ -99,6 +99,7 @@ def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
                 outcome = {name: run for name, run in found.items() if isinstance(run, Run)}
                 notes |= {(place, name): run for name, run in found.items() if isinstance(run, str)}
                 _require_equal(outcome, source, number)
+                shown.print(heard(course, number, last, found), highlight=False, soft_wrap=True)
                 compared |= {place} if len(outcome) > 1 else set()
                 for name, run in outcome.items():
                     if course.counts_in(number, last):
@@ -164,6 +165,16 @@ def _status(shown: Console, text: str) -> AbstractContextManager[Any]:
     return shown.status(text) if shown.is_terminal else nullcontext()
 
 
+def heard(course: Course, number: int, last: int, found: dict[str, Run | str]) -> str:
+    """Return what a round came to, so that an hour that is cut off is not lost."""
+    said = (f"{name} {run.messages / run.cpu_s:,.0f}" if isinstance(run, Run) else f"{name} {run}" for name, run in found.items())
+    active = f", one in {course.fleet.one_in} active" if course.fleet.one_in > 1 else ""
+    counted = "" if course.counts_in(number, last) else ", which warms up"
+    return (
+        f"round {number} of {last}{counted}, {course.fleet.devices:,} devices{active}, messages a CPU second: {'; '.join(said)}"
+    )
+
+
 def _round(
     course: Course, source: Input, number: int, kept: tuple[Plan, Path, dict[str, Warm], set[str]]
 ) -> dict[str, Run | str]:
@@ -226,6 +237,19 @@ def flatness(rows: Sequence[dict[str, Any]]) -> list[str]:
                 f"{name}: a message costs {least:.2f} us of CPU at {cheapest:,} devices and {most:.2f} us at {dearest:,}: "
                 f"{most / least - 1:.0%} between them"
             )
+    return said
+
+
+def beside_python(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Say how many times the messages of Python called for each device this job has of a CPU second, over the same input."""
+    said: list[str] = []
+    ours: dict[str, Any] | None = None
+    for row in rows:  # in the order of the courses, each of which this job begins
+        if row["contender"] == courses.OURS:
+            ours = row
+        elif row["contender"] in courses.PER_DEVICE and ours and ours["messages_per_cpu_s"] and row["messages_per_cpu_s"]:
+            times = ours["messages_per_cpu_s"] / row["messages_per_cpu_s"]
+            said.append(f"{row['devices']:,} devices: {times:.1f} times the messages a CPU second of {row['contender']}")
     return said
 
 

@@ -7,7 +7,7 @@ import pytest
 from bench import courses
 from bench.generate import Fleet
 from bench.harness import Run
-from bench.lifecycle import figures, flatness
+from bench.lifecycle import beside_python, figures, flatness, heard
 from fleetpulse.core.errors import Misuse
 
 pytestmark = pytest.mark.unit
@@ -34,6 +34,17 @@ def test_how_far_apart_sizes_are_is_between_the_cheapest_and_the_dearest() -> No
     assert flatness(rows) == ["ours: a message costs 1.00 us of CPU at 100,000 devices and 1.25 us at 10,000: 25% between them"]
 
 
+def test_python_called_for_each_device_is_told_in_times_over_the_same_input() -> None:
+    told = [("ours", 10_000, 60_000), ("python-transform-with-state", 10_000, 6_000), ("ours", 100_000, 600_000),
+            ("scala-flat-map-groups", 100_000, 250_000), ("python-transform-with-state", 100_000, 15_000),
+            ("pyflink-keyed-process", 100_000, None)]  # fmt: skip
+    rows = [{"contender": name, "devices": size, "messages_per_cpu_s": rate} for name, size, rate in told]
+    assert beside_python(rows) == [
+        "10,000 devices: 10.0 times the messages a CPU second of python-transform-with-state",
+        "100,000 devices: 40.0 times the messages a CPU second of python-transform-with-state",
+    ]
+
+
 @pytest.mark.parametrize(("plan", "devices"), [(courses.QUICK, 10), (courses.FLAT, 7_000_000), (courses.FLAT, 100)])
 def test_a_size_that_cannot_be_generated_is_refused(plan: str, devices: int) -> None:
     with pytest.raises(Misuse, match="take another size"):
@@ -45,3 +56,13 @@ def test_every_contender_takes_part_in_the_full_benchmark_at_the_smaller_size() 
     assert {*full.contenders} == {*courses.ALL}
     at_the_bar = [course for course in full.courses if course.fleet == Fleet(100_000, 12, batches=2)]
     assert {*courses.PER_DEVICE, courses.OURS} <= {name for course in at_the_bar for name in course.contenders}
+
+
+def test_a_round_says_what_it_came_to_before_the_last_one_has_run() -> None:
+    course = courses.Course(Fleet(100_000, 12, one_in=20), (courses.OURS, courses.REFERENCE), rounds=3)
+    found = {courses.OURS: _run(4_000_000, 2.0), courses.REFERENCE: "did not finish in 600 s"}
+    said = (
+        "100,000 devices, one in 20 active, messages a CPU second: ours 2,000,000; scala-flat-map-groups did not finish in 600 s"
+    )
+    assert heard(course, 0, 3, found) == f"round 0 of 3, which warms up, {said}"
+    assert heard(course, 1, 3, found) == f"round 1 of 3, {said}"
