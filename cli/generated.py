@@ -68,6 +68,8 @@ def policy() -> str:
     text = _MARK.format("fleetpulse/core/policy.py") + "# The rules of a policy\n\n"
     text += 'A policy is a TOML file: `unknown_devices = "admit"` or `"quarantine"`, the rules of every class in '
     text += "`[rules]`, and what differs in `[classes.NAME]`. `fleet policy check FILE` shows what it comes to.\n\n"
+    text += '```toml\nunknown_devices = "admit"\n\n[rules]\ntimeout = "30m"\ndegraded.errors = 5\n\n'
+    text += '[classes.meter]\ntimeout = "2h"\n```\n\n'
     text += "| rule | built in | meaning |\n| --- | --- | --- |\n"
     for name, rule in RULES.items():
         value = getattr(Rules(), name)

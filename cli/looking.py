@@ -1,6 +1,7 @@
 """The verbs that look: what came of the messages."""
 
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from heapq import nlargest
@@ -14,6 +15,7 @@ from cli.options import DEFAULT_HOME, HomeOption, RowsOption, check_mode
 from cli.output import as_json, as_table, cell, console, instant_ms, measure, plain_row, show
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home, bridge_job
@@ -87,13 +89,21 @@ def status_facts(home: Home) -> dict[str, Any]:
     facts["judged_received_at_ms"] = judged
     facts["frontier_ms"] = frontier_ms
     facts["health"] = reports.health(home)
-    facts["processes"] = {
-        name: running.get("state", "running")
+    running = {
+        name: status
         for name in (*map(bridge_job, home.bridges()), "landing", "lifecycle", "simulator")
-        if (running := read_status(home.run(name))) and runs(home, name)
+        if (status := read_status(home.run(name))) and runs(home, name)
     }
+    facts["processes"] = {name: status.get("state", "running") for name, status in running.items()}
+    facts["troubles"] = {name: words for name, status in running.items() if (words := troubles(status))}
     facts["services"] = list(services(home))
     return facts
+
+
+def troubles(status: Mapping[str, Any]) -> list[str]:
+    """Return what a job says that it suffers from."""
+    said = [str(status["problem"])] if status.get("problem") else []
+    return [*said, "a gap is open: silence does not count"] if status.get("gap_open") else said
 
 
 def show_status(home: Home, *, json_lines: bool) -> None:
@@ -117,7 +127,8 @@ def show_status(home: Home, *, json_lines: bool) -> None:
     shown.print(f"messages: {facts['messages']:,} landed; quarantined: {refused}")
     for label, name in (("newest received", "newest_received_at_ms"), ("judged up to (frontier)", "frontier_ms")):
         shown.print(f"{label}: {format_instant(facts[name]) if facts[name] is not None else 'nothing yet'}")
-    running = ", ".join(f"{name} ({state})" for name, state in facts["processes"].items())
+    told = {name: ", ".join([str(state), *facts["troubles"].get(name, ())]) for name, state in facts["processes"].items()}
+    running = ", ".join(f"{name} ({words})" for name, words in told.items())
     shown.print(f"running: {running or 'nothing'}")
     if facts["services"]:
         shown.print(f"as services: {', '.join(facts['services'])}")
@@ -219,11 +230,17 @@ def _judged_lately(home: Home, newest: datetime | None) -> list[dict[str, Any]]:
 
 
 def _follow(home: Home, told: list[dict[str, Any]], device: str | None, *, json_lines: bool) -> None:
+    from fleetpulse.io import delta
+
     shown = console()
     seen = {_id(row): row["judged_at"] or _NEVER for row in told}
+    judgements, looked_at = home.table(JUDGEMENTS.name), -1
     try:
         while True:
             time.sleep(1)
+            if not (judgements / "_delta_log").exists() or (version := delta.version(judgements)) == looked_at:
+                continue  # what was judged lately may be a million rows, and stays lately for as long as nothing is judged
+            looked_at = version
             newest = max((at for at in seen.values() if at != _NEVER), default=None)
             fresh = _judged_lately(home, newest)
             seen = {one: at for one, at in seen.items() if newest is None or at >= newest - _SLACK}

@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from cli.looking import TRANSITION_COLUMNS, judged_ms
+from cli.looking import TRANSITION_COLUMNS, judged_ms, troubles
 from cli.output import MODE_COLOURS, as_table
 from cli.processes import Run, disk_full
 from fleetpulse.core.errors import FleetError
@@ -77,11 +77,10 @@ class Screen:
         words.append(f"lifecycle {lifecycle.get('state', 'starting')}")
         if airflow := self.run.status("airflow"):
             words.append(f"airflow {airflow.get('state', 'starting')}")
-        words += [str(status["problem"]) for status in (*bridges.values(), self.run.status("landing")) if status.get("problem")]
+        jobs = (*bridges.values(), self.run.status("landing"))
+        words += dict.fromkeys(word for status in jobs for word in troubles(status))  # a gap of several bridges is said once
         if full := disk_full(self.run.home.path):
             words.append(f"{full}: what comes waits in the broker until then")
-        if any(bridge.get("gap_open") for bridge in bridges.values()):
-            words.append("a gap is open: silence does not count")
         if self._trouble:
             words.append(self._trouble)
         return ", ".join(words)

@@ -11,12 +11,13 @@ import duckdb
 import pytest
 from rich.console import Console
 
-from cli.looking import transitions
+from cli.looking import status, transitions
 from cli.screen import Screen
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, QUARANTINE
 from fleetpulse.io import delta
 from fleetpulse.io.address import BrokerAddress
+from fleetpulse.io.process import write_status
 from tests.homes import empty
 
 if TYPE_CHECKING:
@@ -42,6 +43,22 @@ def test_a_screen_whose_tables_cannot_be_read_shows_what_it_had_and_says_so(
         assert "1 quarantined" in _shown(screen)
         assert "the figures are those of before: no room" in _shown(screen)
     assert "those of before" not in _shown(screen)
+
+
+def test_status_tells_of_a_gap_and_of_what_a_bridge_suffers_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = empty(tmp_path / "home", Deployment())
+    with home.locked("a test"):
+        write_status(home.run("bridge"), {"state": "live", "problem": "Kafka is away", "gap_open": True})
+        write_status(home.run("landing"), {"state": "running", "problem": None})
+        status(home.path)
+        assert (
+            "running: bridge (live, Kafka is away, a gap is open: silence does not count), landing (running)\n"
+            in capsys.readouterr().out
+        )
+        status(home.path, json_lines=True)
+        assert json.loads(capsys.readouterr().out)["troubles"] == {
+            "bridge": ["Kafka is away", "a gap is open: silence does not count"]
+        }
 
 
 def _no_room() -> None:
