@@ -27,6 +27,7 @@ from fleetpulse.io.amended import Reached, write_reached
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, judged_up_to
 from fleetpulse.io.commands import commanded, spool
 from fleetpulse.io.damage import open_table
+from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms
 from fleetpulse.io.locks import held
@@ -123,7 +124,7 @@ def amend_home(home: Home, wanted: Wanted, say: Say = silent) -> list[Amended]:
         _require_kept(home, wanted.since_ms)
     with held(home.path / "amend.lock", "fleet amend", _refused):
         judged = judged_up_to(home.checkpoint)
-        if judged is None or judged[1] <= WATERMARK_DELAY_MS or not (home.table(JUDGEMENTS.name) / "_delta_log").exists():
+        if judged is None or judged[1] <= WATERMARK_DELAY_MS or not holds_table(home.table(JUDGEMENTS.name)):
             return []
         _check_columns(home)
         through_ms, before_ms = judged[1], delta.landed(home, JUDGEMENTS, DONE)

@@ -24,6 +24,7 @@ from fleetpulse.core.tables import (
 )
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import compaction, leftovers, tidying
+from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.generations import checkpoint_of, left_over, load_generations
 from fleetpulse.io.history import FOLDER
 from fleetpulse.io.home import Home
@@ -55,7 +56,7 @@ def maintain(
     with maintaining(home, say):
         now_s = time.time() if now_s is None else now_s
         now_ms = int(now_s * 1000)
-        there = [path for path in sorted((home.path / "tables").glob("*")) if (path / "_delta_log").exists()]
+        there = [path for path in sorted((home.path / "tables").glob("*")) if holds_table(path)]
         if not dry_run:
             _remove_aside(there, now_s)
         yield from as_room_allows("checkpoints", _generations(home, keep, now_ms, say, dry_run=dry_run))

@@ -26,7 +26,7 @@ from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import Stand, committed, is_settled, query_id, stand
 from fleetpulse.io.damage import open_table
-from fleetpulse.io.delta_log import DeltaLog
+from fleetpulse.io.delta_log import DeltaLog, holds_table
 from fleetpulse.io.durable import sync_folder
 from fleetpulse.io.generations import (
     Generation,
@@ -66,7 +66,7 @@ def where_it_stopped(home: Home) -> tuple[Stand | None, str]:
     except FleetError as error:
         return None, str(error).partition(";")[0]
     told = home.table(JUDGEMENTS.name)
-    said = open_table(told).transaction_version(query) if query and (told / "_delta_log").exists() else None
+    said = open_table(told).transaction_version(query) if query and holds_table(told) else None
     if query is None or (said is not None and said > at.batch):
         return None, f"its last batches are gone: there are those up to {at.batch}, and judgements has those up to {said}"
     return at, ""
@@ -140,7 +140,7 @@ def _left(home: Home, made: Generation, aside: Path, pending: Iterable[str], sna
         FleetError: some were said that do not follow.
     """
     shell = {"judged_at_ms": int(time.time() * 1000), "generation": made.number}
-    again = files_of(aside, open_table(aside).version()) if (aside / "_delta_log").exists() else []
+    again = files_of(aside, open_table(aside).version()) if holds_table(aside) else []
     with delta.connect() as connection:
         connection.execute(f"SET memory_limit='{_MEMORY}'")
         connection.execute("SET temp_directory=$folder", {"folder": str(aside / "spilled")})

@@ -12,6 +12,7 @@ import duckdb
 from deltalake import DeltaTable
 
 from bench.contenders import OURS
+from fleetpulse.io.delta_log import holds_table
 
 COLUMNS: Final = ("device_id", "transition_no", "from_mode", "to_mode", "trigger", "event_time_ms", "runtime_ms")
 _SHOWN: Final = 5
@@ -49,7 +50,7 @@ def triggers(name: str, out: Path, judged_to_ms: int) -> set[str]:
 
 
 def _load(connection: duckdb.DuckDBPyConnection, table: str, name: str, out: Path, judged_to_ms: int) -> None:
-    if (out / "_delta_log").exists():
+    if holds_table(out):
         connection.register("found", DeltaTable(str(out)).to_pyarrow_dataset())
         found = "found"
     else:

@@ -32,6 +32,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io import packets
 from fleetpulse.io.address import BrokerAddress
+from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.home import BRIDGE, Home
 from fleetpulse.io.receiver import Receiver
 
@@ -190,7 +191,7 @@ def _until(run: Run, reached: Callable[[], bool]) -> Drained:
 
 def _landed(home: Home) -> int:
     table = home.table(MESSAGES.name)
-    if not (table / "_delta_log").exists():
+    if not holds_table(table):
         return 0
     actions = DeltaTable(str(table)).get_add_actions(flatten=True)
     return sum(count or 0 for count in actions["num_records"].to_pylist())

@@ -18,6 +18,7 @@ from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.checkpoint import judged_up_to
+from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.process import read_status
 from fleetpulse.io.services import runs, services
@@ -238,7 +239,7 @@ def _follow(home: Home, told: list[dict[str, Any]], device: str | None, *, json_
     try:
         while True:
             time.sleep(1)
-            if not (judgements / "_delta_log").exists() or (version := delta.version(judgements)) == looked_at:
+            if not holds_table(judgements) or (version := delta.version(judgements)) == looked_at:
                 continue  # what was judged lately may be a million rows, and stays lately for as long as nothing is judged
             looked_at = version
             newest = max((at for at in seen.values() if at != _NEVER), default=None)

@@ -10,6 +10,7 @@ from rich.console import Console
 from cli.options import DEFAULT_HOME, DryOption, HomeOption, RowsOption
 from cli.output import as_json, as_table, console, measure
 from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE
+from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.home import Home
 
 _LANDED = (QUARANTINE, COVERAGE, DEVICES, MESSAGES)
@@ -69,7 +70,7 @@ def _segments(home: Home, *, dry_run: bool) -> Iterator[dict[str, Any]]:
     from streaming.bridges import landed_segments
     from streaming.landing import places_of
 
-    if not all((home.table(table.name) / "_delta_log").exists() for table in _LANDED):
+    if not all(holds_table(home.table(table.name)) for table in _LANDED):
         return
     places = [places_of(home, table) for table in _LANDED]
     folders = {name: home.segments_of(name) for name in home.bridges()}

@@ -6,6 +6,7 @@ from fleetpulse.core.messages import Kind, Origin
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.commands import spooled
+from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.home import Home
 from fleetpulse.io.segments import Position, list_segments, position, read_segment
 from streaming.landing import places_of
@@ -20,7 +21,7 @@ def judged_to_the_end(home: Home) -> bool:
 
 def judged_through(home: Home, stand: Mapping[str, Position]) -> bool:
     """Whether all that bridges had written when they stood there has been landed and judged."""
-    if not (home.table(MESSAGES.name) / "_delta_log").exists():
+    if not holds_table(home.table(MESSAGES.name)):
         return False
     places = places_of(home, MESSAGES)
     if any(places[name] <= place(stands.number, 0) for name, stands in stand.items()):

@@ -13,6 +13,7 @@ from fleetpulse.columnar.warm import warm
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io.checkpoint import judged_up_to
+from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.home import Home
 from fleetpulse.io.leftovers import remains_of, remove_folders
 from fleetpulse.io.lifecycle_query import start
@@ -54,7 +55,7 @@ def run_lifecycle(home: Home, stop: Stop, keep: Keep, size: Size) -> None:
         FleetError: the query failed; its own words are in the log.
     """
     write_status(home.run("lifecycle"), {"pid": os.getpid(), "state": "starting"})
-    while not (home.table(MESSAGES.name) / "_delta_log").exists():
+    while not holds_table(home.table(MESSAGES.name)):
         if stop.wait(0.1):
             return
     while holder := home.state_holder():

@@ -17,6 +17,7 @@ from fleetpulse.core.tables import JUDGEMENTS, READINGS, TABLES, Table
 from fleetpulse.io.appending import Appender
 from fleetpulse.io.beside_spark import commit_for_good
 from fleetpulse.io.damage import blaming, open_table
+from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.durable import sync_tree
 from fleetpulse.io.home import Home
 
@@ -50,7 +51,7 @@ def arrow_schema(table: Table) -> pa.Schema:
 def create(home: Home, table: Table) -> None:
     """Make a table, unless it is there; columns and properties that were declared since are added."""
     path = home.table(table.name)
-    if (path / "_delta_log").exists():
+    if holds_table(path):
         _add_columns(path, arrow_schema(table))
         _set_properties(path, dict(table.properties))
         return
@@ -84,7 +85,7 @@ _STORED: Final = {"integer": "int"}  # as Delta calls a type that is declared ot
 def stored_types(home: Home, table: Table) -> dict[str, str] | None:
     """Return the columns that a table has, with their types as tables are declared; None where there is no table."""
     path = home.table(table.name)
-    if not (path / "_delta_log").exists():
+    if not holds_table(path):
         return None
     types = {field.name: str(getattr(field.type, "type", field.type)) for field in open_table(path).schema().fields}
     return {name: _STORED.get(kind, kind) for name, kind in types.items()}
@@ -292,7 +293,7 @@ def files_of(home: Home, table: Table, column: str, values: Sequence[Any] | None
         column: whose statistics are wanted.
         values: leave out the files that hold none of them for sure; None leaves out none.
     """
-    if not (home.table(table.name) / "_delta_log").exists():
+    if not holds_table(home.table(table.name)):
         return []
     log = open_table(home.table(table.name)).get_add_actions(flatten=True)
     nothing = [None] * log.num_rows
@@ -319,7 +320,7 @@ def paths_of(home: Home, table: Table) -> list[Path]:
 def newest(home: Home, table: Table) -> DeltaTable | None:
     """Return a table as it stands now, for who reads several things of the same version; None where there is no table."""
     folder = home.table(table.name)
-    return open_table(folder) if (folder / "_delta_log").exists() else None
+    return open_table(folder) if holds_table(folder) else None
 
 
 def paths_in(home: Home, table: Table, opened: DeltaTable) -> list[Path]:

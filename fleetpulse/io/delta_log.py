@@ -5,6 +5,7 @@ Versions that were put together are read from their piece, see `history`.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -16,6 +17,15 @@ from fleetpulse.io.history import FOLDER, Piece, pieces, remainders
 def actions_of(commit: Path) -> list[dict[str, Any]]:
     """Return the actions of a commit, a line each; a text in one may hold what Unicode takes for an end of a line."""
     return [json.loads(line) for line in commit.read_text(encoding="utf-8").split("\n") if line]
+
+
+def holds_table(folder: Path) -> bool:
+    """Whether a folder holds a Delta table: its log has an entry. The log's folder comes first, and may be all."""
+    try:
+        with os.scandir(folder / "_delta_log") as entries:
+            return any(one.name.endswith((".json", ".parquet")) and one.name[:20].isdecimal() for one in entries)
+    except FileNotFoundError:
+        return False
 
 
 class DeltaLog:

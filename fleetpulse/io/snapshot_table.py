@@ -22,6 +22,7 @@ from fleetpulse.core.tables import DEVICE_SNAPSHOTS
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
 from fleetpulse.io.damage import blaming
+from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.home import Home
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def write_snapshot(home: Home, rows: "DataFrame", about: Taken) -> None:
 def snapshots(home: Home) -> list[Taken]:
     """Return the snapshots that are kept, the newest first: maintenance thins them out."""
     path = home.table(DEVICE_SNAPSHOTS.name)
-    if not (path / "_delta_log").exists():
+    if not holds_table(path):
         return []
     found: list[Taken] = []
     there = _look(path)

@@ -27,7 +27,7 @@ from fleetpulse.core.machine import Mode
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
-from fleetpulse.io.delta_log import DeltaLog, actions_of
+from fleetpulse.io.delta_log import DeltaLog, actions_of, holds_table
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
 
@@ -68,7 +68,7 @@ class Commits:
     def __init__(self, home: Home, generation: int) -> None:
         self.home, self.generation = home, generation
         self.path = home.table(JUDGEMENTS.name)
-        self.next = delta.version(self.path) + 1 if (self.path / "_delta_log").exists() else 0
+        self.next = delta.version(self.path) + 1 if holds_table(self.path) else 0
         self._of_group: dict[int, Mapping[str, int]] | None = None
 
     def through(self, query_id: str, batch_id: int) -> dict[str, int] | None:

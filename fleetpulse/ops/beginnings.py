@@ -22,6 +22,7 @@ from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
 from fleetpulse.io.amended import reached
+from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.history import remainder_end
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms
@@ -45,7 +46,7 @@ def done_with(home: Home, newest_ms: int | None) -> tuple[int | None, tuple[str,
         than that. Of too many devices to be named it is the instant that counts for each of them.
     """
     now = reached(home)
-    if now is None or newest_ms is None or not (home.table(JUDGEMENTS.name) / "_delta_log").exists():
+    if now is None or newest_ms is None or not holds_table(home.table(JUDGEMENTS.name)):
         return None, ()
     if not 0 < now.through_ms <= newest_ms or now.done_ms != delta.landed(home, JUDGEMENTS, DONE):
         return None, ()

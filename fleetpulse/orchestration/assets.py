@@ -10,6 +10,7 @@ from typing import Any, Final
 from airflow.sdk import Asset, AssetWatcher
 
 from fleetpulse.core.messages import ALERTS as ALERTS_BELOW
+from fleetpulse.io.delta_log import holds_table
 from fleetpulse.orchestration.place import PLACE
 from fleetpulse.orchestration.triggers import AlertWatch, DeltaLogWatch, judged_of
 
@@ -70,7 +71,7 @@ def facts_of(home: Path, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     path = home / "tables" / name
     try:
-        if (path / "_delta_log").exists():
+        if holds_table(path):
             from deltalake import DeltaTable
 
             table = DeltaTable(str(path))

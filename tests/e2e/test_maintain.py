@@ -10,6 +10,7 @@ from batch.steps import Keep
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import judged_up_to
+from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import read_status
 from tests.e2e.test_replay import await_none_left, begin, fleet, rows_of, told_equals_the_definition
@@ -30,7 +31,7 @@ def test_maintenance_beside_a_running_fleet_disturbs_no_job_and_no_verdict(tmp_p
         """Maintain; return whether each kind of step was done while the job judged, and joining again."""
         for name, found in pids.items():
             found |= {pid for pid in [read_status(home.run(name)).get("pid")] if pid}
-        if home.exists() and (home.table(MESSAGES.name) / "_delta_log").exists() and all(pids.values()):
+        if home.exists() and holds_table(home.table(MESSAGES.name)) and all(pids.values()):
             done.update((step.table, step.did) for step in maintain(home, KEEP, dry_run=False))
         return set(done) >= STEPS and done["messages", "join"] >= 2 and judged_up_to(home.checkpoint) is not None
 

@@ -35,12 +35,18 @@ def test_a_home_is_read_whatever_its_folder_is_called(name: str, tmp_path: Path)
     ]
 
 
-def test_a_table_reads_as_declared_before_it_is_made_and_while_it_is_empty(tmp_path: Path) -> None:
+def test_a_table_reads_as_declared_before_it_is_made_where_its_maker_was_killed_and_while_it_is_empty(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    for make in (False, True):
+    for made in ("not at all", "a log without an entry", "whole"):
         for table in TABLES:
-            if make:
+            if made == "a log without an entry":
+                log = home.table(table.name) / "_delta_log"
+                log.mkdir(parents=True)
+                (log / ".00000000000000000000.json.1c.tmp").write_text("{")
+                assert delta.files_of(home, table, table.columns[0].name) == [] and delta.stored_types(home, table) is None
+            elif made == "whole":
                 delta.create(home, table)
+                assert delta.version(home.table(table.name)) == 0
             with delta.reading(home, [table.name]) as tables:
                 described = delta.fetch(tables, f"DESCRIBE {table.name}")
                 assert [row["column_name"] for row in described] == [column.name for column in table.columns]

@@ -67,6 +67,13 @@ def test_one_that_has_read_nothing_leaves_the_watermark_where_it_was(home: Home)
     assert stand(home.checkpoint).newest_ms == START + 1_000
 
 
+def test_nothing_was_said_to_a_table_whose_maker_was_stopped_before_its_first_entry(home: Home, tmp_path: Path) -> None:
+    begin(home, 1, START + 999, 3)
+    aside = tmp_path / "told"
+    (aside / "_delta_log").mkdir(parents=True)
+    assert commit_what_was_said(home.checkpoint, aside, home.table(MESSAGES.name)) is None
+
+
 def test_the_first_batch_begins_where_the_generation_does(home: Home) -> None:
     (home.checkpoint / "commits" / "0").unlink()
     say(home, 0)
