@@ -106,9 +106,8 @@ class KeyGroup:
         width_ms = span_ms(advance_ms, deployment.allowed_lateness_ms)
         written = self.waiting.written
         chunks = [*self.waiting.write(signals, width_ms), *self.waiting.write(rows_to_batch(others), width_ms)]
-        if not advance_ms:
-            joined, parts = self.waiting.join(frontier_ms, written, read)
-            chunks, gone = [*chunks, *joined], [*gone, *parts]
+        joined, parts = self.waiting.join(frontier_ms, written, read, moving=advance_ms > 0)
+        chunks, gone = [*chunks, *joined], [*gone, *parts]
         first_ms = self.waiting.first_ms()
         if first_ms is not None:
             self._be_due(self.listening.due_at(first_ms, deployment.allowed_lateness_ms))

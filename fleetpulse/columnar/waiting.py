@@ -1,7 +1,8 @@
 """What waits for its time: chunks that are written once, read when they come due, and deleted.
 
-Rule 1: a chunk holds rows of one span of event time, so that few are open at a time; it is rewritten only where many wait for
-a frontier that stands still, as in a gap that is open: then the smallest are joined.
+Rule 1: a chunk holds rows of one span of event time, so that few are open at a time; it is rewritten only where many wait: for
+a frontier that stands still, as in a gap that is open, or for a lateness of very many batches. Then neighbours are joined, those
+of the fewest rows first. So there is a bound: ``MOST``, or ``MOST_MOVING``, and one more for each 8,192 rows.
 Rule 2: a row is due in the call that moves the frontier past it: what lies at or before the frontier before has been judged.
 """
 
@@ -19,7 +20,9 @@ from fleetpulse.columnar.wire import from_wire, to_wire
 
 Read = Callable[[int], bytes]
 MOST: Final = 64  # chunks of signals, and of other rows, before some are joined
-_LARGE: Final = 262_144  # rows of a chunk that is joined to no other
+MOST_MOVING: Final = 512  # likewise while the frontier moves: what is joined is read again in each call until all of it was due
+_AT_ONCE: Final = 32  # are joined to one
+_LARGE: Final = 262_144  # rows that are joined to one at most
 _SPANS: Final = 8  # of a chunk in the allowed lateness, where batches are shorter than that
 
 
@@ -90,14 +93,15 @@ class Waiting:
             yield chunk.number, to_wire(part) if signals else to_bytes(part)
 
     def join(
-        self, through_ms: int | None, before: int, read: Callable[[int], bytes]
+        self, through_ms: int | None, before: int, read: Read, *, moving: bool = False
     ) -> tuple[list[tuple[int, bytes]], list[int]]:
-        """Join the smallest chunks where there are many, of signals and of other rows.
+        """Join neighbours in event time where there are many, of signals and of other rows.
 
         Args:
             through_ms: the frontier: what lies at or before it has been judged.
             before: the number from which on chunks cannot be read yet.
             read: returns a chunk by its number.
+            moving: whether the frontier has moved in this call.
 
         Returns:
             The chunks to be kept, with their numbers, and the numbers of those that are in them; none of either where few wait.
@@ -105,19 +109,19 @@ class Waiting:
         kept: list[tuple[int, bytes]] = []
         gone: set[int] = set()
         for signals, read_from, written_by in ((True, from_wire, to_wire), (False, from_bytes, to_bytes)):
-            known = [one for one in self.chunks if one.signals is signals and one.number < before and one.rows <= _LARGE]
-            if len(known) <= MOST:
+            known = [one for one in self.chunks if one.signals is signals and one.number < before]
+            near = _neighbours(known) if len(known) > (MOST_MOVING if moving else MOST) else frozenset()
+            if not near:
                 continue
-            small = {one.number for one in sorted(known, key=lambda chunk: (chunk.rows, chunk.number))[: MOST // 2]}
-            whole = pa.concat_batches([read_from(read(number)) for number in sorted(small)])
+            whole = pa.concat_batches([read_from(read(number)) for number in sorted(near)])
             if through_ms is not None:
                 whole = filtered(whole, whole["event_time_ms"].to_numpy() > through_ms)
             event_ms = whole["event_time_ms"].to_numpy()
             joined = Chunk(self.written, int(event_ms.min()), int(event_ms.max()), whole.num_rows, signals)
-            self.chunks = [*(chunk for chunk in self.chunks if chunk.number not in small), joined]
+            self.chunks = [*(chunk for chunk in self.chunks if chunk.number not in near), joined]
             self.written += 1
             kept.append((joined.number, written_by(whole)))
-            gone |= small
+            gone |= near
         return kept, sorted(gone)
 
     def take(
@@ -163,6 +167,15 @@ class Waiting:
     def from_plain(cls, plain: dict[str, Any]) -> "Waiting":
         """The inverse of `to_plain`."""
         return cls([Chunk(*values[:4], signals=bool(values[4])) for values in plain["chunks"]], plain["written"])
+
+
+def _neighbours(chunks: list[Chunk]) -> frozenset[int]:
+    """Return the numbers of the neighbours in event time that have the fewest rows together; none where these are many."""
+    ordered = sorted(chunks, key=lambda one: (one.first_ms, one.number))
+    count = min(_AT_ONCE, len(ordered))
+    sums = np.convolve([one.rows for one in ordered], np.ones(count, np.int64), "valid")
+    begin = int(sums.argmin())
+    return frozenset(one.number for one in ordered[begin : begin + count]) if sums[begin] <= _LARGE else frozenset()
 
 
 def span_ms(advance_ms: int, lateness_ms: int) -> int:
