@@ -17,7 +17,9 @@ MAX_PAYLOAD_BYTES: Final = 262_144
 MAX_ID_BYTES: Final = 128
 MAX_TEXT: Final = 256
 MAX_DEPTH: Final = 16
+MAX_AHEAD_DAYS: Final = 366  # of what is to be in effect later: it waits in the state until then
 NO_TS: Final = "no ts: event_time is received_at"
+_DAY_MS: Final = 86_400_000
 _INT64: Final = range(-(2**63), 2**63)
 _INSTANTS: Final = ("effective_from", "from", "until", "after")  # of our own rows
 _WORDS: Final = ("op", "class", "gateway", "why")  # likewise
@@ -202,6 +204,10 @@ def _own_row(address: Address, content: Mapping[str, Any], received_at_ms: int, 
         instant = content.get(name)
         if isinstance(instant, int | float) and not 0 <= instant <= END_OF_TIME_MS:
             raise _Rejected("field", f"{name} is epoch milliseconds; got {_shown(instant)}")
+    if effective > received_at_ms + MAX_AHEAD_DAYS * _DAY_MS:
+        raise _Rejected(
+            "field", f"effective_from lies at most {MAX_AHEAD_DAYS} days ahead; got {_shown(effective)}: say it later"
+        )
     for name in _WORDS:
         if content.get(name) != "":  # an empty word says as little as none: the class is then the default one
             _text(content, name)

@@ -17,6 +17,7 @@ from fleetpulse.core.times import format_duration, parse_duration_ms
 
 MAX_ERRORS: Final = 16  # the most errors that a rule may count: it bounds what is remembered of a device
 MAX_SEQUENCE: Final = 8
+MAX_AHEAD: Final = 1_000  # policies that are not in force yet: each key group keeps them
 DEFAULT_CLASS: Final = "default"
 
 
@@ -290,6 +291,11 @@ class Policies:
     def including(self, dated: Dated) -> "Policies":
         """Return the policies with one more."""
         return Policies(tuple(sorted({*self.dated, dated})))
+
+    def ahead_of(self, frontier_ms: int | None) -> int:
+        """Return how many take effect after the frontier; the built-in one never does."""
+        after_ms = -1 if frontier_ms is None else frontier_ms
+        return sum(one.effective_from_ms > after_ms for one in self.dated)
 
     def at(self, instant_ms: int) -> Dated:
         """Return the policy in force at an instant; its own first instant is included."""

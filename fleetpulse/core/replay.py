@@ -12,7 +12,7 @@ from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import Device, Fold, World
 from fleetpulse.core.judgements import Judgement, Verdict, about, clock_ahead, clock_behind
 from fleetpulse.core.messages import FOR_EVERYONE, RANK, SIGNALS, Clock, Identity, Kind, Row, gateway_death, identity, order
-from fleetpulse.core.policy import Dated, Policies, PolicyFault, from_row
+from fleetpulse.core.policy import MAX_AHEAD, Dated, Policies, PolicyFault, from_row
 
 _OURS: Final = (Kind.REGISTRY, Kind.CONTROL, Kind.POLICY, Kind.CORRECT)  # refused where a message would be late
 AMENDED: Final = SIGNALS | {Kind.REGISTRY}  # what an amended history takes as on time
@@ -90,6 +90,10 @@ class Intake:
             policy = from_row(row.contents().get("policy"))
         except PolicyFault as fault:
             self.judgements.append(about(row, Verdict.REFUSED, str(fault)))
+            return
+        if self.policies.ahead_of(listening.frontier_ms) >= MAX_AHEAD:
+            reason = f"at most {MAX_AHEAD:,} policies wait to take effect; give it again when some have"
+            self.judgements.append(about(row, Verdict.REFUSED, reason))
             return
         dated = Dated(row.event_time_ms, row.received_at_ms, policy.version, policy)
         self.policies = self.policies.including(dated)

@@ -22,6 +22,7 @@ from fleetpulse.core.policy import MAX_ERRORS, Policy, parse_policy
 from fleetpulse.core.replay import Deployment, outcome, replay
 from tests.histories import (
     OWN,
+    START,
     any_own_row,
     any_policy,
     any_signal,
@@ -304,6 +305,20 @@ def test_a_recorded_policy_that_is_none_is_refused_and_judging_goes_on(rule: str
     assert in_batches(rows, [3, 17], Deployment(1_000), 2) == compared(told)
 
 
+def test_of_policies_that_wait_to_take_effect_there_is_a_most_however_the_rows_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetpulse.core.replay.MAX_AHEAD", 3)
+    policy = Policy().normalised()
+    rows = [signal(at, "d") for at in range(0, 400, 20)]
+    rows += [row(at, "fleet/_/_/policy", policy=policy, effective_from_s=at + 100) for at in range(5, 400, 30)]
+    rows.sort(key=lambda one: one.received_at_ms)
+    told = replay(rows, Deployment(1_000))
+    refused = [(one.received_at_ms or 0) - START for one in told if one.kind is Verdict.REFUSED]
+    # of those that are given at 5, 35, 65 and so on the fourth is one too many, until the first is in force at 105
+    assert refused == [95_000, 215_000, 335_000]
+    for cuts in ([], [2, 9, 17], list(range(1, len(rows)))):
+        assert in_batches(rows, cuts, Deployment(1_000), 2) == compared(told)
+
+
 def test_a_reason_shows_what_was_said_as_far_as_it_can_be_written() -> None:
     rows = [row(0, "fleet/s/d/heartbeat", ts_s=0)]
     rows += [row(9, "fleet/_/d/control", op="maintain", until=said) for said in ("\ud800", "x" * 5_000)]
@@ -316,9 +331,10 @@ def test_a_reason_shows_what_was_said_as_far_as_it_can_be_written() -> None:
 
 @pytest.fixture
 def joins_at_once() -> Iterator[None]:
-    """Let chunks be joined as soon as there are three."""
+    """Let chunks be joined as soon as there are three, whether the frontier moves or stands."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(waiting, "MOST", 2)
+        patched.setattr(waiting, "MOST_MOVING", 2)
         yield
 
 

@@ -140,6 +140,17 @@ def test_a_recorded_row_of_ours_that_no_table_can_hold_is_quarantined(kind: str,
     assert not tables["messages"]
 
 
+def test_what_is_to_be_in_effect_later_lies_a_year_ahead_and_no_further() -> None:
+    furthest_ms = NOW + 366 * 86_400_000
+    found = [
+        decode("fleet/_/_/policy", json.dumps({"effective_from": at_ms}).encode(), NOW, Origin.COMMAND)
+        for at_ms in (furthest_ms, furthest_ms + 1)
+    ]
+    assert isinstance(found[0], Row) and found[0].event_time_ms == furthest_ms
+    assert isinstance(found[1], Rejection) and found[1].reason == "field"
+    assert found[1].detail == f"effective_from lies at most 366 days ahead; got {furthest_ms + 1}: say it later"
+
+
 MAPPED = parse_mappings(
     {"mapping": [{"topic": "z/{device}", "site": "s", "kind": "telemetry", "ts": "at", "ts_unit": "s", "seq": "n"}]}
 )
