@@ -62,7 +62,7 @@ class GroupProcessor(StatefulProcessor):
         group.arm(self.deployment)
         self.state.read()
         chunks = [(one["number"], bytes(one["rows"])) for one in initialState.chunks]
-        self._keep(group, replace(_NO_STEP, chunks=chunks), None, timerValues.getCurrentWatermarkInMs())
+        self._keep(group, replace(_NO_STEP, chunks=chunks), None, timerValues.getCurrentWatermarkInMs(), owes=True)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Fold the group's blocks of a micro-batch."""
@@ -96,14 +96,24 @@ class GroupProcessor(StatefulProcessor):
         newest_ms = max([watermark_ms + WATERMARK_DELAY_MS, *(row.received_at_ms for row in others)])
         step = group.fold(signals, others, newest_ms, self.deployment, self.state.chunk)
         summary = None if self.silent else group.summary(key_group)
-        self._keep(group, step, stored[1] if stored and not fired else None, watermark_ms)  # a timer that fired is gone
+        standing_ms = stored[1] if stored and not fired else None  # a timer that fired is gone
+        self._keep(group, step, standing_ms, watermark_ms, owes=self.silent)
         told = [said_by(key_group, step.told), *([from_judgements([summary])] if summary else [])]
         if any(batch.num_rows for batch in told):
             yield _OutputRow(key_group, to_bytes(pa.concat_batches(told)))
 
-    def _keep(self, group: KeyGroup, step: Step, standing_ms: int | None, watermark_ms: int) -> None:
-        """Keep what came of a call, and arm the group's one timer unless the right one stands."""
-        wanted_ms = None if group.due_ms is None else max(group.due_ms - WATERMARK_DELAY_MS, watermark_ms + 1)
+    def _keep(self, group: KeyGroup, step: Step, standing_ms: int | None, watermark_ms: int, *, owes: bool) -> None:
+        """Keep what came of a call, and arm the group's one timer unless the right one stands.
+
+        Args:
+            group: the group.
+            step: what came of it.
+            standing_ms: when its timer stands; None without one.
+            watermark_ms: of the batch.
+            owes: whether it still has to say how many devices it has: then it is woken as soon as the watermark moves.
+        """
+        due_ms = watermark_ms if owes else group.due_ms
+        wanted_ms = None if due_ms is None else max(due_ms - WATERMARK_DELAY_MS, watermark_ms + 1)
         if standing_ms != wanted_ms:
             if standing_ms is not None:
                 self.handle.deleteTimer(standing_ms)

@@ -1,5 +1,6 @@
 """Registered devices that never speak are judged as well: brought in by initialState, in a silent fleet, by ticks alone."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -80,6 +81,11 @@ def test_devices_that_never_speak_go_offline_by_ticks_alone_and_by_the_definitio
     for number, one in enumerate(rest[:4], 1):
         _land(home, [one], number)
     _run(spark, home, _registered(spark, home))
+    summaries = delta.query(
+        home, "SELECT arg_max(counts, judged_at) AS counts FROM judgements WHERE kind = 'summary' GROUP BY key_group"
+    )
+    counted = sum(sum(json.loads(one["counts"]).values()) for one in summaries)
+    assert (len(summaries), counted) == (8, DEVICES), "each group says what was brought in, whether or not it was spoken to"
     for number, one in enumerate(rest[4:-1], 5):
         _land(home, [one], number)
     _run(spark, home)  # a checkpoint that stands needs nothing to begin with
