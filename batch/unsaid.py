@@ -26,7 +26,7 @@ from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import Stand, committed, is_settled, query_id, stand
 from fleetpulse.io.damage import open_table
-from fleetpulse.io.delta_log import DeltaLog, holds_table
+from fleetpulse.io.delta_log import DeltaLog, holds_table, is_committed
 from fleetpulse.io.durable import sync_folder
 from fleetpulse.io.generations import (
     Generation,
@@ -140,7 +140,7 @@ def _left(home: Home, made: Generation, aside: Path, pending: Iterable[str], sna
         FleetError: some were said that do not follow.
     """
     shell = {"judged_at_ms": int(time.time() * 1000), "generation": made.number}
-    again = files_of(aside, open_table(aside).version()) if holds_table(aside) else []
+    again = files_of(aside, open_table(aside).version()) if is_committed(aside) else []
     with delta.connect() as connection:
         connection.execute(f"SET memory_limit='{_MEMORY}'")
         connection.execute("SET temp_directory=$folder", {"folder": str(aside / "spilled")})

@@ -2,7 +2,8 @@
 
 Rule 1: a chunk holds rows of one span of event time, so that few are open at a time; it is rewritten only where many wait: for
 a frontier that stands still, as in a gap that is open, or for a lateness of very many batches. Then neighbours are joined, those
-of the fewest rows first. So there is a bound: ``MOST``, or ``MOST_MOVING``, and one more for each 8,192 rows.
+of the fewest rows first and of like size, so that a row is written again a few times at most. So there is a bound: ``MOST``, or
+``MOST_MOVING``, and one more for each 4,096 rows.
 Rule 2: a row is due in the call that moves the frontier past it: what lies at or before the frontier before has been judged.
 """
 
@@ -21,8 +22,8 @@ from fleetpulse.columnar.wire import from_wire, to_wire
 Read = Callable[[int], bytes]
 MOST: Final = 64  # chunks of signals, and of other rows, before some are joined
 MOST_MOVING: Final = 512  # likewise while the frontier moves: what is joined is read again in each call until all of it was due
-_AT_ONCE: Final = 32  # are joined to one
-_LARGE: Final = 262_144  # rows that are joined to one at most
+_AT_ONCE: Final = 16  # are joined to one
+_LARGE: Final = 65_536  # rows that are joined in one call at most, and so those of a joined chunk
 _SPANS: Final = 8  # of a chunk in the allowed lateness, where batches are shorter than that
 
 
@@ -110,18 +111,20 @@ class Waiting:
         gone: set[int] = set()
         for signals, read_from, written_by in ((True, from_wire, to_wire), (False, from_bytes, to_bytes)):
             known = [one for one in self.chunks if one.signals is signals and one.number < before]
-            near = _neighbours(known) if len(known) > (MOST_MOVING if moving else MOST) else frozenset()
-            if not near:
-                continue
-            whole = pa.concat_batches([read_from(read(number)) for number in sorted(near)])
-            if through_ms is not None:
-                whole = filtered(whole, whole["event_time_ms"].to_numpy() > through_ms)
-            event_ms = whole["event_time_ms"].to_numpy()
-            joined = Chunk(self.written, int(event_ms.min()), int(event_ms.max()), whole.num_rows, signals)
-            self.chunks = [*(chunk for chunk in self.chunks if chunk.number not in near), joined]
-            self.written += 1
-            kept.append((joined.number, written_by(whole)))
-            gone |= near
+            left, most = _LARGE, MOST_MOVING if moving else MOST
+            while len(known) > most and (near := _neighbours(known, left)):
+                parts = {one.number for one in near}
+                whole = pa.concat_batches([read_from(read(number)) for number in sorted(parts)])
+                if through_ms is not None:
+                    whole = filtered(whole, whole["event_time_ms"].to_numpy() > through_ms)
+                event_ms = whole["event_time_ms"].to_numpy()
+                joined = Chunk(self.written, int(event_ms.min()), int(event_ms.max()), whole.num_rows, signals)
+                self.chunks = [*(chunk for chunk in self.chunks if chunk.number not in parts), joined]
+                self.written += 1
+                kept.append((joined.number, written_by(whole)))
+                gone |= parts
+                known = [one for one in known if one.number not in parts]
+                left -= sum(one.rows for one in near)
         return kept, sorted(gone)
 
     def take(
@@ -169,13 +172,16 @@ class Waiting:
         return cls([Chunk(*values[:4], signals=bool(values[4])) for values in plain["chunks"]], plain["written"])
 
 
-def _neighbours(chunks: list[Chunk]) -> frozenset[int]:
-    """Return the numbers of the neighbours in event time that have the fewest rows together; none where these are many."""
+def _neighbours(chunks: list[Chunk], most_rows: int) -> list[Chunk]:
+    """Return the neighbours in event time to be joined; none where any of them have more rows together than that.
+
+    Those of the fewest rows of which none has more than half: then a row that is written again is in a chunk of twice the rows.
+    """
     ordered = sorted(chunks, key=lambda one: (one.first_ms, one.number))
-    count = min(_AT_ONCE, len(ordered))
-    sums = np.convolve([one.rows for one in ordered], np.ones(count, np.int64), "valid")
-    begin = int(sums.argmin())
-    return frozenset(one.number for one in ordered[begin : begin + count]) if sums[begin] <= _LARGE else frozenset()
+    windows = np.lib.stride_tricks.sliding_window_view([one.rows for one in ordered], min(_AT_ONCE, len(ordered)))
+    sums, count = windows.sum(axis=1), windows.shape[1]
+    begin = int(np.lexsort((sums, 2 * windows.max(axis=1) > sums, sums > most_rows))[0])
+    return ordered[begin : begin + count] if sums[begin] <= most_rows else []
 
 
 def span_ms(advance_ms: int, lateness_ms: int) -> int:

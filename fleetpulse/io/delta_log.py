@@ -19,13 +19,20 @@ def actions_of(commit: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in commit.read_text(encoding="utf-8").split("\n") if line]
 
 
-def holds_table(folder: Path) -> bool:
-    """Whether a folder holds a Delta table: its log has an entry. The log's folder comes first, and may be all."""
+def is_committed(folder: Path) -> bool:
+    """Whether a table's log has an entry: its folder, and Spark's first rows, come first, and their maker may end there."""
     try:
         with os.scandir(folder / "_delta_log") as entries:
             return any(one.name.endswith((".json", ".parquet")) and one.name[:20].isdecimal() for one in entries)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def holds_table(folder: Path) -> bool:
+    """Whether a home's folder holds a table: one that has rows, and a log that lost its entries, is damaged and not made anew."""
+    if is_committed(folder):
+        return True
+    return (folder / "_delta_log").exists() and any(one.name != "_delta_log" for one in folder.iterdir())
 
 
 class DeltaLog:

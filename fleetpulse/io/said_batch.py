@@ -20,7 +20,7 @@ import structlog
 from deltalake import DeltaTable
 
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, query_id, read_offset, unfinished
-from fleetpulse.io.delta_log import DeltaLog, holds_table
+from fleetpulse.io.delta_log import DeltaLog, is_committed
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _LOG: Final = structlog.get_logger("lifecycle")
@@ -42,7 +42,7 @@ def commit_what_was_said(checkpoint: Path, told: Path, messages: Path, first: in
         FleetError: the checkpoint is damaged, or the versions that the batch has read are gone.
     """
     batch, query = unfinished(checkpoint), query_id(checkpoint)
-    if batch is None or query is None or not holds_table(told):
+    if batch is None or query is None or not is_committed(told):
         return None
     said = DeltaTable(str(told)).transaction_version(query)
     if said is None or said < batch:

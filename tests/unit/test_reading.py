@@ -12,6 +12,8 @@ from deltalake import DeltaTable, write_deltalake
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import judged_up_to
+from fleetpulse.io.damage import DamagedError
+from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.home import Home
 from fleetpulse.ops import reports
 
@@ -51,6 +53,25 @@ def test_a_table_reads_as_declared_before_it_is_made_where_its_maker_was_killed_
                 described = delta.fetch(tables, f"DESCRIBE {table.name}")
                 assert [row["column_name"] for row in described] == [column.name for column in table.columns]
                 assert delta.fetch(tables, f"SELECT * FROM {table.name}") == []
+
+
+def test_a_table_whose_log_lost_its_entries_is_damaged_and_not_made_anew(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    delta.create(home, JUDGEMENTS)
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [transition("a", 1)]), "test", 1)
+    for entry in (home.table("judgements") / "_delta_log").glob("*.json"):
+        entry.unlink()
+    with pytest.raises(DamagedError, match=r'the log of the table ".*judgements" cannot be read'):
+        delta.query(home, "SELECT * FROM transitions")
+    with pytest.raises(DamagedError):
+        delta.create(home, JUDGEMENTS)
+
+
+def test_a_file_among_the_tables_is_none(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    (home.path / "tables").mkdir()
+    (home.path / "tables" / "judgements").write_text("")
+    assert not holds_table(home.table("judgements"))
 
 
 def test_a_file_written_before_a_column_was_added_reads_it_as_empty(tmp_path: Path) -> None:

@@ -1,50 +1,77 @@
 """What waits for its time is kept in few chunks, whatever it is."""
 
+from dataclasses import dataclass, field
+
 import pytest
 
 from fleetpulse.columnar.blocks import batch_to_rows, rows_to_batch
 from fleetpulse.columnar.waiting import MOST, MOST_MOVING, Waiting
+from fleetpulse.core.messages import Row
 from tests.histories import START, row
 
 pytestmark = pytest.mark.unit
 
 
+@dataclass
+class Kept:
+    """The chunks of a group, as the state has them: what was joined is counted."""
+
+    waiting: Waiting = field(default_factory=Waiting)
+    chunks: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    rewritten: int = 0
+    most: int = 0
+
+    def take_in(self, rows: list[Row], frontier_ms: int | None, *, moving: bool = False) -> None:
+        before = self.waiting.written
+        self.chunks |= dict(self.waiting.write(rows_to_batch(rows), 1_000))
+        joined, gone = self.waiting.join(frontier_ms, before, self.chunks.__getitem__, moving=moving)
+        self.rewritten += sum(one.rows for one in self.waiting.chunks if one.number in dict(joined))
+        self._keep(dict(joined), gone)
+        self.most = max(self.most, len(self.waiting.chunks))
+
+    def take(self, after_ms: int | None, through_ms: int) -> list[Row]:
+        _, others, gone = self.waiting.take(after_ms, through_ms, self.chunks.__getitem__)
+        self._keep({}, gone)
+        return [one for batch in others for one in batch_to_rows(batch)]
+
+    def _keep(self, joined: dict[int, bytes], gone: list[int]) -> None:
+        self.chunks = {number: content for number, content in (self.chunks | joined).items() if number not in gone}
+        assert sorted(self.chunks) == sorted(chunk.number for chunk in self.waiting.chunks)
+
+
+def death(at_s: int) -> Row:
+    return row(at_s, f"gw-{at_s}/death")  # gateways that die one by one
+
+
 def test_rows_of_ours_that_wait_behind_an_open_gap_are_joined_as_signals_are() -> None:
-    waiting, kept = Waiting(), dict[int, bytes]()
-    rows = [row(at, f"gw-{at}/death") for at in range(3 * MOST)]  # gateways that die one by one while a bridge is away
-    most = 0
+    kept, rows = Kept(), [death(at) for at in range(40 * MOST)]
     for one in rows:
-        before = waiting.written
-        kept |= dict(waiting.write(rows_to_batch([one]), 1_000))
-        joined, gone = waiting.join(None, before, kept.__getitem__)
-        kept = {number: content for number, content in (kept | dict(joined)).items() if number not in gone}
-        most = max(most, len(waiting.chunks))
-        assert sorted(kept) == sorted(chunk.number for chunk in waiting.chunks)
-    assert most <= MOST + 2
-    assert len(waiting) == len(rows)
-    _, others, gone = waiting.take(None, START + 10**9, kept.__getitem__)
-    assert sorted(gone) == sorted(kept)
-    assert {(one.device_id, one.event_time_ms) for batch in others for one in batch_to_rows(batch)} == {
-        (one.device_id, one.event_time_ms) for one in rows
-    }
+        kept.take_in([one], None)
+    assert kept.most <= MOST + 2
+    assert kept.rewritten < 5 * len(rows), "what waits is written again a few times, not in each call"
+    assert len(kept.waiting) == len(rows)
+    due = kept.take(None, START + 10**9)
+    assert not kept.chunks
+    assert {(one.device_id, one.event_time_ms) for one in due} == {(one.device_id, one.event_time_ms) for one in rows}
 
 
 def test_a_lateness_of_very_many_batches_waits_in_few_chunks_and_each_row_is_due_in_its_call() -> None:
-    waiting, kept = Waiting(), dict[int, bytes]()
+    kept = Kept()
     batches, lateness = 5 * MOST_MOVING, 3 * MOST_MOVING  # a batch a second
-    most = rewritten = 0
     for at in range(batches + lateness):
         frontier_ms = START + (at - lateness) * 1_000
-        _, others, gone = waiting.take(frontier_ms - 1_000, frontier_ms, kept.__getitem__)
-        due = [one.event_time_ms for batch in others for one in batch_to_rows(batch)]
-        assert due == ([frontier_ms] if at >= lateness else [])
-        before = waiting.written
-        if at < batches:
-            kept |= dict(waiting.write(rows_to_batch([row(at, f"gw-{at}/death")]), 1_000))
-        joined, parts = waiting.join(frontier_ms, before, kept.__getitem__, moving=True)
-        rewritten += sum(one.rows for one in waiting.chunks if one.number in dict(joined))
-        kept = {number: content for number, content in (kept | dict(joined)).items() if number not in {*gone, *parts}}
-        assert sorted(kept) == sorted(chunk.number for chunk in waiting.chunks)
-        most = max(most, len(waiting.chunks))
-    assert most <= MOST_MOVING + 2 and not kept
-    assert rewritten < 3 * batches, "what waits is written again a time or two, not in each call"
+        due = kept.take(frontier_ms - 1_000, frontier_ms)
+        assert [one.event_time_ms for one in due] == ([frontier_ms] if at >= lateness else [])
+        kept.take_in([death(at)] if at < batches else [], frontier_ms, moving=True)
+    assert kept.most <= MOST_MOVING + 2 and not kept.chunks
+    assert kept.rewritten < 3 * batches
+
+
+def test_a_call_that_brings_very_many_spans_leaves_few_chunks_as_well() -> None:
+    kept, spans = Kept(), 2 * MOST_MOVING
+    for _ in range(3):
+        kept.take_in([death(at) for at in range(spans)], START - 1, moving=True)
+    for _ in range(2):
+        kept.take_in([], START - 1, moving=True)
+    assert len(kept.waiting.chunks) <= MOST_MOVING and len(kept.waiting) == 3 * spans
+    assert len(kept.take(START - 1, START + 10**9)) == 3 * spans and not kept.chunks
