@@ -1,6 +1,7 @@
 """The soak: a constant load for a long time, and whether anything grows that has no reason to.
 
-Rule 1: what runs is what a person runs: the lifecycle job as a process of its own, over a home of its own.
+Rule 1: what runs is what a person runs: the lifecycle job as a process of its own, over a home of its own, and now and then
+`./fleet maintain` beside it.
 Rule 2: who loads and measures stands outside of its process tree.
 Rule 3: the first quarter warms up; a series grows where the median of its last quarter exceeds that of its second by more
 than its bound allows. A series too short for that is an error, not a pass.
@@ -9,6 +10,7 @@ than its bound allows. A series too short for that is an error, not a pass.
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import psutil
 from rich.console import Console
@@ -24,7 +26,7 @@ from rich.console import Console
 from bench.load import LATENESS_MS, Load
 from bench.measure import open_files, resident_bytes, size_bytes
 from cli.output import as_table, console
-from cli.processes import Run
+from cli.processes import ROOT, Run
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
@@ -113,6 +115,7 @@ class Plan:
         minutes: for how long, from the end of the first batch on.
         period_s: between two steps of the load.
         batches: so many at the least, however long they take.
+        maintain_s: between two maintenances. Airflow has one an hour: what adds up between them is here looked at sooner.
         judged: the series that count; what needs longer to settle is only shown.
     """
 
@@ -120,6 +123,7 @@ class Plan:
     minutes: float
     period_s: float = 1.0
     batches: int = 2 * _LEAST_SAMPLES
+    maintain_s: float = 600.0
     judged: tuple[str, ...] = tuple(bound.series for bound in BOUNDS)
 
 
@@ -130,10 +134,12 @@ class Soak:
     Attributes:
         series: samples by name, oldest first.
         messages: how many rows were loaded.
+        maintained: how often the home was maintained meanwhile.
     """
 
     series: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     messages: int = 0
+    maintained: int = 0
 
     def trends(self) -> list[Trend]:
         """Return how each series went.
@@ -161,10 +167,53 @@ class Soak:
                 self.note(name, value)
 
 
+class Maintenance:
+    """`./fleet maintain` again and again, beside who loads and who judges.
+
+    Args:
+        home: whose.
+        every_s: from the begin of one to that of the next.
+    """
+
+    def __init__(self, home: Home, every_s: float) -> None:
+        self._command = [sys.executable, "-P", "-m", "cli", "maintain", "--home", str(home.path.absolute())]
+        self._log, self._every_s, self._next_s = home.path / "maintain.log", every_s, time.monotonic() + every_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self.done = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+
+    def look(self) -> None:
+        """Begin one where it is time for it.
+
+        Raises:
+            FleetError: the one before failed.
+        """
+        if self._process:
+            if (code := self._process.poll()) is None:
+                return
+            if code:
+                told = self._log.read_text(errors="replace").strip().splitlines()
+                raise FleetError(f"./fleet maintain ended with {code}: {told[-1] if told else 'it said nothing'}")
+            self._process, self.done = None, self.done + 1
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + self._every_s
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)}
+                )
+
+
 def plan(minutes: float | None = None, *, quick: bool = False) -> Plan:
     """Return the plan of a call; ``quick`` is for a look whether the soak itself works."""
     if quick:
-        return Plan(Load(devices=1_000, leaving=5), minutes or 0.75, judged=SETTLED)
+        return Plan(Load(devices=1_000, leaving=5), minutes or 0.75, maintain_s=15, judged=SETTLED)
     return Plan(Load(devices=5_000, leaving=10), minutes or 60)
 
 
@@ -180,7 +229,10 @@ def bench_soak(*, minutes: float | None, quick: bool, json_lines: bool) -> None:
         FleetError: something grows, or the job failed.
     """
     asked = plan(minutes, quick=quick)
-    rows = [row_of(one, asked) for one in run(asked, Console(stderr=True)).trends()]
+    shown = Console(stderr=True)
+    found = run(asked, shown)
+    shown.print(f"{found.messages:,} messages, maintained {found.maintained} times", highlight=False)
+    rows = [row_of(one, asked) for one in found.trends()]
     if json_lines:
         for row in rows:
             sys.stdout.write(json.dumps(row) + "\n")
@@ -224,7 +276,12 @@ def _soak(asked: Plan, home: Home, shown: Console) -> Soak:
     for table in (MESSAGES, JUDGEMENTS):
         delta.create(home, table)
     appender = Appender(home.table(MESSAGES.name))
-    with home.locked("bench soak"), Run(home) as running, _status(shown, f"a load of {asked.minutes:g} minutes"):
+    with (
+        home.locked("bench soak"),
+        Run(home) as running,
+        Maintenance(home, asked.maintain_s) as maintenance,
+        _status(shown, f"a load of {asked.minutes:g} minutes"),
+    ):
 
         def said(name: str) -> int:
             return int(str(running.status("lifecycle").get(name) or 0))
@@ -239,12 +296,14 @@ def _soak(asked: Plan, home: Home, shown: Console) -> Soak:
             number += 1
             found.feed(home, load, number, appender)
             running.watch()
+            maintenance.look()
             found.note("rss_bytes", resident_bytes(tree))
             found.note("open_files", open_files(tree))
             found.note("checkpoint_bytes", size_bytes(home.checkpoint))
             found.note("behind_ms", load.newest_ms(number) - said("received_at_ms"))
             time.sleep(max(0.0, next_s - time.monotonic()))
         running.await_that("the end of the load", lambda: said("received_at_ms") >= load.newest_ms(number), _PATIENCE_S)
+        found.maintained = maintenance.done
     found.take_health(home)
     return found
 

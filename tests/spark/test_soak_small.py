@@ -15,8 +15,9 @@ pytestmark = pytest.mark.spark
 
 def test_the_state_does_not_grow_under_a_constant_load(tmp_path: Path) -> None:
     load = Load(devices=400, leaving=4, step_ms=30_000)
-    found = run(Plan(load, minutes=0.3, period_s=0.5, batches=16, judged=SETTLED), Console(stderr=True), tmp_path)
+    found = run(Plan(load, minutes=0.3, period_s=0.5, batches=16, maintain_s=4, judged=SETTLED), Console(stderr=True), tmp_path)
     assert {one.bound.series for one in found.trends() if one.grows} & {*SETTLED} == set()
+    assert found.maintained, "the job is maintained as it runs"
     assert max(found.series["state_rows"][-6:]) <= 8 * KEY_GROUPS
     assert max(found.series["state_bytes"]) < 1_000 * load.devices
     assert load.devices <= median(found.series["devices"][-6:]) <= 1.2 * load.devices
