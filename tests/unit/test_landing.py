@@ -20,7 +20,7 @@ from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
 from streaming import landing as landing_module
 from streaming.bridge import Bridge, BridgeSettings
 from streaming.landing import Landing
-from tests.unit.test_intake import Broker
+from tests.intakes import Broker
 
 pytestmark = pytest.mark.unit
 TOPIC = "fleet/oslo/d/heartbeat"
