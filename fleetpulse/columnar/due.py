@@ -7,10 +7,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 from numpy.typing import NDArray
 
-from fleetpulse.columnar.compiled import borrowing
+from fleetpulse.columnar.compiled import borrowing, kept
 from fleetpulse.columnar.told import of_signals
 from fleetpulse.columnar.world import Int64s, World, covered, greatest
 from fleetpulse.core.judgements import Verdict, clock_ahead, clock_behind
@@ -99,7 +98,7 @@ def in_order(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
     return np.insert(others, where, rows[kept]), rows[copies]
 
 
-@njit(cache=True)
+@kept
 def _by_device(places: Int64s, event_ms: Int64s, count: int) -> tuple[Int64s, NDArray[np.bool_]]:
     """Order rows by device, then by event time; say which of them share both with a neighbour.
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
-from numba import njit
 from numpy.typing import NDArray
 
+from fleetpulse.columnar.compiled import kept
 from fleetpulse.columnar.snapshots import COMPARED_PARTS, SNAPSHOT_SCHEMA
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
@@ -25,7 +25,7 @@ _PARTS: Final = pa.array(COMPARED_PARTS, pa.string())
 _HALF: Final = 32
 
 
-@njit(cache=True)
+@kept
 def _mixed(bits: np.uint64) -> np.uint64:
     """Return 64 bits each of which depends on all that were given, and none of which is lost (splitmix64)."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -33,7 +33,7 @@ def _mixed(bits: np.uint64) -> np.uint64:
     return bits ^ (bits >> np.uint64(31))
 
 
-@njit(cache=True)
+@kept
 def _mix_numbers(hashes: UInt64s, values: UInt64s, valid: NDArray[np.bool_]) -> None:
     """Take a column of numbers into the rows' hashes."""
     for i in range(len(hashes)):
@@ -43,7 +43,7 @@ def _mix_numbers(hashes: UInt64s, values: UInt64s, valid: NDArray[np.bool_]) -> 
             hashes[i] = _mixed(hashes[i])
 
 
-@njit(cache=True)
+@kept
 def _mix_texts(hashes: UInt64s, ends: NDArray[np.int32], letters: NDArray[np.uint8], valid: NDArray[np.bool_]) -> None:
     """Take a column of text into the rows' hashes, eight bytes at a time, and its length."""
     for i in range(len(hashes)):

@@ -7,10 +7,9 @@ Rule 3: it stops between two rows when ``told`` is full, and goes on from there.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from fleetpulse.columnar.compiled import borrowing
+from fleetpulse.columnar.compiled import borrowing, kept
 from fleetpulse.columnar.deadlines import next_due
 from fleetpulse.columnar.layout import (
     ABSENT,
@@ -309,7 +308,7 @@ def _apply(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: in
     return said
 
 
-@njit(cache=True)
+@kept
 def matrix(
     order: Int64s,
     device: Int64s,
@@ -348,7 +347,7 @@ def judge_rows(devices: Matrix, memory: Matrix, world: World, rows: Matrix, firs
     return len(rows), said
 
 
-@njit(cache=True)
+@kept
 def spread(offsets: NDArray[np.int32], text: NDArray[np.uint8], width_ms: int) -> Int64s:
     """Return for each device a delay below ``width_ms`` that follows from its id alone (FNV-1a), in milliseconds.
 

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 from numpy.typing import NDArray
 
 from fleetpulse.columnar.blocks import READING, WRITING
 from fleetpulse.columnar.choosing import as_text, of_one_length
+from fleetpulse.columnar.compiled import kept
 from fleetpulse.columnar.layout import Matrix
 from fleetpulse.columnar.world import NONE, Int64s, Vocabulary
 
@@ -86,7 +86,7 @@ def in_use(numbers: Int64s, known: int) -> tuple[Int64s, Int64s]:
     return used, anew[numbers]
 
 
-@njit(cache=True)
+@kept
 def firsts(values: Matrix, rows: Int64s, column: int, counts: Int64s) -> Int64s:
     """Return ``values[rows[k], column : column + counts[k]]`` of one k after the other."""
     flat = np.empty(counts.sum(), np.int64)
@@ -98,7 +98,7 @@ def firsts(values: Matrix, rows: Int64s, column: int, counts: Int64s) -> Int64s:
     return flat
 
 
-@njit(cache=True)
+@kept
 def set_firsts(values: Matrix, column: int, counts: Int64s, flat: Int64s) -> None:
     """The inverse of `firsts`, for all rows."""
     at = 0

@@ -49,7 +49,7 @@ def dense(seed: int) -> tuple[list[Cut], Course]:
     steps = max(20, round(messages / len(devices) / choose([0.05, 0.15, 0.5, 2])))
     rows = [any_signal(choose, devices, steps) for _ in range(messages)]
     rows += [_copy(random, choose(rows)) for _ in range(messages // 30)]
-    own = (any_own_row(choose, devices, steps) for _ in range(min(messages // choose([5, 15, 60]), 120)))
+    own = (any_own_row(choose, devices, steps) for _ in range(min(messages // choose([5, 15, 60, 600, 6000]), 120)))
     rows += {one.received_at_ms: one for one in own}.values()
     if choose([True, False]):
         rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(choose), effective_from_s=-500))

@@ -1,10 +1,16 @@
-"""What is compiled is compiled before the first batch."""
+"""What is compiled is compiled before the first batch, and anew when a source of it has changed."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import fleetpulse
+from fleetpulse.columnar.compiled import SOURCES_DIGEST, digest_of
+
+ROOT = Path(__file__).parents[2]
+_SOURCES = Path(fleetpulse.__file__).parent
 _FOLD = """
 from fleetpulse.columnar.warm import warm
 from pathlib import Path
@@ -18,11 +24,38 @@ us_a_message(20, 6)
 assert known, "nothing was kept"
 assert set(Path(sys.argv[1]).rglob("*.nbc")) == known, "a fold compiles what was not warm"
 """
+# Both ways to judge, over a random history in which devices without a row of ours fail: those are judged by what is compiled.
+_BOTH = """
+from fleetpulse.core.machine import TRANSITIONS, Mode, Trigger
+from tests.property.test_columnar import dense, difference
+
+history, course = dense(4)
+assert TRANSITIONS[Mode.ONLINE, Trigger.ERRORS] is Mode.FLAGGED, "the table is not the changed one"
+assert (said := difference(history, course)) is None, said
+"""
 
 
-def test_a_fold_finds_everything_compiled(tmp_path: Path) -> None:
-    variables = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", _FOLD, str(tmp_path)], env=variables, capture_output=True, text=True, check=False
-    )
+def _run(script: str, tree: Path, cache: Path) -> None:
+    variables = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join([str(tree), str(ROOT)])}
+    command = [sys.executable, "-P", "-c", script, str(cache)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_fold_finds_everything_compiled_until_a_table_changes(tmp_path: Path) -> None:
+    tree, cache = tmp_path / "tree", tmp_path / "cache"
+    shutil.copytree(_SOURCES, tree / "fleetpulse", ignore=shutil.ignore_patterns("__pycache__"))
+    _run(_FOLD, tree, cache)
+    machine = tree / "fleetpulse" / "core" / "machine.py"
+    text = machine.read_text()
+    assert "(_M.ONLINE, _T.ERRORS): _M.DEGRADED" in text
+    machine.write_text(text.replace("(_M.ONLINE, _T.ERRORS): _M.DEGRADED", "(_M.ONLINE, _T.ERRORS): _M.FLAGGED"))
+    _run(_BOTH, tree, cache)
+    _run(_FOLD, tree, cache)
+    assert len(list(cache.rglob("fold-*"))) == 1, "what was compiled of the table before is still there"
+
+
+def test_what_is_compiled_is_known_by_all_sources_that_it_holds() -> None:
+    assert digest_of([_SOURCES / "columnar", _SOURCES / "core"]) == SOURCES_DIGEST
+    bare = [path.name for path in (_SOURCES / "columnar").glob("*.py") if "njit" in path.read_text()]
+    assert bare == ["compiled.py"], "who compiles by numba's own decorator keeps it by one file alone"
