@@ -41,8 +41,8 @@ def rows_of_devices(
 ) -> DataFrame:
     """Return the rows of a snapshot with other devices: what waits, gaps and policies stay.
 
-    Their lives begin at the frontier, so that no number is given again that was given in a life before; silence counts from
-    their registration on.
+    Their lives begin right behind the frontier, so that no number is given again that was given in a life before; silence
+    counts from their registration on.
 
     Args:
         spark: the session.
@@ -57,11 +57,12 @@ def rows_of_devices(
     world = the_world(row.content for row in state.filter(F.col("part") == GROUP).select("content").collect())
     listening, policies = world_from_plain(json.loads(world))
     devices = devices_at(listed, listening.frontier_ms)
+    assert listening.frontier_ms is not None, "a list is refused before the first row"
     known = replace(listening, coverage=coverage)
     pieces = seeds(devices, known, policies, 1 + len(devices) // _DEVICES_A_PIECE)
     blocks = spark.createDataFrame(pieces.select(["key_group", "block"]))
     rows = blocks.mapInArrow(_taker(listening.newest_ms, deployment), SNAPSHOT_COLUMNS).filter(F.col("part") == DEVICE)
-    rows = rows.withColumn("life", F.timestamp_millis(F.lit(listening.frontier_ms)))
+    rows = rows.withColumn("life", F.timestamp_millis(F.lit(listening.frontier_ms + 1)))
     return state.filter(F.col("part") != DEVICE).unionByName(rows)
 
 

@@ -179,7 +179,8 @@ class KeyGroup:
         self.devices.drop_absent()
         behind_ms = max(frontier_ms - width_ms, at_least_ms)
         self.listening = replace(self.listening, coverage=self.listening.coverage.forget_before(behind_ms))
-        self.policies = self.policies.pruned(behind_ms)
+        # not where a flush has come to: how many there are after what a jitter may hold back is counted, however rows were cut
+        self.policies = self.policies.pruned(deployment.said_through_ms(frontier_ms))
         self.due_ms = None
         if left_ms is not None:
             self._be_due(self.listening.due_at(frontier_ms + left_ms, deployment.allowed_lateness_ms))

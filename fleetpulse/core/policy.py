@@ -292,9 +292,9 @@ class Policies:
         """Return the policies with one more."""
         return Policies(tuple(sorted({*self.dated, dated})))
 
-    def ahead_of(self, frontier_ms: int | None) -> int:
-        """Return how many take effect after the frontier; the built-in one never does."""
-        after_ms = -1 if frontier_ms is None else frontier_ms
+    def after(self, instant_ms: int | None) -> int:
+        """Return how many take effect after an instant; all but the built-in one where that is None."""
+        after_ms = -1 if instant_ms is None else instant_ms
         return sum(one.effective_from_ms > after_ms for one in self.dated)
 
     def at(self, instant_ms: int) -> Dated:

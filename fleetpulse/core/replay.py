@@ -91,7 +91,9 @@ class Intake:
         except PolicyFault as fault:
             self.judgements.append(about(row, Verdict.REFUSED, str(fault)))
             return
-        if self.policies.ahead_of(listening.frontier_ms) >= MAX_AHEAD:
+        frontier_ms = listening.frontier_ms
+        said_ms = None if frontier_ms is None else self.deployment.said_through_ms(frontier_ms)
+        if self.policies.after(said_ms) >= MAX_AHEAD:
             reason = f"at most {MAX_AHEAD:,} policies wait to take effect; give it again when some have"
             self.judgements.append(about(row, Verdict.REFUSED, reason))
             return
@@ -121,9 +123,15 @@ class Intake:
         return self.amending and kind in AMENDED and (self.begun_ms is None or event_time_ms > self.begun_ms)
 
 
-def arrival(row: Row) -> tuple[int, bool, int, int]:
-    """Return the key by which rows are read: ``received_at``, with a fixed order among equals, gaps first."""
-    return (row.received_at_ms, row.kind is not Kind.GAP, -RANK[row.kind], row.digest)
+def arrival(row: Row) -> tuple[int, bool, int, int, int]:
+    """Return the key by which rows are read: ``received_at``, with a fixed order among equals.
+
+    Gaps first, and of those that open at one instant first the one that says the earlier instant before it: where their bridges'
+    rows came in by one line they may have been judged one after the other, and the later one says so.
+    """
+    after_ms = row.contents().get("after") if row.kind is Kind.GAP else None
+    read_ms = after_ms if type(after_ms) is int else -1
+    return (row.received_at_ms, row.kind is not Kind.GAP, read_ms, -RANK[row.kind], row.digest)
 
 
 def in_order(due: Iterable[Row]) -> tuple[list[Row], list[Judgement]]:

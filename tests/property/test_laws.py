@@ -31,6 +31,7 @@ from tests.histories import (
     compared_columns,
     row,
     signal,
+    tick,
     with_gateway_deaths,
 )
 
@@ -317,6 +318,39 @@ def test_of_policies_that_wait_to_take_effect_there_is_a_most_however_the_rows_a
     assert refused == [95_000, 215_000, 335_000]
     for cuts in ([], [2, 9, 17], list(range(1, len(rows)))):
         assert in_batches(rows, cuts, Deployment(1_000), 2) == compared(told)
+
+
+def test_a_policy_that_a_jitter_still_needs_counts_among_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetpulse.core.replay.MAX_AHEAD", 3)
+    policy, deployment = Policy().normalised(), Deployment(1_000, verdict_jitter_ms=50_000)
+    rows = [signal(at, "d") for at in range(0, 400, 20)]
+    rows += [row(at, "fleet/_/_/policy", policy=policy, effective_from_s=at + 100) for at in range(5, 400, 30)]
+    rows += [row(at, "fleet/_/b/tick", op="flush") for at in (152, 251)]  # what is written early is needed no longer, and counts
+    rows.sort(key=lambda one: one.received_at_ms)
+    told = replay(rows, deployment)
+    refused = [(one.received_at_ms or 0) - START for one in told if one.kind is Verdict.REFUSED]
+    # the first is in force at 105, and nothing is held back of what it ended when the frontier is at 155
+    assert refused == [95_000, 125_000, 155_000, 275_000, 305_000, 335_000]
+    for cuts in ([], [2, 9, 17], list(range(1, len(rows)))):
+        assert in_batches(rows, cuts, deployment, 2) == compared(told)
+
+
+def test_gaps_that_open_at_one_instant_are_read_in_the_order_in_which_they_came() -> None:
+    """Two bridges' rows by one line, as a recording plays them, may be judged one after the other."""
+    for number in range(8):  # their digests alone would put them either way
+        rows = [
+            signal(0),
+            tick(2_900),
+            row(5_000, "fleet/_/a/gap", op="open", from_s=3_000, after_s=2_900, why=f"first {number}"),
+            row(5_000, "fleet/_/b/gap", op="open", from_s=4_999, after_s=5_000),  # what landing says of it
+            tick(6_000),
+            *(row(8_000 + at, f"fleet/_/{name}/gap", op="close", until_s=8_000) for at, name in enumerate("ab")),
+            tick(8_500),
+        ]
+        told = compared(replay(rows, Deployment(1_000)))
+        assert not any(one[6] == "offline" for one in told), "3,600 s of silence are not covered"
+        for cuts in ([], [3], [2, 3, 4], [5]):
+            assert in_batches(rows, cuts, Deployment(1_000), 2) == told, cuts
 
 
 def test_a_reason_shows_what_was_said_as_far_as_it_can_be_written() -> None:
