@@ -160,13 +160,24 @@ def _show_health(shown: Console, health: dict[str, Any] | None) -> None:
     )
     newest = health["newest"]
     shown.print(table)
-    parts = f"batch {newest['batch_id']} of {newest['began_at']}: {newest['batch_ms']:,} ms"
+    parts = f"batch {newest['batch_id']} of {newest['began_at']}: {newest['batch_ms']:,} ms{_parts_of(newest)}"
     if newest["input_rows"] is not None:
         parts += f" for {newest['input_rows']:,} rows"
+    if newest["input_rows_per_s"] is not None:
+        parts += f", {newest['input_rows_per_s']:,.0f} a second came in"
     if newest["watermark_delay_ms"] is not None:
         parts += f"; watermark {format_duration(newest['watermark_delay_ms'])} behind the newest row"
     late = "" if newest["rows_late"] is None else f"; {newest['rows_late']:,} rows late"
     shown.print(f"{parts}{late}; {newest['state_rows']:,} values in the state")
+
+
+_PARTS = {"looking for rows": "latest_offset_ms", "planning": "query_planning_ms", "judging and writing": "add_batch_ms"}
+
+
+def _parts_of(batch: Mapping[str, Any]) -> str:
+    """Say what most of a batch's time went into."""
+    known = [f"{name} {batch[column]:,}" for name, column in _PARTS.items() if batch[column] is not None]
+    return f" ({', '.join(known)})" if known else ""
 
 
 def devices(

@@ -72,6 +72,16 @@ def test_the_rules_of_a_device_are_those_of_its_class_at_the_instant(home: Home)
         assert (found[0], found[1].longest_hold_ms) == (device_class, hours * 3_600_000)
 
 
+def test_a_policy_that_came_in_time_since_nobody_listened_is_among_the_rules(tmp_path: Path) -> None:
+    policy = row(9_001, "fleet/_/_/policy", policy=parse_policy(POLICY).normalised(), effective_from_s=5_000)
+    gap = [row(9_000, "fleet/_/b/gap", op="open", from_s=100), row(9_000.5, "fleet/_/b/gap", op="close", until_s=9_000)]
+    for listened, hours in ([signal(30, "p"), policy], 7 * 24), ([signal(30, "p"), *gap, policy], 2):
+        made = landed_home(tmp_path / str(hours), listened, Deployment())
+        found = rules_at(made, "p", START + 9_001_000)
+        assert found is not None
+        assert found[1].longest_hold_ms == hours * 3_600_000
+
+
 def test_commands_are_taken_in_the_order_in_which_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, clock = empty(tmp_path / "home", Deployment()), [1_700_000_000.0]
     monkeypatch.setattr("fleetpulse.io.commands.time.time", lambda: clock[0])

@@ -14,7 +14,7 @@ from rich.console import Console
 from cli.looking import status, transitions
 from cli.screen import Screen
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.tables import JUDGEMENTS, QUARANTINE
+from fleetpulse.core.tables import JUDGEMENTS, QUARANTINE, STREAM_HEALTH
 from fleetpulse.io import delta
 from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.process import write_status
@@ -59,6 +59,31 @@ def test_status_tells_of_a_gap_and_of_what_a_bridge_suffers_from(tmp_path: Path,
         assert json.loads(capsys.readouterr().out)["troubles"] == {
             "bridge": ["Kafka is away", "a gap is open: silence does not count"]
         }
+
+
+def test_status_rates_the_newest_batch_and_says_what_its_time_went_into(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    home = empty(tmp_path / "home", Deployment())
+    numbers = {column.name: 1 for column in STREAM_HEALTH.columns if column.required and column.name != "began_at"}
+    told = {"query_id": "q", "run_id": "r", "input_rows": 500, "input_rows_per_s": 250.4, "state_update_us": 9_000}
+    parts = {"batch_ms": 2_000, "latest_offset_ms": 20, "query_planning_ms": 600, "add_batch_ms": 1_300}
+    good = {**numbers, **told, **parts, "began_at_ms": 1_700_000_000_000}
+    bad = {**good, "began_at_ms": 1_700_000_001_000, "batch_id": 2}
+    bad |= {"state_bytes": 2_000_000_000, "checkpoint_ms": 31_000, "state_memory_bytes": 5_000_000_000, "state_update_us": 51_000}
+    for number, row in enumerate((good, bad), 1):
+        delta.append(home, STREAM_HEALTH, delta.to_table(STREAM_HEALTH, [row]), "test", number)
+        status(home.path)
+        shown = capsys.readouterr().out
+        assert ": 2,000 ms (looking for rows 20, planning 600, judging and writing 1,300) for 500 rows" in shown
+        assert " for 500 rows, 250 a second came in" in shown
+        status(home.path, json_lines=True)
+        rated = {one["metric"]: one["rating"] for one in json.loads(capsys.readouterr().out)["health"]["rated"]}
+        want = {"state size": "warning", "checkpoint": "critical", "memory": "critical", "state update": "critical"}
+        assert rated == {metric: want.get(metric, "good") if number == 2 else "good" for metric in rated}
+        assert {*want} < {*rated}
+        assert all(rating in shown for rating in rated.values())
 
 
 def _no_room() -> None:
