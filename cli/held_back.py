@@ -1,10 +1,12 @@
-"""Verdicts that a jitter holds back: have them written by the running job, before its state is copied or it is stopped."""
+"""Verdicts that a jitter holds back: have them written by the running job before its state is copied, or it or a bridge stops."""
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from cli.output import say
-from cli.standing import judged_through
+from cli.processes import Run
+from cli.standing import judged_through, judged_to_the_end
 from fleetpulse.core.messages import BRIDGE, EVERYONE, FLUSH, Kind
 from fleetpulse.io.commands import spool, spooled
 from fleetpulse.io.desired import RUNNING, desired
@@ -42,6 +44,27 @@ def say_held_back(home: Home) -> bool:
         if stand is None and _TOPIC not in spooled(home, taken=True):
             stand = position(home.segments_of(BRIDGE))
     return True
+
+
+def stop_listening(run: Run, verbs: Sequence[str], judging: Callable[[], bool], patience_s: float) -> None:
+    """Stop what takes messages in, and wait until what a jitter holds back is written: a bridge asks for that as it stops.
+
+    Args:
+        run: the run.
+        verbs: of the jobs that are stopped, in this order; the bridge is one of them.
+        judging: whether there still is somebody to judge.
+        patience_s: for how long at most that is waited for.
+    """
+    for verb in verbs:
+        run.stop(verb)
+    if not run.home.deployment().verdict_jitter_ms:
+        return
+    limit = time.monotonic() + patience_s
+    while judging() and not judged_to_the_end(run.home):
+        if time.monotonic() > limit:
+            say(f"some verdicts are still held back after {patience_s:.0f} s; the next run writes them")
+            return
+        time.sleep(0.1)
 
 
 def _out_of_reach(home: Home) -> str:

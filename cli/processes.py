@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Final, Self
+from types import FrameType
+from typing import Final, NoReturn, Self
 
 import typer
 
@@ -222,8 +223,12 @@ def last_words(log: Path) -> str:
     return (telling or lines or ["it said nothing"])[-1][:_WORDS]
 
 
+def _leave(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
 class Run:
-    """The processes of one run; a context that leaves nothing running.
+    """The processes of one run; a context that leaves nothing running, also where SIGTERM ends it that nobody listens to.
 
     Args:
         home: the home, locked by the caller.
@@ -238,6 +243,8 @@ class Run:
         self.address: BrokerAddress | None = None
 
     def __enter__(self) -> Self:
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # it would end us, and leave the jobs to find that out
+            signal.signal(signal.SIGTERM, _leave)
         for stale in (self.home.path / "run").glob("*.json") if self.alone else ():
             stale.unlink(missing_ok=True)
         return self
@@ -254,7 +261,7 @@ class Run:
                 self.home.run("broker").unlink(missing_ok=True)
         finally:
             for number, handler in previous:
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_DFL if handler is _leave else handler)
 
     def use_broker(
         self, address: BrokerAddress | None, port: int = 0, host: str = LOOPBACK, known_as: str | None = None

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.live import Live
 
 from cli.beside import Beside, Classes, airflow_port
+from cli.held_back import stop_listening
 from cli.processes import Run
 from cli.screen import Screen
-from cli.standing import judged_to_the_end
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import EVERYONE
 from fleetpulse.core.policy import Policy
@@ -96,7 +96,7 @@ def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
             _watch(run, wanted, address, stop, restarts, airflow)
             typer.echo("stopping: what was received is written, what is being judged comes to its end", err=True)
             if home.deployment().verdict_jitter_ms:
-                _say_all(run)
+                stop_listening(run, ("simulator", "bridge"), lambda: run.alive("landing") and run.alive("lifecycle"), _PATIENCE_S)
         Console(stderr=True).print(f'stopped; the next "./fleet up --home {home.path}" goes on from here')
 
 
@@ -160,18 +160,6 @@ def _watch(run: Run, wanted: Wanted, address: BrokerAddress, stop: Stop, restart
         _watch_quietly(screen, goes_on, console)
     if wanted.picture:
         _draw(wanted.picture, screen)
-
-
-def _say_all(run: Run) -> None:
-    """Stop taking in, and wait until the verdicts that a jitter holds back are written: the bridge asks for them as it stops."""
-    for name in ("simulator", "bridge"):
-        run.stop(name)
-    limit = time.monotonic() + _PATIENCE_S
-    while not judged_to_the_end(run.home) and run.alive("landing") and run.alive("lifecycle"):
-        if time.monotonic() > limit:
-            typer.echo(f"some verdicts are still held back after {_PATIENCE_S:.0f} s; the next run writes them", err=True)
-            return
-        time.sleep(0.1)
 
 
 def _draw(path: Path, screen: Screen) -> None:

@@ -6,10 +6,12 @@ Rule 2: what it needs of another part it waits for, with a limit, and says what 
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Final
 
 import typer
 
+from cli.held_back import stop_listening
 from cli.options import DEFAULT_HOME, HomeOption
 from cli.processes import Job, Run
 from fleetpulse.core.errors import FleetError, Misuse
@@ -23,6 +25,7 @@ from fleetpulse.io.services import Service, served, services
 _PATIENCE_S: Final = 120.0
 _WATCH_S: Final = 0.5
 _SILENT_S: Final = 60.0  # a part writes its status twice a second
+_JUDGED_S: Final = 30.0  # less than whoever supervises us waits for our end
 _STARTING_S: Final = 600.0  # a JVM, and a large state that is read back
 
 
@@ -70,6 +73,8 @@ def service(
             return
         _watch(run, job, stop)
         _say(f"the {name} stops")
+        if name is Service.BRIDGE:
+            stop_listening(run, ("bridge",), partial(_judges, opened), _JUDGED_S)
 
 
 def _begin(run: Run, name: Service, address: BrokerAddress | None, stop: Stop) -> Job | None:
@@ -99,6 +104,11 @@ def _await(stop: Stop, what: str, there: Callable[[], bool]) -> bool:
         if time.monotonic() > limit:
             raise FleetError(f"{what} is not there after {_PATIENCE_S:.0f} s; start that part: ./fleet service broker")
     return True
+
+
+def _judges(home: Home) -> bool:
+    """Whether what the bridge wrote is judged by services that run."""
+    return {Service.LANDING, Service.LIFECYCLE} <= {*services(home)} and desired(home).what == RUNNING
 
 
 def _watch(run: Run, job: Job | None, stop: Stop) -> None:

@@ -20,7 +20,7 @@ def rules_at(home: Home, device_id: str, instant_ms: int) -> tuple[str, Rules] |
     listened = span(home)
     if listened is None:
         return None
-    found = query(home, f"SELECT {ROW} FROM messages WHERE kind = 'policy'", tables=["messages"])
+    found = query(home, f"SELECT {ROW} FROM messages WHERE kind IN ('policy', 'gap')", tables=["messages"])
     policies = outcome(through([as_row(one) for one in found], listened, None), home.deployment()).policies
     device_class = class_at(registry.entries(home, device_id), instant_ms)
     return device_class, policies.at(instant_ms).policy.of(device_class)

@@ -130,6 +130,12 @@ def test_a_replay_that_is_killed_anywhere_and_given_again_tells_the_same(recorde
             assert running.returncode == 1, said
             assert "give the same command again" in said, said
         await_none_left(home)
+    running = begin(*command)
+    await_that(lambda: _pid(Home(home), "lifecycle") is not None, limit_s=PATIENCE_S, what="the lifecycle job")
+    asked = fleet("down", "--home", str(home))
+    assert asked.returncode == 0, asked.stderr
+    assert not left_running(home), "down waits for the jobs of a replay as well"
+    assert running.wait(20) == 128 + signal.SIGTERM, running.communicate()[0]
     done = fleet(*command)
     assert done.returncode == 0, done.stderr
     want = defined(recorded, scenario_policy(), 60_000)

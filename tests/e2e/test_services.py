@@ -13,13 +13,15 @@ import pytest
 import yaml
 
 from cli.service import how_it_is
+from cli.standing import judged_to_the_end
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages import FLUSH, Kind
 from fleetpulse.io.address import load_address
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.services import Service, services
-from fleetpulse.ops import reports
+from fleetpulse.ops import bronze, reports
 from tests.e2e.test_replay import ROOT, await_none_left, begin, fleet
 from tests.waiting import PATIENCE_S, await_that
 
@@ -44,7 +46,9 @@ def _said(home: Home, service: Service) -> str:
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Started]:
-    """Every service; the broker last, so that each other one waits for it."""
+    """Every service; the broker last, so that each other one waits for it. What silence says is held back for up to a day."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "settings.toml").write_text('verdict_jitter = "24h"\n')
     running: Started = {}
     for service in reversed(Service):
         running[service] = begin(*_here(tmp_path, COMPOSE[service]["command"]), *(["--port", "0"] * (service is Service.BROKER)))
@@ -78,6 +82,15 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     assert _said(home, Service.LIFECYCLE) == "the lifecycle job is stopped, as ann wants it"
     assert '" starts' in fleet("stream", "start", "--home", str(home.path)).stdout
     _await(lambda: home.state_holder() is not None, what="the lifecycle job")
+
+    os.kill(started[Service.BRIDGE].pid, signal.SIGTERM)
+    words, _ = started[Service.BRIDGE].communicate(timeout=60)
+    assert started[Service.BRIDGE].returncode == 0, words
+    assert "held back" not in words
+    assert judged_to_the_end(home), "a bridge that stops waits until what a jitter holds back is written"
+    assert [one.contents().get("op") for one in bronze.rows(home) if one.kind is Kind.TICK].count(FLUSH) == 1
+    started[Service.BRIDGE] = begin(*_here(tmp_path, COMPOSE[Service.BRIDGE]["command"]))
+    _await(lambda: _said(home, Service.BRIDGE) == "the bridge: live", what="the bridge, again")
 
     [job] = psutil.Process(started[Service.BRIDGE].pid).children()
     job.kill()
