@@ -7,7 +7,7 @@ Rule 3: each verb checks what it has made, and that is part of its cost.
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -135,6 +135,18 @@ def _size(spark: SparkSession, home: Home) -> dict[str, Any]:
         "bar": BYTES_BAR,
         "checkpoint_mb": round(size_bytes(home.checkpoint) / 1e6, 1),
     }
+
+
+def require_few_bytes(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse a state of more bytes a device than its bar; they follow from the input alone, unlike what a verb costs.
+
+    Raises:
+        FleetError: it has more.
+    """
+    for row in rows:
+        size = row.get("bytes_a_device", 0)
+        if size > BYTES_BAR:
+            raise FleetError(f"the state has at most {BYTES_BAR} bytes a device; got {size}: see columnar/stored.py")
 
 
 def _plain(spark: SparkSession, home: Home) -> None:

@@ -281,14 +281,15 @@ def bench_state(
     ] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
 ) -> None:
-    """Measure what moving the state costs, beside reading and writing the same rows with plain Spark."""
+    """Measure what moving the state costs beside plain Spark, and how large it is; exit 1 where a device takes too many bytes."""
     from bench.backtest import bench_backtest
     from bench.state import bench_state as run
+    from bench.state import require_few_bytes
 
     if recording is not None and not recording.is_file():
         raise Misuse(f'there is no recording "{recording}"')
     measured = run(quick=quick, say=_told) if recording is None else bench_backtest(recording, _told)
-    _show_measured(measured, "moving the state", json_lines=json_lines)
+    require_few_bytes(_show_measured(measured, "moving the state", json_lines=json_lines))
 
 
 def bench_quality(
@@ -305,7 +306,7 @@ def _told(words: str) -> None:
     typer.echo(words, err=True)
 
 
-def _show_measured(measured: Iterable[dict[str, Any]], title: str, *, json_lines: bool) -> None:
+def _show_measured(measured: Iterable[dict[str, Any]], title: str, *, json_lines: bool) -> list[dict[str, Any]]:
     from cli.output import as_json, as_table, console
 
     rows = list(measured)
@@ -313,3 +314,4 @@ def _show_measured(measured: Iterable[dict[str, Any]], title: str, *, json_lines
         as_json(rows)
     else:
         console().print(as_table(rows, list(dict.fromkeys(name for row in rows for name in row)), title))
+    return rows
