@@ -3,7 +3,8 @@
 Rule 1: a figure is the median of the measured rounds; those before them warm up, and are compared but not counted.
 Rule 2: contenders that disagree are an error, and no figure is shown.
 Rule 3: a contender that cannot be had, or takes too long, is a row that says so.
-Rule 4: while a run is measured nothing else runs; before the first, contenders warm up two at a time.
+Rule 4: contender, size and how many are active name one row.
+Rule 5: while a run is measured nothing else runs; before the first, contenders warm up two at a time.
 """
 
 import json
@@ -44,8 +45,8 @@ COLUMNS = (
     "peak_rss_mb",
     "ratio",
     "equal",
-    "note",
 )
+NOTE = "note"  # beside them in JSON where there is something to say, and in the table
 
 
 def bench_lifecycle(plan: str, *, json_lines: bool, only: Sequence[str] = (), devices: Sequence[int] = ()) -> None:
@@ -65,17 +66,23 @@ def bench_lifecycle(plan: str, *, json_lines: bool, only: Sequence[str] = (), de
         raise Misuse(f'"{unknown[0]}" is no contender; there are {", ".join(courses.ALL)}')
     chosen = courses.PLANS[plan](devices)
     rows = run_plan(chosen.restricted(only) if only else chosen, Console(stderr=True))
+    shown = [row for row in rows if row["shown"]]
     if json_lines:
-        for row in rows:
-            sys.stdout.write(json.dumps({name: row[name] for name in COLUMNS}) + "\n")
+        for row in shown:
+            sys.stdout.write(json_line(row) + "\n")
     else:
-        console().print(as_table([_for_people(row) for row in rows], COLUMNS, "lifecycle"))
+        console().print(as_table([_for_people(row) for row in shown], (*COLUMNS, NOTE), "lifecycle"))
     if said := flatness(rows) if plan == courses.FLAT else beside_python(rows):
         (Console(stderr=True) if json_lines else console()).print("\n".join(said), highlight=False, soft_wrap=True)
 
 
+def json_line(row: dict[str, Any]) -> str:
+    """Return a row as programs read it: all columns, and a note where there is one."""
+    return json.dumps({name: row[name] for name in (*COLUMNS, NOTE) if name != NOTE or row[NOTE]})
+
+
 def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
-    """Run a plan and return a row for each contender of each course."""
+    """Run a plan and return a row for each contender of each course; ``shown`` says whether it is to be seen."""
     work = cache_dir().resolve() / "bench" / f"work-{os.getpid()}"
     running: dict[str, Warm] = {}
     runs: dict[tuple[int, str], list[Run]] = {}
@@ -204,8 +211,8 @@ def figures(
 ) -> dict[str, Any]:
     """Return the row of a contender: medians over its runs; ``equal`` is not told where there was nothing to compare with."""
     mine, reference = runs.get((place, name), []), runs.get((place, REFERENCE), [])
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    row |= {"contender": name, "devices": course.fleet.devices, "active": round(1 / course.fleet.one_in, 3), "note": note}
+    row: dict[str, Any] = {**dict.fromkeys(COLUMNS), NOTE: note, "shown": name in course.shown}
+    row |= {"contender": name, "devices": course.fleet.devices, "active": round(1 / course.fleet.one_in, 3)}
     if not mine or note:
         return row
     batch_ms = [each for run in mine for each in run.batch_ms]

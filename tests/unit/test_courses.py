@@ -1,5 +1,6 @@
 """The benchmark of the job beside its peers: what is said of what was run, and sizes that cannot be generated."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from bench import courses
 from bench.generate import Fleet
 from bench.harness import Run
-from bench.lifecycle import beside_python, figures, flatness, heard
+from bench.lifecycle import beside_python, figures, flatness, heard, json_line
 from fleetpulse.core.errors import Misuse
 
 pytestmark = pytest.mark.unit
@@ -26,6 +27,39 @@ def test_a_contender_that_was_compared_with_nobody_is_not_said_to_be_equal() -> 
     assert (beside["equal"], beside["ratio"]) == (True, 2.0), "to the reference's best round"
     absent = figures(course, courses.OURS, runs, 0, "did not finish in 600 s", compared=True)
     assert (absent["equal"], absent["messages_per_cpu_s"]) == (None, None)
+
+
+KEYS = [
+    "contender", "devices", "active", "messages_per_cpu_s", "messages_per_s", "batch_p50_ms", "batch_p95_ms",
+    "checkpoint_bytes_per_device", "peak_rss_mb", "ratio", "equal",
+]  # fmt: skip
+
+
+def test_a_line_of_json_has_the_same_keys_for_everyone_and_a_note_where_there_is_something_to_say() -> None:
+    [course, *_] = courses.PLANS[courses.QUICK](()).courses
+    runs = {(0, courses.OURS): [_run(4_000_000, 2.0)], (0, courses.REFERENCE): [_run(4_000_000, 4.0)]}
+    ran = json.loads(json_line(figures(course, courses.OURS, runs, 0, None, compared=True)))
+    assert list(ran) == KEYS and None not in ran.values()
+    absent = json.loads(json_line(figures(course, courses.OURS, {}, 0, "did not finish in 600 s", compared=True)))
+    assert list(absent) == [*KEYS, "note"]
+    assert absent["note"] == "did not finish in 600 s"
+
+
+@pytest.mark.parametrize("plan", courses.PLANS)
+def test_contender_devices_and_active_name_one_line(plan: str) -> None:
+    rows = [figures(course, name, {}, place, None, compared=False)
+            for place, course in enumerate(courses.PLANS[plan](()).courses) for name in course.contenders]  # fmt: skip
+    named = [(row["contender"], row["devices"], row["active"]) for row in rows if row["shown"]]
+    assert len(set(named)) == len(named)
+    if plan == courses.FULL:
+        assert {(name, size, active) for name in courses.FAST for size in courses.SIZES for active in (1.0, 0.05)} <= {*named}
+        assert {(name, 100_000, 1.0) for name in courses.PER_DEVICE} <= {*named}
+
+
+def test_what_has_its_row_elsewhere_does_not_make_a_course_alone() -> None:
+    full = courses.PLANS[courses.FULL](())
+    assert len(full.restricted([courses.OURS, courses.REFERENCE]).courses) == len(full.courses) - 1
+    assert len(full.restricted([courses.OURS, courses.PER_DEVICE[0]]).courses) == len(full.courses)
 
 
 def test_how_far_apart_sizes_are_is_between_the_cheapest_and_the_dearest() -> None:
