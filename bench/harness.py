@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ _LOOK_S = 0.005
 
 class DidNotFinish(Exception):
     """A contender took longer than it may."""
+
+
+class Crashed(FleetError):
+    """A contender's process answered with a fault, or ended; the first line says which and why, the others are its log's last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,7 @@ class Warm:
 
         Raises:
             DidNotFinish: it took longer than it may; its process is ended.
-            FleetError: it failed.
+            Crashed: it failed.
         """
         place = self.work / f"run-{label}"
         if self.name == flink_peer.NAME:
@@ -117,8 +122,9 @@ class Warm:
     def _ask(self, request: dict[str, Any], watch: Watch, limit_s: float | None) -> tuple[dict[str, Any], Reading]:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
-        stdin.write(json.dumps(request).encode() + b"\n")
-        stdin.flush()
+        with suppress(BrokenPipeError):  # it ended since its last answer: that is read below
+            stdin.write(json.dumps(request).encode() + b"\n")
+            stdin.flush()
         until_s = time.monotonic() + (limit_s or self.limit_s)
         with selectors.DefaultSelector() as ready:
             ready.register(stdout, selectors.EVENT_READ)
@@ -132,7 +138,7 @@ class Warm:
         answer = json.loads(line) if line else {"fault": "its process ended"}
         if "fault" in answer:
             log = (self.work / "log").read_text(errors="replace").splitlines()[-5:]
-            raise FleetError("\n".join([f"{self.name} failed: {answer['fault']}", *log]))
+            raise Crashed("\n".join([f"{self.name} failed: {answer['fault']}", *log]))
         return answer, answered
 
     def end(self) -> None:

@@ -2,7 +2,8 @@
 
 Rule 1: a figure is the median of the measured rounds; those before them warm up, and are compared but not counted.
 Rule 2: contenders that disagree are an error, and no figure is shown.
-Rule 3: a contender that cannot be had, or takes too long, is a row that says so.
+Rule 3: a contender that cannot be had, fails or takes too long is a row that says so, and the others go on; without ours
+or the reference there is nothing to say, and their failure ends it all.
 Rule 4: contender, size and how many are active name one row.
 Rule 5: while a run is measured nothing else runs; before the first, contenders warm up two at a time.
 """
@@ -23,10 +24,10 @@ from rich.console import Console
 
 from bench import courses, flink_peer
 from bench.compare import difference
-from bench.contenders import REFERENCE
+from bench.contenders import OURS, REFERENCE
 from bench.courses import Course, Plan
 from bench.generate import Input, prepare
-from bench.harness import DidNotFinish, Run, Warm
+from bench.harness import Crashed, DidNotFinish, Run, Warm
 from bench.scala_jobs import compiled
 from cli.output import as_table, console
 from fleetpulse.core.errors import FleetError, Misuse
@@ -59,7 +60,7 @@ def bench_lifecycle(plan: str, *, json_lines: bool, only: Sequence[str] = (), de
         devices: other sizes than the plan's, where it takes any.
 
     Raises:
-        FleetError: results differ, or a contender failed.
+        FleetError: results differ, or this job or the reference failed.
         Misuse: a contender that is none, or sizes for the full plan.
     """
     if unknown := [name for name in only if name not in courses.ALL]:
@@ -91,8 +92,10 @@ def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
     try:
         with _status(shown, "inputs are generated, and contenders warm up"):
             absent = _warm_up(plan, work, running)
+        for name, why in absent.items():
+            shown.print(f"{name}: {why}", highlight=False, markup=False, soft_wrap=True)
         notes |= {
-            (place, name): why
+            (place, name): why.partition("\n")[0]
             for place, course in enumerate(plan.courses)
             for name, why in absent.items()
             if name in course.contenders
@@ -104,9 +107,9 @@ def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
                     source = prepare(course.fleet)
                     found = _round(course, source, number, (plan, work, running, {n for p, n in notes if p == place}))
                 outcome = {name: run for name, run in found.items() if isinstance(run, Run)}
-                notes |= {(place, name): run for name, run in found.items() if isinstance(run, str)}
+                notes |= {(place, name): why.partition("\n")[0] for name, why in found.items() if isinstance(why, str)}
                 _require_equal(outcome, source, number)
-                shown.print(heard(course, number, last, found), highlight=False, soft_wrap=True)
+                shown.print(heard(course, number, last, found), highlight=False, markup=False, soft_wrap=True)
                 compared |= {place} if len(outcome) > 1 else set()
                 for name, run in outcome.items():
                     if course.counts_in(number, last):
@@ -147,10 +150,17 @@ def _why_absent(name: str, started: Future[None]) -> dict[str, str]:
     except DidNotFinish:
         return {name: f"did not warm up in {courses.WARMING_LIMIT_S} s"}
     except FleetError as error:
-        if name != flink_peer.NAME:
-            raise
-        return {name: f"absent: {error}"}
+        if name == flink_peer.NAME and not isinstance(error, Crashed):
+            return {name: f"absent: {error}"}
+        return {name: _unfinished(name, error)}
     return {}
+
+
+def _unfinished(name: str, error: FleetError) -> str:
+    """Return what is said of a contender that failed; the error of ours or the reference is raised again."""
+    if name in {OURS, REFERENCE}:
+        raise error
+    return f"did not finish: {error}"
 
 
 def _start(name: str, plan: Plan, work: Path, running: dict[str, Warm]) -> None:
@@ -198,6 +208,10 @@ def _round(
         except DidNotFinish:
             found[name] = f"did not finish in {plan.limit_s:.0f} s"
             running.pop(name, None)
+        except FleetError as error:
+            found[name] = _unfinished(name, error)
+            if name in running:
+                running.pop(name).end()
     return found
 
 

@@ -1,15 +1,17 @@
 """The benchmark of the job beside its peers: what is said of what was run, and sizes that cannot be generated."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench import courses
-from bench.generate import Fleet
-from bench.harness import Run
-from bench.lifecycle import beside_python, figures, flatness, heard, json_line
-from fleetpulse.core.errors import Misuse
+from bench.generate import Fleet, Input
+from bench.harness import Crashed, DidNotFinish, Run
+from bench.lifecycle import _round, beside_python, figures, flatness, heard, json_line
+from fleetpulse.core.errors import FleetError, Misuse
 
 pytestmark = pytest.mark.unit
 
@@ -100,3 +102,41 @@ def test_a_round_says_what_it_came_to_before_the_last_one_has_run() -> None:
     )
     assert heard(course, 0, 3, found) == f"round 0 of 3, which warms up, {said}"
     assert heard(course, 1, 3, found) == f"round 1 of 3, {said}"
+
+
+@dataclass
+class _Process:
+    """Stands for a warm process."""
+
+    outcome: Run | Exception
+    ended: bool = False
+
+    def run(self, *_: object) -> Run:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def _one_round(processes: dict[str, Any]) -> dict[str, Run | str]:
+    course = courses.Course(Fleet(1_000, 6), tuple(processes))
+    plan = courses.Plan((course,), limit_s=600)
+    return _round(course, Input(course.fleet, Path(), (1, 1), 0), 1, (plan, Path(), processes, set()))
+
+
+def test_a_peer_that_fails_is_a_row_that_says_why_and_the_others_run() -> None:
+    failing, slow = _Process(Crashed("scala-transform-with-state failed: why\nits log")), _Process(DidNotFinish())
+    processes = {courses.FAST[2]: failing, courses.PER_DEVICE[0]: slow, courses.OURS: _Process(_run(4_000_000, 2.0))}
+    found = _one_round(processes)
+    assert found[courses.FAST[2]] == "did not finish: scala-transform-with-state failed: why\nits log"
+    assert found[courses.PER_DEVICE[0]] == "did not finish in 600 s"
+    assert isinstance(found[courses.OURS], Run)
+    assert failing.ended and list(processes) == [courses.OURS], "each further course starts it anew"
+
+
+@pytest.mark.parametrize("name", [courses.OURS, courses.REFERENCE])
+def test_without_ours_or_the_reference_the_benchmark_ends(name: str) -> None:
+    with pytest.raises(FleetError, match="failed: why"):
+        _one_round({name: _Process(Crashed(f"{name} failed: why"))})
