@@ -2,7 +2,7 @@
 
 Rule 1: nothing but the process that is asked works while a run is measured.
 Rule 2: measured is what follows the first batch, up to the commit of the last: the rows of a running stream. Flink has no
-batches: there it is a run over everything, less a run over the first version alone.
+batches: there it is a run over everything, less a run over the first version alone; the limit is that of both together.
 """
 
 import json
@@ -100,32 +100,35 @@ class Warm:
             Crashed: it failed.
         """
         place = self.work / f"run-{label}"
+        limit_s = self.limit_s if limit_s is None else limit_s
         if self.name == flink_peer.NAME:
             return self._on_flink(source, place, limit_s)
         fields = {"path": str(source.path), "counts": source.counts, "newest_ms": source.newest_ms}
         commits = place / "checkpoint" / "commits"
         watch = Watch.begin(self._tree, [commits / "0", commits / str(len(source.counts) - 1)])
-        answer, _ = self._ask({"fleet": asdict(source.fleet), "place": str(place), **fields}, watch, limit_s)
+        request = {"fleet": asdict(source.fleet), "place": str(place), **fields}
+        answer, _ = self._ask(request, watch, time.monotonic() + limit_s)
         return _run(source, watch.passed[0], watch.passed[1], watch.peak_bytes, answer["batch_ms"][1:], place)
 
-    def _on_flink(self, source: Input, place: Path, limit_s: float | None) -> Run:
+    def _on_flink(self, source: Input, place: Path, limit_s: float) -> Run:
+        requests = flink_peer.request(source, place / "head", 1), flink_peer.request(source, place, len(source.counts))
+        until_s = time.monotonic() + limit_s
         head = Watch.begin(self._tree, [])
-        _, head_end = self._ask(flink_peer.request(source, place / "head", 1), head, limit_s)
+        _, head_end = self._ask(requests[0], head, until_s)
         whole = Watch.begin(self._tree, [])
-        _, whole_end = self._ask(flink_peer.request(source, place, len(source.counts)), whole, limit_s)
+        _, whole_end = self._ask(requests[1], whole, until_s)
         spent = Reading(
             whole_end.wall_s - whole.began.wall_s - (head_end.wall_s - head.began.wall_s),
             whole_end.cpu_s - whole.began.cpu_s - (head_end.cpu_s - head.began.cpu_s),
         )
         return _run(source, Reading(0, 0), spent, max(head.peak_bytes, whole.peak_bytes), [], place)
 
-    def _ask(self, request: dict[str, Any], watch: Watch, limit_s: float | None) -> tuple[dict[str, Any], Reading]:
+    def _ask(self, request: dict[str, Any], watch: Watch, until_s: float) -> tuple[dict[str, Any], Reading]:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         with suppress(BrokenPipeError):  # it ended since its last answer: that is read below
             stdin.write(json.dumps(request).encode() + b"\n")
             stdin.flush()
-        until_s = time.monotonic() + (limit_s or self.limit_s)
         with selectors.DefaultSelector() as ready:
             ready.register(stdout, selectors.EVENT_READ)
             while not ready.select(_LOOK_S):

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -131,7 +132,7 @@ def _warm_up(plan: Plan, work: Path, running: dict[str, Warm]) -> dict[str, str]
     compiled()  # each of their processes would do it at once
     absent: dict[str, str] = {}
     with ThreadPoolExecutor(_WARM_AT_ONCE) as pool:
-        asked = {name: pool.submit(_start, name, plan, work, running) for name in plan.contenders}
+        asked = {name: pool.submit(_start, name, plan, courses.WARMING_LIMIT_S, work, running) for name in plan.contenders}
         try:
             for course in plan.courses:
                 prepare(course.fleet)
@@ -163,11 +164,11 @@ def _unfinished(name: str, error: FleetError) -> str:
     return f"did not finish: {error}"
 
 
-def _start(name: str, plan: Plan, work: Path, running: dict[str, Warm]) -> None:
+def _start(name: str, plan: Plan, limit_s: float, work: Path, running: dict[str, Warm]) -> None:
     """Start a contender's process and warm it up; it is in ``running`` before it has to answer, to be ended with the rest."""
     running[name] = Warm(name, work / name, plan.limit_s)
     try:
-        running[name].run(prepare(courses.WARMING), "warming", courses.WARMING_LIMIT_S)
+        running[name].run(prepare(courses.WARMING), "warming", limit_s)
     except (DidNotFinish, FleetError):
         running.pop(name).end()
         raise
@@ -202,9 +203,10 @@ def _round(
         if name in out_of_it:
             continue
         try:
+            until_s = time.monotonic() + plan.limit_s
             if name not in running:  # one that did not finish another course
-                _start(name, plan, work, running)
-            found[name] = running[name].run(source, f"round{number}")
+                _start(name, plan, plan.limit_s, work, running)
+            found[name] = running[name].run(source, f"round{number}", until_s - time.monotonic())
         except DidNotFinish:
             found[name] = f"did not finish in {plan.limit_s:.0f} s"
             running.pop(name, None)
