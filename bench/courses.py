@@ -141,9 +141,9 @@ def _full(devices: Sequence[int]) -> Plan:
     return Plan((*by_size, python), limit_s=600)
 
 
-def _flat(devices: Sequence[int]) -> Plan:
+def _flat(devices: Sequence[int], rows: int = FLAT_ROWS) -> Plan:
     """Ours over fleets of all sizes, in batches of as many messages: does a message cost the same?"""
-    fleets = (Fleet(count, FLAT_ROWS // count, batches=3) for count in devices or (10_000, *SIZES))
+    fleets = (Fleet(count, rows // count, batches=3) for count in devices or (10_000, *SIZES))
     return Plan(tuple(Course(fleet, (OURS,), rounds=5) for fleet in fleets), limit_s=600)
 
 
@@ -155,3 +155,21 @@ PLANS: Final[Mapping[str, Callable[[Sequence[int]], Plan]]] = {
     FLAT: _flat,
     FULL: _full,
 }
+
+
+def planned(name: str, devices: Sequence[int], rows: int | None = None) -> Plan:
+    """Return a plan.
+
+    Args:
+        name: one of `PLANS`.
+        devices: other sizes than the plan's; empty for its own.
+        rows: messages of a batch, for the flat plan; each device has an equal number of them.
+
+    Raises:
+        Misuse: the plan takes no other sizes or no other batches, or such an input cannot be generated.
+    """
+    if rows is None:
+        return PLANS[name](devices)
+    if name != FLAT:
+        raise Misuse(f"--rows goes with --flat alone, whose batches are of one size in all fleets; got --rows {rows} without it")
+    return _flat(devices, rows)

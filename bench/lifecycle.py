@@ -51,7 +51,9 @@ COLUMNS = (
 NOTE = "note"  # beside them in JSON where there is something to say, and in the table
 
 
-def bench_lifecycle(plan: str, *, json_lines: bool, only: Sequence[str] = (), devices: Sequence[int] = ()) -> None:
+def bench_lifecycle(
+    plan: str, *, json_lines: bool, only: Sequence[str] = (), devices: Sequence[int] = (), rows: int | None = None
+) -> None:
     """Run the benchmark and show what came of it.
 
     Args:
@@ -59,22 +61,23 @@ def bench_lifecycle(plan: str, *, json_lines: bool, only: Sequence[str] = (), de
         json_lines: an object a line, for programs.
         only: these contenders; all of the plan's by default.
         devices: other sizes than the plan's, where it takes any.
+        rows: messages of a batch, for the flat plan.
 
     Raises:
         FleetError: results differ, or this job or the reference failed.
-        Misuse: a contender that is none, or sizes for the full plan.
+        Misuse: a contender that is none, or sizes or batches that the plan does not take.
     """
     if unknown := [name for name in only if name not in courses.ALL]:
         raise Misuse(f'"{unknown[0]}" is no contender; there are {", ".join(courses.ALL)}')
-    chosen = courses.PLANS[plan](devices)
-    rows = run_plan(chosen.restricted(only) if only else chosen, Console(stderr=True))
-    shown = [row for row in rows if row["shown"]]
+    chosen = courses.planned(plan, devices, rows)
+    found = run_plan(chosen.restricted(only) if only else chosen, Console(stderr=True))
+    shown = [row for row in found if row["shown"]]
     if json_lines:
         for row in shown:
             sys.stdout.write(json_line(row) + "\n")
     else:
         console().print(as_table([_for_people(row) for row in shown], (*COLUMNS, NOTE), "lifecycle"))
-    if said := flatness(rows) if plan == courses.FLAT else beside_python(rows):
+    if said := flatness(found) if plan == courses.FLAT else beside_python(found):
         (Console(stderr=True) if json_lines else console()).print("\n".join(said), highlight=False, soft_wrap=True)
 
 

@@ -87,6 +87,17 @@ def test_a_size_that_cannot_be_generated_is_refused(plan: str, devices: int) -> 
         courses.PLANS[plan]([devices])
 
 
+def test_batches_of_another_size_go_with_the_flat_plan_alone() -> None:
+    fleets = [course.fleet for course in courses.planned(courses.FLAT, [10_000, 1_000_000], 3_000_000).courses]
+    assert fleets == [Fleet(10_000, 300, batches=3), Fleet(1_000_000, 3, batches=3)]
+    assert courses.planned(courses.FLAT, ()) == courses.planned(courses.FLAT, (), courses.FLAT_ROWS)
+    with pytest.raises(Misuse, match="take another size"):
+        courses.planned(courses.FLAT, [1_000_000], 999_999)
+    for plan in courses.PLANS.keys() - {courses.FLAT}:
+        with pytest.raises(Misuse, match="--rows goes with --flat alone"):
+            courses.planned(plan, (), 3_000_000)
+
+
 def test_every_contender_takes_part_in_the_full_benchmark_at_the_smaller_size() -> None:
     full = courses.PLANS[courses.FULL](())
     assert {*full.contenders} == {*courses.ALL}
