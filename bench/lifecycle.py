@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from itertools import product
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -29,6 +28,7 @@ from bench.contenders import OURS, REFERENCE
 from bench.courses import Course, Plan
 from bench.generate import Input, prepare
 from bench.harness import Crashed, DidNotFinish, Run, Warm
+from bench.pace import Pace
 from bench.scala_jobs import compiled
 from cli.output import as_table, console
 from fleetpulse.core.errors import FleetError, Misuse
@@ -88,6 +88,7 @@ def json_line(row: dict[str, Any]) -> str:
 
 def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
     """Run a plan and return a row for each contender of each course; ``shown`` says whether it is to be seen."""
+    pace = Pace(plan)
     work = cache_dir().resolve() / "bench" / f"work-{os.getpid()}"
     running: dict[str, Warm] = {}
     runs: dict[tuple[int, str], list[Run]] = {}
@@ -105,28 +106,33 @@ def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
             if name in course.contenders
         }
         last = plan.rounds[-1]
-        for number, (place, course) in product(plan.rounds, enumerate(plan.courses)):
-            if course.runs_in(number, last):
-                with _status(shown, f"round {number} of {last}: {course.fleet.devices:,} devices"):
-                    source = prepare(course.fleet)
-                    found = _round(course, source, number, (plan, work, running, {n for p, n in notes if p == place}))
-                outcome = {name: run for name, run in found.items() if isinstance(run, Run)}
-                notes |= {(place, name): why.partition("\n")[0] for name, why in found.items() if isinstance(why, str)}
-                _require_equal(outcome, source, number)
-                shown.print(heard(course, number, last, found), highlight=False, markup=False, soft_wrap=True)
-                compared |= {place} if len(outcome) > 1 else set()
-                for name, run in outcome.items():
-                    if course.counts_in(number, last):
-                        runs.setdefault((place, name), []).append(run)
-                    shutil.rmtree(run.out.parent, ignore_errors=True)
+        for step in pace.steps():
+            number, place, course = step.number, step.place, step.course
+            with _status(shown, f"round {number} of {last}: {course.fleet.devices:,} devices"):
+                source = prepare(course.fleet)
+                found = _round(course, source, number, (plan, work, running, {n for p, n in notes if p == place}))
+            outcome = {name: run for name, run in found.items() if isinstance(run, Run)}
+            notes |= {(place, name): why.partition("\n")[0] for name, why in found.items() if isinstance(why, str)}
+            _require_equal(outcome, source, number)
+            shown.print(heard(course, number, last, found), highlight=False, markup=False, soft_wrap=True)
+            compared |= {place} if len(outcome) > 1 else set()
+            for name, run in outcome.items():
+                if course.counts_in(number, last):
+                    runs.setdefault((place, name), []).append(run)
+                shutil.rmtree(run.out.parent, ignore_errors=True)
+        for step in pace.left_out:
+            said = f"round {step.number} of {last}, {step.course.fleet.devices:,} devices: left out, there was no time for it"
+            shown.print(said, highlight=False)
     finally:
         _end(running)
         shutil.rmtree(work, ignore_errors=True)
-    return [
-        figures(course, name, runs, place, notes.get((place, name)), compared=place in compared)
-        for place, course in enumerate(plan.courses)
-        for name in course.contenders
-    ]
+    rows: list[dict[str, Any]] = []
+    for place, course in enumerate(plan.courses):
+        for name in course.contenders:
+            row = figures(course, name, runs, place, notes.get((place, name)), compared=place in compared)
+            row[NOTE] = row[NOTE] or pace.note(place, len(runs.get((place, name), [])))
+            rows.append(row)
+    return rows
 
 
 def _warm_up(plan: Plan, work: Path, running: dict[str, Warm]) -> dict[str, str]:

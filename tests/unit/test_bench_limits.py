@@ -44,6 +44,6 @@ def test_a_process_that_has_ended_is_said_and_not_waited_for(
 ) -> None:
     warm = _flink("raise SystemExit('no memory')", 60, tmp_path, monkeypatch)
     warm._process.wait()
-    with pytest.raises(Crashed, match="(?s)its process ended.*no memory"):
+    with pytest.raises(Crashed, match=r"(?s)its process ended.*no memory"):
         warm.run(source, "none")
     warm.end()
