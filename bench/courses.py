@@ -21,6 +21,7 @@ FLAT_ROWS: Final = 6_000_000  # a batch, whatever the fleet: six of each device 
 SMALL_DEVICES: Final = 5_000
 SMALLER_DEVICES: Final = 10_000
 WARMING: Final = Fleet(2_000, 6, batches=20)  # before the first round: what costs the same in every batch is run, and compiled
+QUICK_BUDGET_S: Final = 270  # of five minutes: the last round may take longer than the one before it
 WARMING_LIMIT_S: Final = 600  # the first time, JARs are fetched and what is compiled is compiled
 
 
@@ -31,14 +32,21 @@ class Course:
     Attributes:
         fleet: of the input; its first batch is never measured.
         contenders: in the order in which each round runs them.
+        beside: those of them that run to be compared with, and have their row in a course over as many devices.
         warm_rounds: before the measured ones: compared, and not counted.
         rounds: measured ones.
     """
 
     fleet: Fleet
     contenders: tuple[str, ...]
+    beside: tuple[str, ...] = ()
     warm_rounds: int = 1
     rounds: int = 1
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Those who have a row."""
+        return tuple(name for name in self.contenders if name not in self.beside)
 
     def runs_in(self, number: int, of: int) -> bool:
         """Return whether it runs in a round of a plan that has so many; a course of fewer rounds runs in the last ones."""
@@ -56,10 +64,12 @@ class Plan:
     Attributes:
         courses: in the order in which each round runs them.
         limit_s: how long a contender may take for one run.
+        budget_s: how long all may take together, from inputs and warm-up on; what is left out for it is said in `bench.pace`.
     """
 
     courses: tuple[Course, ...]
     limit_s: float
+    budget_s: float | None = None
 
     @property
     def rounds(self) -> range:
@@ -76,31 +86,32 @@ class Plan:
         """Return the plan for some of the contenders.
 
         Raises:
-            Misuse: it runs none of them.
+            Misuse: it shows none of them.
         """
         courses = tuple(
             replace(course, contenders=tuple(name for name in course.contenders if name in names)) for course in self.courses
         )
-        if not (left := tuple(course for course in courses if course.contenders)):
+        if not (left := tuple(course for course in courses if course.shown)):
             raise Misuse(f"this plan runs none of {', '.join(names)}")
-        return Plan(left, self.limit_s)
+        return replace(self, courses=left)
 
 
 def _quick(devices: Sequence[int]) -> Plan:
     """Ours and the reference, all devices active, in batches of 1,200,000 to 2,000,000 messages.
 
-    What is left to compile after the rounds of the first fleet is what the first batch of a greater one compiles.
+    What is left to compile after the rounds of the first fleet is what the first batch of a greater one compiles. Of the
+    rounds, the budget leaves out which do not fit: each fleet has a measured one.
     """
     courses = tuple(
         Course(
             Fleet(count, max(2, 1_200_000 // count), batches=3),
             (OURS, REFERENCE),
             warm_rounds=0 if place else 3,
-            rounds=1 if place else 2,
+            rounds=2,
         )
         for place, count in enumerate(devices or SIZES)
     )
-    return Plan(courses, limit_s=120)
+    return Plan(courses, limit_s=120, budget_s=QUICK_BUDGET_S)
 
 
 def _small(devices: Sequence[int]) -> Plan:
@@ -129,14 +140,14 @@ def _full(devices: Sequence[int]) -> Plan:
         (Fleet(1_000_000, 12, batches=4, one_in=20), FAST),
     )
     by_size = (Course(fleet, contenders, rounds=3) for fleet, contenders in runs)
-    warmed = replace(_python_course(SIZES[0]), warm_rounds=0)  # by the first course, in which all take part
-    courses = (*by_size, warmed)
-    return Plan(courses, limit_s=600)
+    # Warmed by the first course, in which all take part; two of its contenders have their rows over more batches above.
+    python = replace(_python_course(SIZES[0]), beside=(OURS, REFERENCE), warm_rounds=0)
+    return Plan((*by_size, python), limit_s=600)
 
 
-def _flat(devices: Sequence[int]) -> Plan:
+def _flat(devices: Sequence[int], rows: int = FLAT_ROWS) -> Plan:
     """Ours over fleets of all sizes, in batches of as many messages: does a message cost the same?"""
-    fleets = (Fleet(count, FLAT_ROWS // count, batches=3) for count in devices or (10_000, *SIZES))
+    fleets = (Fleet(count, rows // count, batches=3) for count in devices or (10_000, *SIZES))
     return Plan(tuple(Course(fleet, (OURS,), rounds=5) for fleet in fleets), limit_s=600)
 
 
@@ -148,3 +159,21 @@ PLANS: Final[Mapping[str, Callable[[Sequence[int]], Plan]]] = {
     FLAT: _flat,
     FULL: _full,
 }
+
+
+def planned(name: str, devices: Sequence[int], rows: int | None = None) -> Plan:
+    """Return a plan.
+
+    Args:
+        name: one of `PLANS`.
+        devices: other sizes than the plan's; empty for its own.
+        rows: messages of a batch, for the flat plan; each device has an equal number of them.
+
+    Raises:
+        Misuse: the plan takes no other sizes or no other batches, or such an input cannot be generated.
+    """
+    if rows is None:
+        return PLANS[name](devices)
+    if name != FLAT:
+        raise Misuse(f"--rows goes with --flat alone, whose batches are of one size in all fleets; got --rows {rows} without it")
+    return _flat(devices, rows)

@@ -2,7 +2,7 @@
 
 Rule 1: nothing but the process that is asked works while a run is measured.
 Rule 2: measured is what follows the first batch, up to the commit of the last: the rows of a running stream. Flink has no
-batches: there it is a run over everything, less a run over the first version alone.
+batches: there it is a run over everything, less a run over the first version alone; the limit is that of both together.
 """
 
 import json
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ _LOOK_S = 0.005
 
 class DidNotFinish(Exception):
     """A contender took longer than it may."""
+
+
+class Crashed(FleetError):
+    """A contender's process answered with a fault, or ended; the first line says which and why, the others are its log's last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,34 +97,38 @@ class Warm:
 
         Raises:
             DidNotFinish: it took longer than it may; its process is ended.
-            FleetError: it failed.
+            Crashed: it failed.
         """
         place = self.work / f"run-{label}"
+        limit_s = self.limit_s if limit_s is None else limit_s
         if self.name == flink_peer.NAME:
             return self._on_flink(source, place, limit_s)
         fields = {"path": str(source.path), "counts": source.counts, "newest_ms": source.newest_ms}
         commits = place / "checkpoint" / "commits"
         watch = Watch.begin(self._tree, [commits / "0", commits / str(len(source.counts) - 1)])
-        answer, _ = self._ask({"fleet": asdict(source.fleet), "place": str(place), **fields}, watch, limit_s)
+        request = {"fleet": asdict(source.fleet), "place": str(place), **fields}
+        answer, _ = self._ask(request, watch, time.monotonic() + limit_s)
         return _run(source, watch.passed[0], watch.passed[1], watch.peak_bytes, answer["batch_ms"][1:], place)
 
-    def _on_flink(self, source: Input, place: Path, limit_s: float | None) -> Run:
+    def _on_flink(self, source: Input, place: Path, limit_s: float) -> Run:
+        requests = flink_peer.request(source, place / "head", 1), flink_peer.request(source, place, len(source.counts))
+        until_s = time.monotonic() + limit_s
         head = Watch.begin(self._tree, [])
-        _, head_end = self._ask(flink_peer.request(source, place / "head", 1), head, limit_s)
+        _, head_end = self._ask(requests[0], head, until_s)
         whole = Watch.begin(self._tree, [])
-        _, whole_end = self._ask(flink_peer.request(source, place, len(source.counts)), whole, limit_s)
+        _, whole_end = self._ask(requests[1], whole, until_s)
         spent = Reading(
             whole_end.wall_s - whole.began.wall_s - (head_end.wall_s - head.began.wall_s),
             whole_end.cpu_s - whole.began.cpu_s - (head_end.cpu_s - head.began.cpu_s),
         )
         return _run(source, Reading(0, 0), spent, max(head.peak_bytes, whole.peak_bytes), [], place)
 
-    def _ask(self, request: dict[str, Any], watch: Watch, limit_s: float | None) -> tuple[dict[str, Any], Reading]:
+    def _ask(self, request: dict[str, Any], watch: Watch, until_s: float) -> tuple[dict[str, Any], Reading]:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
-        stdin.write(json.dumps(request).encode() + b"\n")
-        stdin.flush()
-        until_s = time.monotonic() + (limit_s or self.limit_s)
+        with suppress(BrokenPipeError):  # it ended since its last answer: that is read below
+            stdin.write(json.dumps(request).encode() + b"\n")
+            stdin.flush()
         with selectors.DefaultSelector() as ready:
             ready.register(stdout, selectors.EVENT_READ)
             while not ready.select(_LOOK_S):
@@ -132,7 +141,7 @@ class Warm:
         answer = json.loads(line) if line else {"fault": "its process ended"}
         if "fault" in answer:
             log = (self.work / "log").read_text(errors="replace").splitlines()[-5:]
-            raise FleetError("\n".join([f"{self.name} failed: {answer['fault']}", *log]))
+            raise Crashed("\n".join([f"{self.name} failed: {answer['fault']}", *log]))
         return answer, answered
 
     def end(self) -> None:

@@ -2,18 +2,20 @@
 
 Rule 1: a figure is the median of the measured rounds; those before them warm up, and are compared but not counted.
 Rule 2: contenders that disagree are an error, and no figure is shown.
-Rule 3: a contender that cannot be had, or takes too long, is a row that says so.
-Rule 4: while a run is measured nothing else runs; before the first, contenders warm up two at a time.
+Rule 3: a contender that cannot be had, fails or takes too long is a row that says so, and the others go on; without ours
+or the reference there is nothing to say, and their failure ends it all.
+Rule 4: contender, size and how many are active name one row.
+Rule 5: while a run is measured nothing else runs; before the first, contenders warm up two at a time.
 """
 
 import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from itertools import product
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -22,10 +24,11 @@ from rich.console import Console
 
 from bench import courses, flink_peer
 from bench.compare import difference
-from bench.contenders import REFERENCE
+from bench.contenders import OURS, REFERENCE
 from bench.courses import Course, Plan
 from bench.generate import Input, prepare
-from bench.harness import DidNotFinish, Run, Warm
+from bench.harness import Crashed, DidNotFinish, Run, Warm
+from bench.pace import Pace
 from bench.scala_jobs import compiled
 from cli.output import as_table, console
 from fleetpulse.core.errors import FleetError, Misuse
@@ -44,11 +47,13 @@ COLUMNS = (
     "peak_rss_mb",
     "ratio",
     "equal",
-    "note",
 )
+NOTE = "note"  # beside them in JSON where there is something to say, and in the table
 
 
-def bench_lifecycle(plan: str, *, json_lines: bool, only: Sequence[str] = (), devices: Sequence[int] = ()) -> None:
+def bench_lifecycle(
+    plan: str, *, json_lines: bool, only: Sequence[str] = (), devices: Sequence[int] = (), rows: int | None = None
+) -> None:
     """Run the benchmark and show what came of it.
 
     Args:
@@ -56,26 +61,34 @@ def bench_lifecycle(plan: str, *, json_lines: bool, only: Sequence[str] = (), de
         json_lines: an object a line, for programs.
         only: these contenders; all of the plan's by default.
         devices: other sizes than the plan's, where it takes any.
+        rows: messages of a batch, for the flat plan.
 
     Raises:
-        FleetError: results differ, or a contender failed.
-        Misuse: a contender that is none, or sizes for the full plan.
+        FleetError: results differ, or this job or the reference failed.
+        Misuse: a contender that is none, or sizes or batches that the plan does not take.
     """
     if unknown := [name for name in only if name not in courses.ALL]:
         raise Misuse(f'"{unknown[0]}" is no contender; there are {", ".join(courses.ALL)}')
-    chosen = courses.PLANS[plan](devices)
-    rows = run_plan(chosen.restricted(only) if only else chosen, Console(stderr=True))
+    chosen = courses.planned(plan, devices, rows)
+    found = run_plan(chosen.restricted(only) if only else chosen, Console(stderr=True))
+    shown = [row for row in found if row["shown"]]
     if json_lines:
-        for row in rows:
-            sys.stdout.write(json.dumps({name: row[name] for name in COLUMNS}) + "\n")
+        for row in shown:
+            sys.stdout.write(json_line(row) + "\n")
     else:
-        console().print(as_table([_for_people(row) for row in rows], COLUMNS, "lifecycle"))
-    if said := flatness(rows) if plan == courses.FLAT else beside_python(rows):
+        console().print(as_table([_for_people(row) for row in shown], (*COLUMNS, NOTE), "lifecycle"))
+    if said := flatness(found) if plan == courses.FLAT else beside_python(found):
         (Console(stderr=True) if json_lines else console()).print("\n".join(said), highlight=False, soft_wrap=True)
 
 
+def json_line(row: dict[str, Any]) -> str:
+    """Return a row as programs read it: all columns, and a note where there is one."""
+    return json.dumps({name: row[name] for name in (*COLUMNS, NOTE) if name != NOTE or row[NOTE]})
+
+
 def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
-    """Run a plan and return a row for each contender of each course."""
+    """Run a plan and return a row for each contender of each course; ``shown`` says whether it is to be seen."""
+    pace = Pace(plan)
     work = cache_dir().resolve() / "bench" / f"work-{os.getpid()}"
     running: dict[str, Warm] = {}
     runs: dict[tuple[int, str], list[Run]] = {}
@@ -84,35 +97,42 @@ def run_plan(plan: Plan, shown: Console) -> list[dict[str, Any]]:
     try:
         with _status(shown, "inputs are generated, and contenders warm up"):
             absent = _warm_up(plan, work, running)
+        for name, why in absent.items():
+            shown.print(f"{name}: {why}", highlight=False, markup=False, soft_wrap=True)
         notes |= {
-            (place, name): why
+            (place, name): why.partition("\n")[0]
             for place, course in enumerate(plan.courses)
             for name, why in absent.items()
             if name in course.contenders
         }
         last = plan.rounds[-1]
-        for number, (place, course) in product(plan.rounds, enumerate(plan.courses)):
-            if course.runs_in(number, last):
-                with _status(shown, f"round {number} of {last}: {course.fleet.devices:,} devices"):
-                    source = prepare(course.fleet)
-                    found = _round(course, source, number, (plan, work, running, {n for p, n in notes if p == place}))
-                outcome = {name: run for name, run in found.items() if isinstance(run, Run)}
-                notes |= {(place, name): run for name, run in found.items() if isinstance(run, str)}
-                _require_equal(outcome, source, number)
-                shown.print(heard(course, number, last, found), highlight=False, soft_wrap=True)
-                compared |= {place} if len(outcome) > 1 else set()
-                for name, run in outcome.items():
-                    if course.counts_in(number, last):
-                        runs.setdefault((place, name), []).append(run)
-                    shutil.rmtree(run.out.parent, ignore_errors=True)
+        for step in pace.steps():
+            number, place, course = step.number, step.place, step.course
+            with _status(shown, f"round {number} of {last}: {course.fleet.devices:,} devices"):
+                source = prepare(course.fleet)
+                found = _round(course, source, number, (plan, work, running, {n for p, n in notes if p == place}))
+            outcome = {name: run for name, run in found.items() if isinstance(run, Run)}
+            notes |= {(place, name): why.partition("\n")[0] for name, why in found.items() if isinstance(why, str)}
+            _require_equal(outcome, source, number)
+            shown.print(heard(course, number, last, found), highlight=False, markup=False, soft_wrap=True)
+            compared |= {place} if len(outcome) > 1 else set()
+            for name, run in outcome.items():
+                if course.counts_in(number, last):
+                    runs.setdefault((place, name), []).append(run)
+                shutil.rmtree(run.out.parent, ignore_errors=True)
+        for step in pace.left_out:
+            said = f"round {step.number} of {last}, {step.course.fleet.devices:,} devices: left out, there was no time for it"
+            shown.print(said, highlight=False)
     finally:
         _end(running)
         shutil.rmtree(work, ignore_errors=True)
-    return [
-        figures(course, name, runs, place, notes.get((place, name)), compared=place in compared)
-        for place, course in enumerate(plan.courses)
-        for name in course.contenders
-    ]
+    rows: list[dict[str, Any]] = []
+    for place, course in enumerate(plan.courses):
+        for name in course.contenders:
+            row = figures(course, name, runs, place, notes.get((place, name)), compared=place in compared)
+            row[NOTE] = row[NOTE] or pace.note(place, len(runs.get((place, name), [])))
+            rows.append(row)
+    return rows
 
 
 def _warm_up(plan: Plan, work: Path, running: dict[str, Warm]) -> dict[str, str]:
@@ -121,7 +141,7 @@ def _warm_up(plan: Plan, work: Path, running: dict[str, Warm]) -> dict[str, str]
     compiled()  # each of their processes would do it at once
     absent: dict[str, str] = {}
     with ThreadPoolExecutor(_WARM_AT_ONCE) as pool:
-        asked = {name: pool.submit(_start, name, plan, work, running) for name in plan.contenders}
+        asked = {name: pool.submit(_start, name, plan, courses.WARMING_LIMIT_S, work, running) for name in plan.contenders}
         try:
             for course in plan.courses:
                 prepare(course.fleet)
@@ -140,17 +160,24 @@ def _why_absent(name: str, started: Future[None]) -> dict[str, str]:
     except DidNotFinish:
         return {name: f"did not warm up in {courses.WARMING_LIMIT_S} s"}
     except FleetError as error:
-        if name != flink_peer.NAME:
-            raise
-        return {name: f"absent: {error}"}
+        if name == flink_peer.NAME and not isinstance(error, Crashed):
+            return {name: f"absent: {error}"}
+        return {name: _unfinished(name, error)}
     return {}
 
 
-def _start(name: str, plan: Plan, work: Path, running: dict[str, Warm]) -> None:
+def _unfinished(name: str, error: FleetError) -> str:
+    """Return what is said of a contender that failed; the error of ours or the reference is raised again."""
+    if name in {OURS, REFERENCE}:
+        raise error
+    return f"did not finish: {error}"
+
+
+def _start(name: str, plan: Plan, limit_s: float, work: Path, running: dict[str, Warm]) -> None:
     """Start a contender's process and warm it up; it is in ``running`` before it has to answer, to be ended with the rest."""
     running[name] = Warm(name, work / name, plan.limit_s)
     try:
-        running[name].run(prepare(courses.WARMING), "warming", courses.WARMING_LIMIT_S)
+        running[name].run(prepare(courses.WARMING), "warming", limit_s)
     except (DidNotFinish, FleetError):
         running.pop(name).end()
         raise
@@ -185,12 +212,17 @@ def _round(
         if name in out_of_it:
             continue
         try:
+            until_s = time.monotonic() + plan.limit_s
             if name not in running:  # one that did not finish another course
-                _start(name, plan, work, running)
-            found[name] = running[name].run(source, f"round{number}")
+                _start(name, plan, plan.limit_s, work, running)
+            found[name] = running[name].run(source, f"round{number}", until_s - time.monotonic())
         except DidNotFinish:
             found[name] = f"did not finish in {plan.limit_s:.0f} s"
             running.pop(name, None)
+        except FleetError as error:
+            found[name] = _unfinished(name, error)
+            if name in running:
+                running.pop(name).end()
     return found
 
 
@@ -204,8 +236,8 @@ def figures(
 ) -> dict[str, Any]:
     """Return the row of a contender: medians over its runs; ``equal`` is not told where there was nothing to compare with."""
     mine, reference = runs.get((place, name), []), runs.get((place, REFERENCE), [])
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    row |= {"contender": name, "devices": course.fleet.devices, "active": round(1 / course.fleet.one_in, 3), "note": note}
+    row: dict[str, Any] = {**dict.fromkeys(COLUMNS), NOTE: note, "shown": name in course.shown}
+    row |= {"contender": name, "devices": course.fleet.devices, "active": round(1 / course.fleet.one_in, 3)}
     if not mine or note:
         return row
     batch_ms = [each for run in mine for each in run.batch_ms]

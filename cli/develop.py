@@ -223,6 +223,7 @@ def bench_lifecycle(
     json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
     only: Annotated[list[str] | None, typer.Option("--only", help="This contender; may be given again.")] = None,
     devices: Annotated[list[int] | None, typer.Option("--devices", min=1, help="Another size; may be given again.")] = None,
+    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Messages of a batch, with --flat.")] = None,
 ) -> None:
     """Run the lifecycle job beside its peers; results are compared row by row."""
     from bench.lifecycle import bench_lifecycle as run
@@ -231,7 +232,7 @@ def bench_lifecycle(
     chosen = [name for name, given in plans.items() if given]
     if len(chosen) > 1:
         raise Misuse("--quick, --small, --python and --flat exclude each other")
-    run((chosen or ["full"])[0], json_lines=json_lines, only=only or (), devices=devices or ())
+    run((chosen or ["full"])[0], json_lines=json_lines, only=only or (), devices=devices or (), rows=rows)
 
 
 def bench_fold(json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False) -> None:

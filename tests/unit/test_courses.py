@@ -1,14 +1,17 @@
 """The benchmark of the job beside its peers: what is said of what was run, and sizes that cannot be generated."""
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench import courses
-from bench.generate import Fleet
-from bench.harness import Run
-from bench.lifecycle import beside_python, figures, flatness, heard
-from fleetpulse.core.errors import Misuse
+from bench.generate import Fleet, Input
+from bench.harness import Crashed, DidNotFinish, Run
+from bench.lifecycle import _round, beside_python, figures, flatness, heard, json_line
+from fleetpulse.core.errors import FleetError, Misuse
 
 pytestmark = pytest.mark.unit
 
@@ -26,6 +29,39 @@ def test_a_contender_that_was_compared_with_nobody_is_not_said_to_be_equal() -> 
     assert (beside["equal"], beside["ratio"]) == (True, 2.0), "to the reference's best round"
     absent = figures(course, courses.OURS, runs, 0, "did not finish in 600 s", compared=True)
     assert (absent["equal"], absent["messages_per_cpu_s"]) == (None, None)
+
+
+KEYS = [
+    "contender", "devices", "active", "messages_per_cpu_s", "messages_per_s", "batch_p50_ms", "batch_p95_ms",
+    "checkpoint_bytes_per_device", "peak_rss_mb", "ratio", "equal",
+]  # fmt: skip
+
+
+def test_a_line_of_json_has_the_same_keys_for_everyone_and_a_note_where_there_is_something_to_say() -> None:
+    [course, *_] = courses.PLANS[courses.QUICK](()).courses
+    runs = {(0, courses.OURS): [_run(4_000_000, 2.0)], (0, courses.REFERENCE): [_run(4_000_000, 4.0)]}
+    ran = json.loads(json_line(figures(course, courses.OURS, runs, 0, None, compared=True)))
+    assert list(ran) == KEYS and None not in ran.values()
+    absent = json.loads(json_line(figures(course, courses.OURS, {}, 0, "did not finish in 600 s", compared=True)))
+    assert list(absent) == [*KEYS, "note"]
+    assert absent["note"] == "did not finish in 600 s"
+
+
+@pytest.mark.parametrize("plan", courses.PLANS)
+def test_contender_devices_and_active_name_one_line(plan: str) -> None:
+    rows = [figures(course, name, {}, place, None, compared=False)
+            for place, course in enumerate(courses.PLANS[plan](()).courses) for name in course.contenders]  # fmt: skip
+    named = [(row["contender"], row["devices"], row["active"]) for row in rows if row["shown"]]
+    assert len(set(named)) == len(named)
+    if plan == courses.FULL:
+        assert {(name, size, active) for name in courses.FAST for size in courses.SIZES for active in (1.0, 0.05)} <= {*named}
+        assert {(name, 100_000, 1.0) for name in courses.PER_DEVICE} <= {*named}
+
+
+def test_what_has_its_row_elsewhere_does_not_make_a_course_alone() -> None:
+    full = courses.PLANS[courses.FULL](())
+    assert len(full.restricted([courses.OURS, courses.REFERENCE]).courses) == len(full.courses) - 1
+    assert len(full.restricted([courses.OURS, courses.PER_DEVICE[0]]).courses) == len(full.courses)
 
 
 def test_how_far_apart_sizes_are_is_between_the_cheapest_and_the_dearest() -> None:
@@ -51,6 +87,17 @@ def test_a_size_that_cannot_be_generated_is_refused(plan: str, devices: int) -> 
         courses.PLANS[plan]([devices])
 
 
+def test_batches_of_another_size_go_with_the_flat_plan_alone() -> None:
+    fleets = [course.fleet for course in courses.planned(courses.FLAT, [10_000, 1_000_000], 3_000_000).courses]
+    assert fleets == [Fleet(10_000, 300, batches=3), Fleet(1_000_000, 3, batches=3)]
+    assert courses.planned(courses.FLAT, ()) == courses.planned(courses.FLAT, (), courses.FLAT_ROWS)
+    with pytest.raises(Misuse, match="take another size"):
+        courses.planned(courses.FLAT, [1_000_000], 999_999)
+    for plan in courses.PLANS.keys() - {courses.FLAT}:
+        with pytest.raises(Misuse, match="--rows goes with --flat alone"):
+            courses.planned(plan, (), 3_000_000)
+
+
 def test_every_contender_takes_part_in_the_full_benchmark_at_the_smaller_size() -> None:
     full = courses.PLANS[courses.FULL](())
     assert {*full.contenders} == {*courses.ALL}
@@ -66,3 +113,41 @@ def test_a_round_says_what_it_came_to_before_the_last_one_has_run() -> None:
     )
     assert heard(course, 0, 3, found) == f"round 0 of 3, which warms up, {said}"
     assert heard(course, 1, 3, found) == f"round 1 of 3, {said}"
+
+
+@dataclass
+class _Process:
+    """Stands for a warm process."""
+
+    outcome: Run | Exception
+    ended: bool = False
+
+    def run(self, *_: object) -> Run:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def _one_round(processes: dict[str, Any]) -> dict[str, Run | str]:
+    course = courses.Course(Fleet(1_000, 6), tuple(processes))
+    plan = courses.Plan((course,), limit_s=600)
+    return _round(course, Input(course.fleet, Path(), (1, 1), 0), 1, (plan, Path(), processes, set()))
+
+
+def test_a_peer_that_fails_is_a_row_that_says_why_and_the_others_run() -> None:
+    failing, slow = _Process(Crashed("scala-transform-with-state failed: why\nits log")), _Process(DidNotFinish())
+    processes = {courses.FAST[2]: failing, courses.PER_DEVICE[0]: slow, courses.OURS: _Process(_run(4_000_000, 2.0))}
+    found = _one_round(processes)
+    assert found[courses.FAST[2]] == "did not finish: scala-transform-with-state failed: why\nits log"
+    assert found[courses.PER_DEVICE[0]] == "did not finish in 600 s"
+    assert isinstance(found[courses.OURS], Run)
+    assert failing.ended and list(processes) == [courses.OURS], "each further course starts it anew"
+
+
+@pytest.mark.parametrize("name", [courses.OURS, courses.REFERENCE])
+def test_without_ours_or_the_reference_the_benchmark_ends(name: str) -> None:
+    with pytest.raises(FleetError, match="failed: why"):
+        _one_round({name: _Process(Crashed(f"{name} failed: why"))})

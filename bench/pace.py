@@ -1,0 +1,95 @@
+"""Which rounds a plan runs: all of them, or, with a budget, those for which there is time.
+
+Rule 1: a course's first round and its first measured one are run whatever they take.
+Rule 2: any other is run where it fits into the budget beside the first measured rounds that are yet to come.
+Rule 3: a round takes what the last one of its course took; where there was none, what another course's took, by the work.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Final
+
+from bench.courses import Course, Plan
+from bench.generate import Fleet
+
+_MESSAGES_OF_A_DEVICE: Final = 2  # what a device costs in a batch, in messages: some 0.2 of them for ours, four for the reference
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One round of one course.
+
+    Attributes:
+        number: of the round; the measured ones count from 1.
+        place: of the course in its plan.
+        course: the course.
+    """
+
+    number: int
+    place: int
+    course: Course
+
+
+@dataclass(slots=True)
+class Pace:
+    """A plan as it is run; its budget counts from here, so that it is made before inputs and warm-up.
+
+    Attributes:
+        plan: the plan.
+        clock: seconds that never go back.
+        left_out: steps for which there was no time.
+    """
+
+    plan: Plan
+    clock: Callable[[], float] = time.monotonic
+    left_out: list[Step] = field(default_factory=list[Step])
+    _began_s: float = field(init=False)
+    _took_s: dict[int, float] = field(default_factory=dict[int, float])
+    _measured: set[int] = field(default_factory=set[int])
+
+    def __post_init__(self) -> None:
+        self._began_s = self.clock()
+
+    def steps(self) -> Iterator[Step]:
+        """Yield each step when it is to be run; what is done until the next one is asked for is what it takes."""
+        last = self.plan.rounds[-1]
+        for number, (place, course) in product(self.plan.rounds, enumerate(self.plan.courses)):
+            if not course.runs_in(number, last):
+                continue
+            step = Step(number, place, course)
+            counts = course.counts_in(number, last)
+            must = place not in self._took_s or (counts and place not in self._measured)
+            if not must and not self._fits(place):
+                self.left_out.append(step)
+                continue
+            begun_s = self.clock()
+            yield step
+            self._took_s[place] = self.clock() - begun_s
+            self._measured |= {place} if counts else set()
+
+    def _fits(self, place: int) -> bool:
+        if self.plan.budget_s is None:
+            return True
+        owed_s = sum(self._expected_s(other) for other in range(len(self.plan.courses)) if other not in self._measured)
+        return self.clock() - self._began_s + self._expected_s(place) + owed_s <= self.plan.budget_s
+
+    def _expected_s(self, place: int) -> float:
+        if place in self._took_s:
+            return self._took_s[place]
+        work = _work(self.plan.courses[place].fleet)
+        return max((took_s * work / _work(self.plan.courses[other].fleet) for other, took_s in self._took_s.items()), default=0.0)
+
+    def note(self, place: int, measured: int) -> str | None:
+        """Return what is to be said of a row of so many measured rounds; nothing where the plan has no budget."""
+        if self.plan.budget_s is None or not measured:
+            return None
+        said = f"{measured} measured round{'s' if measured > 1 else ''}"
+        last, course = self.plan.rounds[-1], self.plan.courses[place]
+        cold = sum(step.place == place and not course.counts_in(step.number, last) for step in self.left_out)
+        return f"{said}, after {course.warm_rounds - cold} of {course.warm_rounds} that warm up" if cold else said
+
+
+def _work(fleet: Fleet) -> int:
+    return fleet.batches * fleet.devices // fleet.one_in * (fleet.messages + _MESSAGES_OF_A_DEVICE)
