@@ -286,7 +286,7 @@ def test_what_a_group_knows_of_gaps_and_rules_is_bounded() -> None:
 
 _UNFIT: dict[str, Any] = {
     "timeout_ms": ["1h", 1.5, -5, 2**63, True, None],
-    "flagged_codes": [[], ["a"] * 12, ["\ud800"], [1], 7],
+    "flagged_codes": [[], ["a"] * 12, ["a" * 257], ["\ud800"], [1], 7],
     "last_errors": [5_000, -1],
     "degraded_errors": [100, 0],
     "forget_after_ms": [1_000],
@@ -303,6 +303,25 @@ def test_a_recorded_policy_that_is_none_is_refused_and_judging_goes_on(rule: str
     told = replay(rows, Deployment(1_000))
     assert [one.kind for one in told if one.kind is not Verdict.TRANSITION] == [Verdict.REFUSED]
     assert in_batches(rows, [3, 17], Deployment(1_000), 2) == compared(told)
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        {"c" * 257: "E"},
+        {"": "E"},
+        {"\ud800": "E"},
+        {str(one): "E" for one in range(501)},
+        {str(one): "E" * 256 for one in range(90)},
+    ],
+)
+def test_a_recorded_policy_that_is_beyond_what_a_key_group_keeps_is_refused(classes: dict[str, str]) -> None:
+    policy = Policy().normalised()
+    policy["classes"] = {name: {**policy["rules"], "flagged_codes": [code] * 8} for name, code in classes.items()}
+    rows = [row(0, "fleet/_/_/policy", policy=policy), signal(20), row(9_000, "fleet/_/b/tick")]
+    told = replay(rows, Deployment(1_000))
+    assert [one.kind for one in told if one.kind is not Verdict.TRANSITION] == [Verdict.REFUSED]
+    assert in_batches(rows, [2], Deployment(1_000), 2) == compared(told)
 
 
 def test_of_policies_that_wait_to_take_effect_there_is_a_most_however_the_rows_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
