@@ -31,6 +31,7 @@ from tests.histories import (
     compared_columns,
     row,
     signal,
+    tick,
     with_gateway_deaths,
 )
 
@@ -335,6 +336,21 @@ def test_of_policies_that_wait_to_take_effect_there_is_a_most_however_the_rows_a
     # of those that are given at 5, 35, 65 and so on the fourth is one too many, until the first is in force at 105
     assert refused == [95_000, 215_000, 335_000]
     for cuts in ([], [2, 9, 17], list(range(1, len(rows)))):
+        assert in_batches(rows, cuts, Deployment(1_000), 2) == compared(told)
+
+
+def test_of_bridges_that_do_not_listen_there_is_a_most_however_the_rows_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetpulse.core.coverage.MAX_DEAF", 3)
+    rows = [signal(0), signal(10, "d")]
+    rows += [row(20 + number, f"fleet/_/{bridge}/gap", op="open", from_s=15) for number, bridge in enumerate("abcdea")]
+    rows += [row(40 + number, f"fleet/_/{bridge}/gap", op="close", until_s=40) for number, bridge in enumerate("eabdc")]
+    rows += [row(50, "fleet/_/d/gap", op="open", from_s=48), row(60, "fleet/_/d/gap", op="close", until_s=60), tick(9_000)]
+    told = replay(rows, Deployment(1_000))
+    refused = [((one.received_at_ms or 0) - START, one.device_id) for one in told if one.kind is Verdict.REFUSED]
+    assert refused == [(23_000, "d"), (24_000, "e")]
+    listening = outcome(rows[:-4], Deployment(1_000)).listening
+    assert listening is not None and listening.coverage.deaf == ("c",)
+    for cuts in ([], [4, 9], list(range(1, len(rows)))):
         assert in_batches(rows, cuts, Deployment(1_000), 2) == compared(told)
 
 
