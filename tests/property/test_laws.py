@@ -15,10 +15,11 @@ from fleetpulse.columnar import waiting
 from fleetpulse.columnar.blocks import is_signal, signals_to_batch
 from fleetpulse.columnar.group import KeyGroup, begin
 from fleetpulse.columnar.told import said_by
+from fleetpulse.core.decoding import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.judgements import COMPARED, MAX_REASON, Judgement, Verdict, compared
 from fleetpulse.core.machine import TRANSITIONS, Mode
 from fleetpulse.core.messages import EVERYONE, FLUSH, RESERVED, Clock, Kind, Row, key_group
-from fleetpulse.core.policy import MAX_ERRORS, Policy, parse_policy
+from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, Policy, parse_policy
 from fleetpulse.core.replay import Deployment, outcome, replay
 from tests.histories import (
     OWN,
@@ -266,6 +267,9 @@ def test_state_is_bounded(rows: list[Row], deployment: Deployment) -> None:
     told = outcome(rows, deployment)
     for device in told.devices.values():
         assert max(len(device.error_times_ms), len(device.codes), len(device.progress)) <= MAX_ERRORS
+        assert len(device.progress_of) <= MAX_SEQUENCE
+        words = (device.device_class, device.gateway or "", device.boot or "", *device.codes, *device.progress_of)
+        assert max(map(len, words)) <= MAX_TEXT and len(f"{device.device_id}{device.site}".encode()) <= 2 * MAX_ID_BYTES
     frontier = told.listening.frontier_ms if told.listening else None
     assert frontier is None or all((one.event_time_ms or 0) > frontier for one in told.waiting)
     ends = [row(500 + number / 10, f"fleet/_/{bridge}/gap", op="close", until_s=500) for number, bridge in enumerate("bc")]
