@@ -18,7 +18,7 @@ from fleetpulse.core.decoding import MAX_TEXT
 from fleetpulse.core.laws import SUITES
 from fleetpulse.core.machine import TRANSITIONS, Mode, Trigger
 from fleetpulse.core.messages import FORMAT_VERSION, FROM_DEVICES
-from fleetpulse.core.policy import RULES, Rules
+from fleetpulse.core.policy import MAX_BYTES, MAX_CLASSES, RULES, Rules
 from fleetpulse.core.tables import READINGS, TABLES
 from fleetpulse.core.times import format_duration
 from fleetpulse.settings import Settings
@@ -67,7 +67,11 @@ def policy() -> str:
     """Return the table of rules."""
     text = _MARK.format("fleetpulse/core/policy.py") + "# The rules of a policy\n\n"
     text += 'A policy is a TOML file: `unknown_devices = "admit"` or `"quarantine"`, the rules of every class in '
-    text += "`[rules]`, and what differs in `[classes.NAME]`. `fleet policy check FILE` shows what it comes to.\n\n"
+    text += "`[rules]`, and what differs in `[classes.NAME]`. `fleet policy check FILE` shows what it comes to.\n"
+    text += (
+        f"It lists at most {MAX_CLASSES} classes; a name or an error code has 1 to {MAX_TEXT} printable characters, and all of "
+    )
+    text += f"it {MAX_BYTES:,} bytes at most as it is stored: every key group keeps it.\n\n"
     text += '```toml\nunknown_devices = "admit"\n\n[rules]\ntimeout = "30m"\ndegraded.errors = 5\n\n'
     text += '[classes.meter]\ntimeout = "2h"\n```\n\n'
     text += "| rule | built in | meaning |\n| --- | --- | --- |\n"

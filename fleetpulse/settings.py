@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, cast
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from fleetpulse.core.coverage import MAX_OURS
 from fleetpulse.core.decoding import MAX_ID_BYTES, site_fault
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import BRIDGE, KAFKA
@@ -25,6 +26,7 @@ FOREVER: Final = "forever"
 _DAY_MS: Final = 86_400_000
 _HEAP: Final = re.compile(r"([1-9][0-9]{0,5})([mg])")
 _LEAST_HEAP_MB: Final = 512
+_MOST_BRIDGES: Final = MAX_OURS - 2  # beside the first, and the one of Kafka
 
 
 def _to_ms(value: Any) -> int:
@@ -95,6 +97,8 @@ def _is_heap(value: str) -> str:
 
 def _are_bridges(bridges: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     taken: dict[str, str] = {}
+    if len(bridges) > _MOST_BRIDGES:
+        raise ValueError(f"at most {_MOST_BRIDGES} further bridges share a fleet; got {len(bridges):,}; give each more sites")
     for name, sites in bridges.items():
         if not _BRIDGE_NAME.fullmatch(name) or name in (BRIDGE, KAFKA):
             raise ValueError(f'a bridge is named by 1 to 32 of a-z, 0-9 and -, and not "{BRIDGE}" or "{KAFKA}"; got {name!a}')

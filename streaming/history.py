@@ -3,6 +3,7 @@
 Rule 1: line n is written after line n - 1; an earlier one was written already, a later one is held until its turn.
 Rule 2: one recording after the other, and none that begins before what was received last.
 Rule 3: a recording's word on who does not listen holds to its end: nobody will come to say that they listen again.
+Rule 4: what is remembered of bridges has a bound: a gap row of one more than `MAX_RECORDED` is kept, and not judged.
 """
 
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, Self
 
+from fleetpulse.core.coverage import MAX_RECORDED
 from fleetpulse.core.decoding import decode
 from fleetpulse.core.envelope import Envelope, unwrap
 from fleetpulse.core.messages import Kind, Origin, Row
@@ -28,6 +30,7 @@ class Verdict(Enum):
     REPEATED = "repeated"  # written already
     REJECTED = "rejected"  # must not be written
     DOUBLED = "doubled"  # the next line, and a gap row at the instant of another of the same bridge: kept, not judged
+    CROWDED = "crowded"  # the next line, and a gap row of a bridge too many, see Rule 4: likewise
     STRAY = "stray"  # not an envelope
 
 
@@ -43,7 +46,7 @@ class History:
         line: its newest line taken; -1 before the first.
         ended: whether that was the line after its last.
         played: the recording that was last taken to its end.
-        left_open: bridges that do not listen, as its lines say, see `let_go`.
+        left_open: bridges that do not listen, as its lines say, see `let_go`; `MAX_RECORDED` at most.
         why: the reason of the newest rejection.
         missing: lines are held and none more can be: the broker must send the missing one again.
     """
@@ -161,9 +164,12 @@ class History:
         same = self.gap_rows_at(row.received_at_ms)
         if row.device_id in same:
             return Verdict.DOUBLED
-        self._gap_rows = row.received_at_ms, same | {row.device_id}
         content = row.contents()
-        if content.get("op") == "open" and type(content.get("from")) is int:
+        opens = content.get("op") == "open" and type(content.get("from")) is int
+        if len(same) >= MAX_RECORDED or (opens and len(self.left_open | {row.device_id}) > MAX_RECORDED):
+            return Verdict.CROWDED
+        self._gap_rows = row.received_at_ms, same | {row.device_id}
+        if opens:
             self.left_open |= {row.device_id}
         elif content.get("op") == "close" and type(content.get("until")) is int:
             self.left_open -= {row.device_id}

@@ -25,7 +25,7 @@ from streaming.waiting import Waiting
 
 FLOOD: Final[Reason] = "flood"  # why a row is refused
 ODD_TOPIC: Final[Reason] = "topic"  # likewise
-DOUBLED_GAP: Final[Reason] = "field"  # likewise
+REFUSED_LINES: Final[Mapping[Verdict, Reason]] = {Verdict.DOUBLED: "field", Verdict.CROWDED: "size"}  # likewise
 MAX_TOPIC: Final = 512  # characters: twice what ours can have
 CONTINUES_MS: Final = 60_000  # history that ended so recently goes on live without a gap
 CANARIES: Final = 1_000  # of ours that may be under way: one each interval, behind a backlog
@@ -213,8 +213,8 @@ class Intake:
 
     def _history_line(self, message: Arrived) -> None:
         for verdict, payload, envelope, token in self.history.take(message.payload, message.token, self.last_ms):
-            if verdict in (Verdict.WRITE, Verdict.DOUBLED) and envelope is not None:
-                self._write_line(envelope, token, DOUBLED_GAP if verdict is Verdict.DOUBLED else None)
+            if (verdict is Verdict.WRITE or verdict in REFUSED_LINES) and envelope is not None:
+                self._write_line(envelope, token, REFUSED_LINES.get(verdict))
             elif verdict is Verdict.REPEATED:
                 self._pass_over("repeated", token)
             elif verdict is Verdict.STRAY and self.history.under_way and self.last_ms is not None:

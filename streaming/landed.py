@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
+from fleetpulse.core.coverage import MAX_RECORDED
 from fleetpulse.core.decoding import Rejection
 from fleetpulse.core.envelope import TOPIC_PREFIX, is_end
 from fleetpulse.core.messages import Kind, Origin, Reason, Row, hash64
@@ -33,6 +34,7 @@ _values: Final = attrgetter(*_OF_ROW)
 _REFUSALS: Final[Mapping[Reason, str]] = {
     "flood": "its device sends more than it may: see the setting flood_limit; what it sent before is judged",
     "field": "a gap row shares its instant with no other of its bridge: nothing tells which of them came first",
+    "size": f"of a recording at most {MAX_RECORDED:,} bridges do not listen at the same time, or have a gap row at one instant",
     "topic": "a topic has at most 512 characters, all of them printable; it is kept escaped, and cut",
 }
 _ORIGINS: Final = {origin.value: origin for origin in Origin}

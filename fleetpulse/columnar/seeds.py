@@ -37,6 +37,7 @@ from fleetpulse.columnar.layout import (
 )
 from fleetpulse.columnar.world import MODES, Int64s
 from fleetpulse.core.coverage import Coverage, Listening
+from fleetpulse.core.decoding import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.machine import Mode
 from fleetpulse.core.messages import EVERYONE
@@ -126,8 +127,8 @@ def sound(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
         frontier_ms: up to which they are judged, epoch milliseconds.
 
     Raises:
-        FleetError: a column or a value is absent, a device is listed twice or registered after the frontier, or there is no
-            frontier; further see `as_registered`.
+        FleetError: a column or a value is absent or too long, a device is listed twice or registered after the frontier, or there
+            is no frontier; further see `as_registered`.
     """
     if frontier_ms is None:
         raise FleetError("devices are brought in at a frontier; got none; name the instant up to which they are judged")
@@ -137,6 +138,7 @@ def sound(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
             raise FleetError(f"every device has a {name}; {devices[name].null_count} have none")
     if pc.any(pc.equal(devices["device_id"], EVERYONE), min_count=0).as_py():
         raise FleetError(f'"{EVERYONE}" is no device: it stands for everybody; leave it out')
+    _require_short(devices)
     counted = pc.value_counts(devices["device_id"])
     twice = counted.filter(pc.greater(counted.field("counts"), 1))
     if len(twice):
@@ -148,6 +150,18 @@ def sound(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
             f'"{after["device_id"][0]}" among them; send the registry\'s row for these, or name a later frontier'
         )
     return devices.append_column(CLASS_SINCE_FIELD, _class_since(registered, devices["registered_at"]))
+
+
+def _require_short(devices: pa.Table) -> None:
+    """Refuse words that no message could bring into the state: all of it has a bound."""
+    for names, size_of, most, unit in (
+        (("device_id", "site"), pc.binary_length, MAX_ID_BYTES, "bytes"),
+        (("device_class", "gateway"), pc.utf8_length, MAX_TEXT, "characters"),
+    ):
+        for name in names:
+            size = pc.max(size_of(devices[name])).as_py() or 0
+            if size > most:
+                raise FleetError(f"a {name} of a table of devices has at most {most} {unit}; got one of {size:,}; shorten it")
 
 
 def _class_since(registered: pa.Table, otherwise: pa.ChunkedArray) -> pa.ChunkedArray:

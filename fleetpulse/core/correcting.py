@@ -12,6 +12,7 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final, cast
 
+from fleetpulse.core.decoding import MAX_TEXT
 from fleetpulse.core.machine import HELD, Mode
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE
 from fleetpulse.core.state import Device
@@ -86,7 +87,7 @@ def _is_seq(value: Any) -> bool:
 
 
 def _text(value: Any) -> bool:
-    return isinstance(value, str) and value.isprintable()
+    return isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()
 
 
 def _maybe(check: Callable[[Any], bool]) -> Callable[[Any], bool]:

@@ -8,7 +8,11 @@ moves the frontier, or it would judge the very span that it excuses. The bridge 
 """
 
 from dataclasses import dataclass, replace
+from typing import Final
 
+MAX_DEAF: Final = 1_000  # bridges that do not listen at the same time: each key group keeps their names
+MAX_OURS: Final = 500  # bridges of an installation: they have room beside those of a recording
+MAX_RECORDED: Final = MAX_DEAF - MAX_OURS  # bridges that do not listen, or have a gap row at one instant, as a recording says
 Gap = tuple[int, int | None]  # from when, until when (None: still open), in epoch milliseconds
 
 
@@ -20,7 +24,7 @@ class Coverage:
         start_ms: the instant before which nothing is covered (or has been forgotten).
         base_ms: covered time at ``start_ms``.
         gaps: spans in which we did not listen, in order and disjoint; only the last may be open.
-        deaf: the bridges that do not listen: while there are any the last gap is open.
+        deaf: the bridges that do not listen, `MAX_DEAF` at most: while there are any the last gap is open.
         until_ms: of the bridges that listen again in an open gap, the latest instant from which one does.
     """
 
@@ -78,6 +82,10 @@ class Coverage:
         kept = self.gaps[: len(self.gaps) - len(joined)]
         until = self.until_ms if self.deaf else max((closed for _, closed in joined if closed is not None), default=None)
         return replace(self, gaps=(*kept, (begin, None)), deaf=(*self.deaf, bridge), until_ms=until)
+
+    def has_room_for(self, bridge: str) -> bool:
+        """Whether ``bridge`` may say that it does not listen: it said so already, or not too many others do."""
+        return bridge in self.deaf or len(self.deaf) < MAX_DEAF
 
     def close_gap(self, until_ms: int, bridge: str) -> "Coverage":
         """Let ``bridge`` listen again from ``until_ms`` on; no effect where it said nothing else."""

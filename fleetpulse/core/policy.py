@@ -3,6 +3,7 @@
 Rule 1: a policy is checked whole, and all its faults are reported at once.
 Rule 2: its version is a digest of the normalised policy: the same rules have the same version however they are written.
 Rule 3: policies are in effect from an instant on; a later one takes over from its own ``effective_from``.
+Rule 4: every key group keeps the policies that may act: their number, their words and their size have a bound.
 """
 
 import json
@@ -12,13 +13,17 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final, cast
 
+from fleetpulse.core.decoding import MAX_TEXT, as_text
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.times import format_duration, parse_duration_ms
 
 MAX_ERRORS: Final = 16  # the most errors that a rule may count: it bounds what is remembered of a device
 MAX_SEQUENCE: Final = 8
 MAX_AHEAD: Final = 1_000  # policies that are not in force yet: each key group keeps them
+MAX_CLASSES: Final = 500  # that a policy lists
+MAX_BYTES: Final = 200_000  # of a policy as it is stored: so that it fits into the payload of the message that carries it
 DEFAULT_CLASS: Final = "default"
+_SHOWN: Final = 100  # characters of what was got
 
 
 class PolicyFault(FleetError):
@@ -91,8 +96,26 @@ class Policy:
     @property
     def version(self) -> str:
         """Digest of the normalised policy: 16 hexadecimal digits."""
-        text = json.dumps(self.normalised(), sort_keys=True, separators=(",", ":"))
-        return blake2b(text.encode(), digest_size=8).hexdigest()
+        return blake2b(self._stored(), digest_size=8).hexdigest()
+
+    def _stored(self) -> bytes:
+        return json.dumps(self.normalised(), sort_keys=True, separators=(",", ":")).encode()
+
+    def beyond_bounds(self) -> list[str]:
+        """Return what is more of it than a key group keeps: a fault each."""
+        if len(self.classes) > MAX_CLASSES:  # what is so large is not looked at further
+            return [f"a policy lists at most {MAX_CLASSES} classes; got {len(self.classes):,}; let some share one"]
+        faults = [
+            f"the name of a class has 1 to {MAX_TEXT} printable characters, as devices' classes do; got {_shown(name)!a}, "
+            f"which has {len(name):,}"
+            for name in self.classes
+            if as_text(name) is None
+        ]
+        if not faults and (size := len(self._stored())) > MAX_BYTES:
+            faults = [
+                f"a policy has at most {MAX_BYTES:,} bytes as it is stored; got {size:,}; list fewer classes, or shorter codes"
+            ]
+        return faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +158,21 @@ def _count(least: int, most: int) -> tuple[Callable[[Any], int], Callable[[Any],
 
 def _are_codes(value: Any) -> bool:
     codes = cast("list[Any]", [*value]) if isinstance(value, list | tuple) else []
-    return 1 <= len(codes) <= MAX_SEQUENCE and all(isinstance(code, str) and code and _is_utf8(code) for code in codes)
-
-
-def _is_utf8(text: str) -> bool:
-    """Whether text can be written: JSON may name half a character, which no column holds."""
-    return text.encode(errors="ignore").decode() == text
+    return 1 <= len(codes) <= MAX_SEQUENCE and all(as_text(code) is not None for code in codes)
 
 
 def _codes(value: Any) -> tuple[str, ...]:
     if not _are_codes(value):
-        raise FleetError(f"must be a list of 1 to {MAX_SEQUENCE} error codes; got {value!r}")
+        rule = (
+            f"must be a list of 1 to {MAX_SEQUENCE} error codes, each of 1 to {MAX_TEXT} printable characters, as they are sent"
+        )
+        raise FleetError(f"{rule}; got {_shown(value)}")
     return tuple(value)
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
@@ -192,9 +218,11 @@ def parse_policy(content: Mapping[str, Any]) -> Policy:
         listed = {}
     for name, table in cast("Mapping[str, Any]", listed).items():
         classes[name] = _read_rules(rules, f"classes.{name}", table, faults)
+    policy = Policy(rules, MappingProxyType(classes), cast("str", unknown))
+    faults += policy.beyond_bounds()
     if faults:
         raise PolicyFault(sorted(faults))
-    return Policy(rules, MappingProxyType(classes), cast("str", unknown))
+    return policy
 
 
 def _read_rules(base: Rules, where: str, table: Any, faults: list[str]) -> Rules:
@@ -255,14 +283,13 @@ def from_row(content: Any) -> Policy:
     if not isinstance(content, Mapping):
         raise PolicyFault(["not a stored policy of this version: it is no object"])
     policy = from_normalised(cast("Mapping[str, Any]", content))
-    faults = ["classes have names of text"] if not all(map(_is_utf8, policy.classes)) else []
-    faults += [] if policy.unknown_devices in ("admit", "quarantine") else ["unknown_devices is neither admit nor quarantine"]
+    faults = [] if policy.unknown_devices in ("admit", "quarantine") else ["unknown_devices is neither admit nor quarantine"]
     for where, rules in (("rules", policy.rules), *((f"classes.{name}", rules) for name, rules in policy.classes.items())):
         misfits = [rule.key for name, rule in RULES.items() if not rule.fits(getattr(rules, name))]
         faults += [f"{where}.{key} is beyond what it may be" for key in misfits]
         if not misfits and rules.forget_after_ms <= rules.timeout_ms:
             faults.append(f"{where}.forget_after must be longer than timeout")
-    if faults:
+    if faults := faults or policy.beyond_bounds():
         raise PolicyFault(faults)
     return policy
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
-from fleetpulse.core.coverage import Listening
+from fleetpulse.core.coverage import MAX_DEAF, Listening
 from fleetpulse.core.device import Device, Fold, World
 from fleetpulse.core.judgements import Judgement, Verdict, about, clock_ahead, clock_behind
 from fleetpulse.core.messages import FOR_EVERYONE, RANK, SIGNALS, Clock, Identity, Kind, Row, gateway_death, identity, order
@@ -76,6 +76,10 @@ class Intake:
             after_ms = content.get("after")  # received_at of the row before it, which this key group may not have had
             if type(after_ms) is int:
                 listening = listening.read(min(after_ms, row.received_at_ms), self.deployment.allowed_lateness_ms)
+            if not listening.coverage.has_room_for(row.device_id):
+                reason = f"at most {MAX_DEAF:,} bridges do not listen at the same time; the gap of the others goes on without it"
+                self.judgements.append(about(row, Verdict.REFUSED, reason))
+                return listening
             return listening.open_gap(row.received_at_ms, since_ms, row.device_id)
         if operation == "close" and type(until_ms) is int:
             return listening.close_gap(row.received_at_ms, until_ms, row.device_id)

@@ -238,6 +238,7 @@ def test_bridges_are_named_with_their_sites(tmp_path: Path, monkeypatch: pytest.
         ('north = ["a/#"]', "printable and without"),
         ('north = ["_"]', "is not a name"),
         ('north = ["a"]\nsouth = ["a"]', "a site has one bridge"),
+        ("\n".join(f'b{one} = ["{one}"]' for one in range(499)), "at most 498 further bridges share a fleet; got 499"),
     ],
 )
 def test_bridges_that_could_not_work_are_refused(given: str, why: str, tmp_path: Path) -> None:

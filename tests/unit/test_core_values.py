@@ -1,6 +1,7 @@
 """Decoding, policies, durations and mappings: bad input is a value with a reason."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.mapping import decode_mapped, parse_mappings
 from fleetpulse.core.messages import Clock, Origin, Row
-from fleetpulse.core.policy import Policy, PolicyFault, from_normalised, parse_policy
+from fleetpulse.core.policy import Policy, PolicyFault, from_normalised, from_row, parse_policy
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.times import format_duration, format_instant, parse_duration_ms, parse_instant_ms
 from tests.histories import START, row, signal, tick
@@ -108,6 +109,38 @@ def test_a_policy_names_all_its_faults_at_once() -> None:
         parse_policy({"rules": {"timeout": "-5m", "degraded": {"errors": 99}}, "classes": {"m": {"tmeout": "1m"}}, "x": 1})
     assert len(caught.value.faults) == 4
     assert any('rules.timeout must not be negative; got "-5m"' in fault for fault in caught.value.faults)
+
+
+def _classes(count: int, code: str = "E", name: str = "") -> dict[str, Any]:
+    return {"classes": {f"{name}{one}": {"flagged": {"codes": [code] * 8}} for one in range(count)}}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (_classes(501), "a policy lists at most 500 classes; got 501"),
+        (_classes(1, name="c" * 256), "the name of a class has 1 to 256 printable characters"),
+        ({"classes": {"": {}}}, "got '', which has 0"),
+        (_classes(90, "E" * 256), "a policy has at most 200,000 bytes as it is stored; got 2"),
+        ({"rules": {"flagged": {"codes": ["E" * 257]}}}, "1 to 8 error codes, each of 1 to 256 printable characters"),
+        ({"rules": {"flagged": {"codes": ["E"] * 9}}}, "1 to 8 error codes"),
+    ],
+)
+def test_a_policy_beyond_what_a_key_group_keeps_is_refused_wherever_it_is_read(content: dict[str, Any], says: str) -> None:
+    with pytest.raises(PolicyFault, match=re.escape(says)) as caught:
+        parse_policy(content)
+    assert len(caught.value.faults) == 1 and len(caught.value.faults[0]) < 400
+
+
+@pytest.mark.parametrize(
+    "content", [_classes(500), _classes(80, "E" * 256), _classes(55, "\u00e9" * 64), _classes(9, name="c" * 255)]
+)
+def test_a_policy_that_is_taken_fits_into_the_message_that_carries_it(content: dict[str, Any]) -> None:
+    policy = parse_policy(content)
+    payload = json.dumps({"policy": policy.normalised(), "effective_from": NOW}).encode()
+    came = decode("fleet/_/_/policy", payload, NOW, Origin.COMMAND)
+    assert isinstance(came, Row)
+    assert from_row(came.contents()["policy"]) == policy
 
 
 def test_a_policy_version_does_not_depend_on_spelling() -> None:

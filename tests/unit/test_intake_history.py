@@ -219,6 +219,24 @@ def test_a_recorded_gap_row_at_the_instant_of_another_of_its_bridge_is_kept_and_
     assert [row["refused"] for row in rows(intake)] == [None, None, "field", "field", None]
 
 
+def test_what_is_remembered_of_the_bridges_of_a_recording_is_bounded_and_what_it_leaves_open_is_closed(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streaming.history.MAX_RECORDED", 2)
+    intake = make()
+    opens, closes = {"op": "open", "from": NOW}, {"op": "close", "until": NOW + 9}
+    told = [("a", opens), ("b", opens), ("c", opens), ("a", opens), ("c", closes), ("a", closes), ("c", opens)]
+    for line, (bridge, said) in enumerate(told):
+        intake.arrived(broker.gap(line, bridge, **said), NOW)
+    for line, bridge in enumerate("xyz", len(told)):  # at one instant, and none of them was open
+        envelope = Envelope("r", line, NOW + 10, f"fleet/_/{bridge}/gap", b'{"op":"close","until":1}')
+        intake.arrived(broker.deliver("replay/r", wrap(envelope)), NOW)
+    assert [row["refused"] for row in rows(intake)] == [None, None, "size", None, None, None, None, None, None, "size"]
+    assert intake.history.left_open == {"b", "c"} and intake.history.gap_rows_at(NOW + 10) == {"x", "y"}
+    intake.arrived(broker.line(10, end=True), NOW)
+    assert closed(intake) == ["b", "c"]
+
+
 def test_one_that_begins_anew_between_two_such_lines_refuses_the_second_as_well(broker: Broker) -> None:
     stood = Position(1, NOW, "r", 1, gap_rows=frozenset({"a", "b"}))
     for at_ms, refused in ((NOW, "field"), (NOW + 1, None)):
