@@ -211,9 +211,11 @@ def down(home: Home) -> None:
     try:
         process = psutil.Process(owner)
         os.kill(owner, signal.SIGTERM)
-        process.wait(_DOWN_S)
-    except psutil.NoSuchProcess:
+        limit = time.monotonic() + _DOWN_S
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # its parent may not ask how it ended
+            if time.monotonic() > limit:
+                raise FleetError(f"process {owner} does not come to an end; see the logs in {home.logs}, then: kill -9 {owner}")
+            time.sleep(0.1)
+    except (psutil.NoSuchProcess, ProcessLookupError):
         pass
-    except psutil.TimeoutExpired:
-        raise FleetError(f"process {owner} does not come to an end; see the logs in {home.logs}, then: kill -9 {owner}") from None
     typer.echo(f'stopped what ran in "{home.path}"')

@@ -88,7 +88,8 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     assert started[Service.BRIDGE].returncode == 0, words
     assert "held back" not in words
     assert judged_to_the_end(home), "a bridge that stops waits until what a jitter holds back is written"
-    assert [one.contents().get("op") for one in bronze.rows(home) if one.kind is Kind.TICK].count(FLUSH) == 1
+    ticks = [one.contents().get("op") for one in bronze.rows(home) if one.kind is Kind.TICK]
+    assert ticks.count(FLUSH) == 2, "one at the stop of the lifecycle job, one at the bridge's"
     started[Service.BRIDGE] = begin(*_here(tmp_path, COMPOSE[Service.BRIDGE]["command"]))
     _await(lambda: _said(home, Service.BRIDGE) == "the bridge: live", what="the bridge, again")
 
