@@ -66,7 +66,7 @@ BOUNDS: Final = (
     Bound("state_memory_bytes", 0.25, 16e6),  # RocksDB's memory
     Bound("checkpoint_bytes", 0.25, 16e6),  # all that lies in the checkpoint
     Bound("devices", 0.05, 10),  # in the state, whatever their mode
-    Bound("batch_ms", 0.25, 200),  # of batches with rows
+    Bound("batch_ms", 0.15, 100),  # of batches with rows
     Bound("behind_ms", 0.25, 60_000),  # how far the job's newest row is behind the load's, on the devices' clocks
 )
 SETTLED: Final = ("state_rows", "state_bytes", "devices")  # within a minute; a JVM needs many
