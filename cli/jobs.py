@@ -145,11 +145,11 @@ def lifecycle(home: HomeOption, parent: ParentOption = None) -> None:
     """From bronze to judgements."""
     from cli.sizes import size_of
     from fleetpulse.settings import load_settings
-    from streaming.lifecycle import Keep, run_lifecycle
+    from streaming.lifecycle import Habits, run_lifecycle
 
     settings = load_settings(home)
-    keep = Keep(settings.keep_stream_health, settings.keep_judgement_versions)
-    run_lifecycle(Home(home), _begin(parent), keep, size_of(Home(home)))
+    habits = Habits(settings.batch_every, settings.keep_stream_health, settings.keep_judgement_versions)
+    run_lifecycle(Home(home), _begin(parent), habits, size_of(Home(home)))
 
 
 @jobs.command("airflow")

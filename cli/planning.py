@@ -143,7 +143,9 @@ def _of_home(home: Home) -> tuple[Fleet, int]:
     home.record()  # says so where there is no fleet
     settings = load_settings(home.path)
     kept_ms = settings.keep_device_snapshots
-    fleet = replace(fleet_of(home, settings.keep_messages), keep_snapshot_days=None if kept_ms is None else kept_ms / DAY_MS)
+    kept_days = None if kept_ms is None else kept_ms / DAY_MS
+    measured = fleet_of(home, settings.keep_messages)
+    fleet = replace(measured, keep_snapshot_days=kept_days, batch_every_ms=settings.batch_every)
     return fleet, heap_mb(settings.heap) * 1_048_576
 
 

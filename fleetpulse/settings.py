@@ -158,6 +158,9 @@ class Settings(BaseSettings):
         cores: cores that the lifecycle job takes, and each verb that reads or moves its state. The job's first batch divides the
             state into as many partitions: ``fleet state repartition`` divides it anew.
         heap: memory of the JVM of each of them, such as ``4g``; their Python workers take theirs beside it (``fleet plan``).
+        batch_every: from the begin of a batch of the lifecycle job to that of the next one at least, 10 s at most. A batch costs
+            more than half a second of CPU however little came: a small fleet saves most of that by a longer time, its verdicts
+            come up to two of them later, and what is to be caught up comes in batches of about 1,000,000 rows.
         state_store: where Spark keeps state: ``rocksdb``; asking for ``hdfs`` is refused with the reason.
         restarts: how often ``fleet up`` starts a process that died again by itself, within ten minutes. The lifecycle job is then
             left to who supervises it, where somebody does; otherwise the run ends.
@@ -201,6 +204,7 @@ class Settings(BaseSettings):
     bridge_lease: Annotated[Milliseconds, Field(ge=1_000)] = "15s"  # pyright: ignore[reportAssignmentType]
     cores: Annotated[int, Field(ge=1, le=1_024)] = 2
     heap: Annotated[str, AfterValidator(_is_heap)] = "1g"
+    batch_every: Annotated[Milliseconds, Field(ge=200, le=10_000)] = "200ms"  # pyright: ignore[reportAssignmentType]
     state_store: Annotated[str, AfterValidator(_is_usable)] = "rocksdb"
     restarts: Annotated[int, Field(ge=0, le=1_000)] = 5
     stale_after: Annotated[Milliseconds, Field(ge=1_000)] = "10m"  # pyright: ignore[reportAssignmentType]

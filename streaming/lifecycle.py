@@ -30,25 +30,27 @@ _SHORTEN_EVERY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """For how long the job keeps what it has written, in milliseconds.
+class Habits:
+    """How often the job makes a batch, and for how long it keeps what it has written, in milliseconds.
 
     Attributes:
+        batch_every_ms: from the begin of one batch to that of the next, where there is nothing to catch up.
         health_ms: the rows of `stream_health`; None for ever.
         versions_ms: a version of `judgements` in the log, once a checkpoint holds all that it says.
     """
 
+    batch_every_ms: int
     health_ms: int | None
     versions_ms: int
 
 
-def run_lifecycle(home: Home, stop: Stop, keep: Keep, size: Size) -> None:
+def run_lifecycle(home: Home, stop: Stop, habits: Habits, size: Size) -> None:
     """Run the job of a home until stopped.
 
     Args:
         home: the home.
         stop: when to end.
-        keep: for how long what it has written is kept.
+        habits: how often it makes a batch, and for how long it keeps what it has written.
         size: what it may take of the machine.
 
     Raises:
@@ -64,16 +66,16 @@ def run_lifecycle(home: Home, stop: Stop, keep: Keep, size: Size) -> None:
             return
     with home.state_held("the lifecycle job"):
         remove_folders(remains_of(home.path / _SPARK))
-        _run(home, stop, keep, size)
+        _run(home, stop, habits, size)
 
 
-def _run(home: Home, stop: Stop, keep: Keep, size: Size) -> None:
+def _run(home: Home, stop: Stop, habits: Habits, size: Size) -> None:
     warming = threading.Thread(target=warm, name="warm", daemon=True)
     warming.start()  # while the JVM starts; the first batch's workers find it done instead of each doing it
     spark = spark_session("fleetpulse-lifecycle", local_dir=home.path / _SPARK, size=size)
     warming.join(_WARM_LIMIT_S)
-    health = StreamHealth(home, home.generation().number, keep.health_ms)
-    query = start(spark, home)
+    health = StreamHealth(home, home.generation().number, habits.health_ms)
+    query = start(spark, home, f"{habits.batch_every_ms} milliseconds")
     health.follow(spark, query)
     next_s = time.monotonic()
     try:
@@ -82,7 +84,7 @@ def _run(home: Home, stop: Stop, keep: Keep, size: Size) -> None:
                 raise FleetError(f"the lifecycle job stopped by itself: {query.exception() or 'no reason given'}")
             write_status(home.run("lifecycle"), _status(home, query))
             if time.monotonic() >= next_s:
-                shorten(home, str(query.id), keep.versions_ms)
+                shorten(home, str(query.id), habits.versions_ms)
                 next_s = time.monotonic() + _SHORTEN_EVERY_S
     finally:
         _finish(query)

@@ -22,7 +22,6 @@ CORES_AN_EXECUTOR: Final = 4
 VERSIONS: Final = 20  # of state that a checkpoint keeps (spark.sql.streaming.minBatchesToRetain)
 SNAPSHOT_EVERY: Final = 10  # batches between two whole copies of the state
 _REMEMBERED_CODES: Final = 16  # the most errors of a device, see core.policy.MAX_ERRORS
-_LEAST_BATCH_S: Final = 0.2  # the job looks for new rows so often
 _PIECE_ROWS: Final = 2_000_000
 SNAPSHOTS_A_DAY: Final = 24  # that the DAG fleet_snapshot takes; of days before the last one maintenance leaves one each
 _CHECKPOINTS: Final = 2  # the one that runs, and that of the generation before it, the way back
@@ -122,6 +121,7 @@ class Fleet:
         changes_a_day: of a device's mode.
         metrics_bytes: of a message's metrics, on average.
         id_bytes: of a device's id.
+        batch_every_ms: from the begin of one batch to that of the next at least, the setting ``batch_every``.
         tolerance: which share of a batch's time its checkpoint may take.
         keep_days: how long messages are kept; None for ever.
         keep_snapshot_days: how long a snapshot a day is kept; likewise.
@@ -138,6 +138,7 @@ class Fleet:
     changes_a_day: float = 0.2
     metrics_bytes: float = 12
     id_bytes: float = 15
+    batch_every_ms: int = 200
     tolerance: float = 0.1
     keep_days: float | None = 90
     keep_snapshot_days: float | None = 90
@@ -261,9 +262,9 @@ def batch_cpu_s(fleet: Fleet, figures: Figures, batch_s: float) -> float:
 
 def batch_time_s(fleet: Fleet, figures: Figures, cores: int) -> float:
     """Return how long batches get: each takes in what came while the one before it ran; infinity where cores do not suffice."""
-    batch_s = _LEAST_BATCH_S
+    batch_s = fleet.batch_every_ms / 1000
     for _ in range(500):
-        wanted = max(_LEAST_BATCH_S, batch_cpu_s(fleet, figures, batch_s) / cores)
+        wanted = max(fleet.batch_every_ms / 1000, batch_cpu_s(fleet, figures, batch_s) / cores)
         if abs(wanted - batch_s) < 1e-4:
             return wanted
         if wanted > 3_600:

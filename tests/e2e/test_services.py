@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import psutil
 import pytest
@@ -16,8 +17,10 @@ from cli.service import how_it_is
 from cli.standing import judged_to_the_end
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import FLUSH, Kind
+from fleetpulse.core.tables import STREAM_HEALTH
 from fleetpulse.io.address import load_address
 from fleetpulse.io.checkpoint import judged_up_to
+from fleetpulse.io.delta import query
 from fleetpulse.io.home import Home
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.services import Service, services
@@ -28,6 +31,7 @@ from tests.waiting import PATIENCE_S, await_that
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 Started = dict[Service, subprocess.Popen[str]]
 _await = partial(await_that, limit_s=2 * PATIENCE_S)  # four parts begin at once
+BATCH_EVERY_S = 4
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 
 
@@ -46,9 +50,9 @@ def _said(home: Home, service: Service) -> str:
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Started]:
-    """Every service; the broker last, so that each other one waits for it. What silence says is held back for up to a day."""
+    """Every service; the broker last, so that each other one waits for it. Silence is held back, batches are few."""
     (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "settings.toml").write_text('verdict_jitter = "24h"\n')
+    (tmp_path / "home" / "settings.toml").write_text(f'verdict_jitter = "24h"\nbatch_every = "{BATCH_EVERY_S}s"\n')
     running: Started = {}
     for service in reversed(Service):
         running[service] = begin(*_here(tmp_path, COMPOSE[service]["command"]), *(["--port", "0"] * (service is Service.BROKER)))
@@ -106,3 +110,6 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     await_none_left(home.path)
     with home.locked("a run of everything"):
         pass
+    began = query(home, "SELECT run_id, epoch(began_at) AS at FROM stream_health ORDER BY at", tables=[STREAM_HEALTH.name])
+    apart_s = [after["at"] - before["at"] for before, after in pairwise(began) if before["run_id"] == after["run_id"]]
+    assert median(apart_s) > 0.9 * BATCH_EVERY_S

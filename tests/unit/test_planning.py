@@ -139,6 +139,12 @@ def test_a_batch_takes_what_came_while_the_one_before_it_ran(devices: int) -> No
     assert batch_time_s(Fleet(50_000_000, interval_ms=1_000), FIGURES, 2) == float("inf")
 
 
+def test_a_small_fleet_has_a_batch_as_often_as_it_is_told_to() -> None:
+    for every_ms in (200, 5_000):
+        batch_s = batch_time_s(Fleet(100, batch_every_ms=every_ms), FIGURES, 2)
+        assert batch_s == pytest.approx(max(every_ms / 1000, FIGURES.batch_s / 2), rel=0.01)
+
+
 def test_more_of_anything_never_needs_less() -> None:
     small = plan(Fleet(50_000), FIGURES)
     for more in (
