@@ -110,6 +110,8 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     await_none_left(home.path)
     with home.locked("a run of everything"):
         pass
-    began = query(home, "SELECT run_id, epoch(began_at) AS at FROM stream_health ORDER BY at", tables=[STREAM_HEALTH.name])
-    apart_s = [after["at"] - before["at"] for before, after in pairwise(began) if before["run_id"] == after["run_id"]]
+    began = query(
+        home, "SELECT run_id, epoch(began_at) AS began_s FROM stream_health ORDER BY began_s", tables=[STREAM_HEALTH.name]
+    )
+    apart_s = [after["began_s"] - before["began_s"] for before, after in pairwise(began) if before["run_id"] == after["run_id"]]
     assert median(apart_s) > 0.9 * BATCH_EVERY_S
