@@ -34,7 +34,7 @@ class Habits:
     """How often the job makes a batch, and for how long it keeps what it has written, in milliseconds.
 
     Attributes:
-        batch_every_ms: from the begin of one batch to that of the next, where there is nothing to catch up.
+        batch_every_ms: from the begin of one batch to that of the next one at least, also where there is more to be read.
         health_ms: the rows of `stream_health`; None for ever.
         versions_ms: a version of `judgements` in the log, once a checkpoint holds all that it says.
     """
