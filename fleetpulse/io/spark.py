@@ -17,11 +17,11 @@ from fleetpulse.io.java import find_java
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 # Spark's usual one starts a process for each file's permissions; both write aside and rename.
 _FILE_MANAGER: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-# Python workers keep a batch's memory for the next one: to hand it back, and get it cleared again, is a twentieth of their time.
+# Python workers keep a batch's memory for the next one: to hand it back, and get it cleared again, takes a tenth of it.
 _ALLOCATOR: Final = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that glibc takes
-    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     "MALLOC_TOP_PAD_": str(16 << 20),
 }
 OPTIONS: Final = "spark.driver.extraJavaOptions"
