@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
+from numpy.typing import NDArray
+
+from fleetpulse.columnar.compiled import kept
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 
@@ -43,6 +46,33 @@ def filtered(batch: pa.RecordBatch, kept: Any) -> pa.RecordBatch:
         return batch
     mask = pa.array(kept)
     return _column_by_column(batch, lambda column: column.filter(mask))
+
+
+@kept
+def shared_out(hashes: NDArray[np.int64], groups: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Share rows out among groups by their hash.
+
+    Args:
+        hashes: one a row.
+        groups: how many there are.
+
+    Returns:
+        The rows' places, one group's after the other's, each in their order; and where each group begins in them, and the
+        last one ends.
+    """
+    own = np.empty(len(hashes), np.int32)
+    ends = np.zeros(groups + 1, np.int64)
+    for row in range(len(hashes)):
+        own[row] = hashes[row] % groups
+        ends[own[row] + 1] += 1
+    for group in range(groups):
+        ends[group + 1] += ends[group]
+    order = np.empty(len(hashes), np.int64)
+    filled = ends[:-1].copy()
+    for row in range(len(hashes)):
+        order[filled[own[row]]] = row
+        filled[own[row]] += 1
+    return order, ends
 
 
 def _column_by_column(batch: pa.RecordBatch, choose: Callable[[Any], Any]) -> pa.RecordBatch:

@@ -10,7 +10,9 @@ from typing import Any, Final, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
+from numpy.typing import NDArray
 
+from fleetpulse.columnar.finding import places_of, text_of
 from fleetpulse.columnar.layout import (
     ABSENT,
     CLASS,
@@ -80,13 +82,15 @@ class Devices:
         self.boots = pa.concat_arrays([self.boots, pa.nulls(len(ids), pa.string())])
         self.rows = np.concatenate([self.rows, fresh])
 
-    def locate(self, ids: pa.StringArray) -> Int64s:
-        """Return the places of devices, admitting those that are not there yet."""
-        places = pc.index_in(ids, value_set=self.ids)
-        if places.null_count:
-            self.admit(pc.unique(ids.filter(places.is_null())))
-            places = pc.index_in(ids, value_set=self.ids)
-        return places.to_numpy().astype(np.int64)
+    def locate(self, ids: pa.StringArray, chosen: NDArray[np.bool_]) -> Int64s:
+        """Return the places of the chosen devices, admitting those that are not there yet; -1 for the others."""
+        wanted = text_of(ids)
+        places = places_of(wanted, chosen, text_of(self.ids))
+        unknown = chosen & (places < 0)
+        if unknown.any():
+            self.admit(pc.unique(ids.filter(pa.array(unknown))))
+            places = places_of(wanted, chosen, text_of(self.ids))
+        return places
 
     def set_boots(self, places: Int64s, boots: pa.StringArray) -> None:
         """Set the boot of the devices at ``places``."""

@@ -3,10 +3,11 @@
 Rule: it says what they say, which is the definition; the laws in ``tests/property`` compare them.
 """
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 from numpy.typing import NDArray
 
 from fleetpulse.columnar.compiled import borrowing, kept
@@ -15,6 +16,7 @@ from fleetpulse.columnar.world import Int64s, World, covered, greatest
 from fleetpulse.core.judgements import Verdict, clock_ahead, clock_behind
 from fleetpulse.core.replay import Deployment
 
+pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _MANY_ROWS: Final = 64  # of one device: more are sorted by merging
 
 
@@ -81,21 +83,17 @@ def in_order(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
 
     Args:
         signals: columns of `SIGNAL_SCHEMA`, all rows of their devices that are due.
-        places: the device of each, as a number.
+        places: the device of each, as a number; rows of -1 are passed over.
     """
-    event_ms = signals["event_time_ms"].to_numpy()
-    order, tied = _by_device(places, event_ms, int(places.max()) + 1)
-    if not tied.any():
-        return order, order[:0]
-    base_ms = int(event_ms.min())
-    bits = (int(event_ms.max()) - base_ms).bit_length()
-    assert int(places.max()).bit_length() + bits < 64, "of a million devices rows may lie 278 years apart"
-    packed = (places << bits) | (event_ms - base_ms)
+    order, tied = _by_device(places, signals["event_time_ms"].to_numpy(), int(places.max()) + 1)
     rows = order[tied]
-    kept, copies = _untie(signals.take(pa.array(rows)), packed[rows])
-    others = order[~tied]
-    where = np.searchsorted(packed[others], packed[rows[kept]])
-    return np.insert(others, where, rows[kept]), rows[copies]
+    if not len(rows):
+        return order, rows
+    ranked, copies = _untie(signals.take(pa.array(rows)), places[rows])
+    order[tied] = rows[ranked]  # rows of one device and instant stand together, and stay there
+    copied = np.zeros(len(places), bool)
+    copied[rows[copies]] = True
+    return order[~copied[order]], rows[copies]
 
 
 @kept
@@ -106,15 +104,17 @@ def _by_device(places: Int64s, event_ms: Int64s, count: int) -> tuple[Int64s, ND
     """
     ends = np.zeros(count + 1, np.int64)
     for row in range(len(places)):
-        ends[places[row] + 1] += 1
+        if places[row] >= 0:
+            ends[places[row] + 1] += 1
     for place in range(count):
         ends[place + 1] += ends[place]
-    order = np.empty(len(places), np.int64)
+    order = np.empty(ends[count], np.int64)
     filled = ends[:-1].copy()
     for row in range(len(places)):
-        order[filled[places[row]]] = row
-        filled[places[row]] += 1
-    tied = np.zeros(len(places), np.bool_)
+        if places[row] >= 0:
+            order[filled[places[row]]] = row
+            filled[places[row]] += 1
+    tied = np.zeros(len(order), np.bool_)
     for place in range(count):
         begin, end = ends[place], ends[place + 1]
         if end - begin > _MANY_ROWS:
@@ -132,23 +132,18 @@ def _by_device(places: Int64s, event_ms: Int64s, count: int) -> tuple[Int64s, ND
     return order, tied
 
 
-def _untie(signals: pa.RecordBatch, packed: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the order of rows of the same device and instant, and the copies among them."""
-    received, digest, seq = (signals[name].to_numpy() for name in ("received_at_ms", "digest", "seq"))
-    kind, boot = signals["kind"].to_numpy().astype(np.int64), _rank(signals["boot"])
-    identity = (boot, digest, kind, seq, packed)
+def _untie(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the order of rows of which each shares device and instant with another, and the copies among them."""
+    event, received, digest, seq = (signals[name].to_numpy() for name in ("event_time_ms", "received_at_ms", "digest", "seq"))
+    kind, boot = signals["kind"].to_numpy(), _rank(signals["boot"])
+    identity = (boot, digest, kind, seq, event, places)
     first = np.lexsort((_rank(signals["gateway"]), _rank(signals["site"]), _rank(signals["code"]), received, *identity))
     copy = np.zeros(len(first), bool)
     copy[1:] = np.logical_and.reduce([key[first[1:]] == key[first[:-1]] for key in identity])
-    kept = first[~copy]
-    kept = kept[np.lexsort(tuple(key[kept] for key in (received, boot, digest, kind, seq, packed)))]
-    return kept, first[copy]
+    return np.lexsort((received, *identity)), first[copy]
 
 
 def _rank(words: pa.StringArray | pa.DictionaryArray) -> Int64s:
     """Return a number for each word that orders as the words do; nothing comes first."""
-    encoded = words.dictionary_encode()  # itself where it is one
-    places = np.empty(len(encoded.dictionary) + 1, np.int64)
-    places[:-1] = np.argsort(np.argsort(np.array(encoded.dictionary.to_pylist(), object)))
-    places[-1] = -1
-    return places[encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()]
+    plain = words.dictionary_decode() if pa.types.is_dictionary(words.type) else words
+    return pc.rank(plain, [("", "ascending", "at_start")], tiebreaker="dense").to_numpy()

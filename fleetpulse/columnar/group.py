@@ -12,9 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from fleetpulse.columnar.blocks import SIGNAL_SCHEMA, batch_to_rows, rows_to_batch
-from fleetpulse.columnar.choosing import filtered, taken
+from fleetpulse.columnar.choosing import taken
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.due import frontiers, sift
 from fleetpulse.columnar.forms import STORED_FORM
@@ -91,21 +92,23 @@ class KeyGroup:
         signals, others, flushed = self._take_in(signals, others, newest_ms, deployment, told)
         frontier_ms = self.listening.frontier_ms
         gone: list[int] = []
+        early = np.ones(signals.num_rows, bool)
         if frontier_ms is not None:
             due_signals, due_others, gone = self.waiting.take(before_ms, frontier_ms, read)
-            due = signals["event_time_ms"].to_numpy() <= frontier_ms
-            due_signals.append(filtered(signals, due))
-            signals = filtered(signals, ~due)
+            early = signals["event_time_ms"].to_numpy() > frontier_ms
             commands = [row for batch in due_others for row in batch_to_rows(batch)]
             commands += [row for row in others if _at(row) <= frontier_ms]
             others = [row for row in others if _at(row) > frontier_ms]
-            told += self._judge(_concat(due_signals, SIGNAL_SCHEMA), commands, frontier_ms, deployment, flushed)
+            waited = sum(batch.num_rows for batch in due_signals)
+            due = np.concatenate([np.ones(waited, bool), ~early])
+            known = _concat([*due_signals, signals], SIGNAL_SCHEMA)
+            told += self._judge(known, due, commands, frontier_ms, deployment, flushed)
         else:
             self.arm(deployment)
         advance_ms = 0 if frontier_ms is None or before_ms is None else frontier_ms - before_ms
         width_ms = span_ms(advance_ms, deployment.allowed_lateness_ms)
         written = self.waiting.written
-        chunks = [*self.waiting.write(signals, width_ms), *self.waiting.write(rows_to_batch(others), width_ms)]
+        chunks = [*self.waiting.write(signals, width_ms, early), *self.waiting.write(rows_to_batch(others), width_ms)]
         joined, parts = self.waiting.join(frontier_ms, written, read, moving=advance_ms > 0)
         chunks, gone = [*chunks, *joined], [*gone, *parts]
         first_ms = self.waiting.first_ms()
@@ -166,13 +169,14 @@ class KeyGroup:
     def _judge(
         self,
         signals: pa.RecordBatch,
+        due: NDArray[np.bool_],
         commands: Sequence[Row],
         frontier_ms: int,
         deployment: Deployment,
         flushed_ms: int | None,
     ) -> list[pa.RecordBatch]:
         judging = Judging(self.devices, self.listening.coverage, self.policies)
-        judging.rows(signals, commands)
+        judging.rows(signals, due, commands)
         width_ms, at_least_ms = deployment.verdict_jitter_ms, _BEFORE_ALL if flushed_ms is None else flushed_ms
         through_ms = np.maximum(frontier_ms - self._delays(width_ms), at_least_ms)
         left_ms = judging.pass_time(through_ms)

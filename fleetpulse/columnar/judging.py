@@ -10,11 +10,13 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
+from numpy.typing import NDArray
 
 from fleetpulse.columnar import kernel, layout
 from fleetpulse.columnar.blocks import KINDS, NO_SIGNALS, batch_to_signals
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.due import in_order
+from fleetpulse.columnar.finding import KNOWN, NOTHING, OTHER, compare, text_of
 from fleetpulse.columnar.told import from_judgements, of_signals, transitions
 from fleetpulse.columnar.world import NEVER, Int64s, World, world_arrays
 from fleetpulse.core.coverage import Coverage
@@ -52,34 +54,38 @@ class Judging:
         devices = self._devices
         return world_arrays(self._coverage, self._policies, devices.classes.words, devices.codes, devices.sequences)
 
-    def rows(self, signals: pa.RecordBatch, commands: Sequence[Row]) -> None:
+    def rows(self, signals: pa.RecordBatch, due: NDArray[np.bool_], commands: Sequence[Row]) -> None:
         """Judge rows that are due, silence acting between them.
 
         Args:
             signals: columns of `SIGNAL_SCHEMA`, in any order, copies among them.
-            commands: registry and control rows, and deaths of gateways (see `gateway_death`).
+            due: which of them are.
+            commands: registry and control rows, and deaths of gateways (see `gateway_death`), all of them due.
         """
-        places = self._devices.locate(signals["device_id"])
+        places = self._devices.locate(signals["device_id"], due)
         if commands:
             deaths = [row for row in commands if row.device_id == EVERYONE and row.kind is Kind.DEATH]
             commands = [row for row in commands if row.device_id != EVERYONE]
-            ordered = self._devices.locate(pa.array([row.device_id for row in commands], pa.string()))
+            ids = pa.array([row.device_id for row in commands], pa.string())
+            ordered = self._devices.locate(ids, np.ones(len(ids), bool))
             chosen = np.union1d(ordered, self._behind(deaths, signals, places))
             theirs = np.isin(places, chosen)
             told_apart = signals.filter(pa.array(theirs))
             self._by_definition(chosen, [*batch_to_signals(told_apart), *commands], deaths)
-            signals, places = signals.filter(pa.array(~theirs)), places[~theirs]
-        if signals.num_rows:
+            places = np.where(theirs, -1, places)
+        if (places >= 0).any():
             self._by_kernel(signals, places)
 
     def _behind(self, deaths: Sequence[Row], signals: pa.RecordBatch, places: Int64s) -> Int64s:
-        """Return the places of devices that are behind one of the gateways, or say now that they are."""
+        """Return the places of devices that are behind one of the gateways, or say now that they are; -1 stands for no device."""
         if not deaths:
             return places[:0]
         devices, dead = self._devices, {row.gateway for row in deaths}
         said = devices.gateways.numbers(signals["gateway"])
         numbers = [number for number, word in enumerate(devices.gateways.words) if word in dead]
-        return np.union1d(np.flatnonzero(np.isin(devices.rows[:, layout.GATEWAY], numbers)), places[np.isin(said, numbers)])
+        return np.union1d(
+            np.flatnonzero(np.isin(devices.rows[:, layout.GATEWAY], numbers)), places[np.isin(said, numbers) & (places >= 0)]
+        )
 
     def _by_definition(self, places: Int64s, rows: Sequence[Row], deaths: Sequence[Row]) -> None:
         by_device: dict[str, list[Row]] = {one: [] for one in self._devices.ids.take(pa.array(places)).to_pylist()}
@@ -98,13 +104,14 @@ class Judging:
         self.told.append(from_judgements(fold.judgements))
 
     def _by_kernel(self, signals: pa.RecordBatch, places: Int64s) -> None:
+        """Judge the signals that have a place: the number of their device."""
         devices = self._devices
         order, copies = in_order(signals, places)
         if len(copies):
             self.told.append(of_signals(signals.take(pa.array(copies)), Verdict.DUPLICATE, [REASONS[Verdict.DUPLICATE]]))
         kinds = signals["kind"].to_numpy()
-        devices.remember(places[kinds == _ERROR])
-        touched, boots, words = self._boots(signals, places)
+        devices.remember(places[(kinds == _ERROR) & (places >= 0)])
+        boots, words = self._boots(signals, places)
         rows = kernel.matrix(
             order,
             places,
@@ -113,33 +120,33 @@ class Judging:
             kinds,
             boots,
             signals["seq"].to_numpy(),
-            devices.codes.numbers(signals["code"], NO_CODE),
-            devices.gateways.numbers(signals["gateway"]),
-            devices.sites.numbers(signals["site"]),
+            *devices.codes.mapped(signals["code"], NO_CODE),
+            *devices.gateways.mapped(signals["gateway"]),
+            *devices.sites.mapped(signals["site"]),
         )
         world, first = self._arrays(), 0
-        before = devices.rows[touched, layout.BOOT]
+        before = devices.rows[:, layout.BOOT].copy()
         while first < len(rows):
             buffer = self._room(len(rows) - first)
             first, said = kernel.judge_rows(devices.rows, devices.memory, world, rows, first, buffer)
             self._note(buffer[:said], order)
         self._signals = signals
-        after = devices.rows[touched, layout.BOOT]
-        changed = after != before
-        if changed.any():
-            devices.set_boots(touched[changed], words.take(pa.array(after[changed], mask=after[changed] < 0)))
+        after = devices.rows[:, layout.BOOT]
+        changed = np.flatnonzero(after != before)
+        if len(changed):
+            numbers = after[changed]
+            devices.set_boots(changed, words.take(pa.array(numbers - OTHER, mask=numbers < 0)))
 
-    def _boots(self, signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s, pa.StringArray]:
-        """Number the boots of rows and of the devices that they are about; return these devices, the rows' numbers, the words."""
-        devices = self._devices
-        seen = np.zeros(len(devices), bool)
-        seen[places] = True
-        touched = np.flatnonzero(seen)
-        known = devices.boots if seen.all() else devices.boots.take(pa.array(touched))
-        encoded = pa.concat_arrays([known, signals["boot"]]).dictionary_encode()
-        numbers = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
-        devices.rows[touched, layout.BOOT] = numbers[: len(touched)]
-        return touched, numbers[len(touched) :], encoded.dictionary
+    def _boots(self, signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, pa.StringArray]:
+        """Number boots, each device's for itself; return the numbers of those of the rows, and the words from `OTHER` on."""
+        devices, said = self._devices, signals["boot"]
+        known, numbers = text_of(devices.boots), np.full(len(places), NOTHING, np.int64)
+        devices.rows[:, layout.BOOT] = np.where(known.said, KNOWN, NOTHING)
+        compare(text_of(said), places, known, numbers)
+        others = np.flatnonzero(numbers == OTHER)
+        encoded = said.take(pa.array(others)).dictionary_encode()
+        numbers[others] += encoded.indices.to_numpy()
+        return numbers, encoded.dictionary
 
     def pass_time(self, through_ms: Int64s) -> int | None:
         """Let silence act on each device through its instant, and put into words what came of it and of `rows`.

@@ -317,17 +317,23 @@ def matrix(
     kind: NDArray[np.int8],
     boot: Int64s,
     seq: Int64s,
-    code: Int64s,
-    gateway: Int64s,
-    site: Int64s,
+    code: NDArray[np.int32],
+    codes: Int64s,
+    gateway: NDArray[np.int32],
+    gateways: Int64s,
+    site: NDArray[np.int32],
+    sites: Int64s,
 ) -> Matrix:
-    """Return columns of messages as rows of `layout.ROW_FIELDS`, in the order in which they are judged."""
+    """Return columns of messages as rows of `layout.ROW_FIELDS`, in the order in which they are judged.
+
+    Words are given as which one each is, and the words' numbers, see `Vocabulary.mapped`.
+    """
     rows = np.empty((len(order), len(ROW_FIELDS)), np.int64)
     for j in range(len(order)):
         at = order[j]
         rows[j, R_DEVICE], rows[j, R_EVENT], rows[j, R_RECEIVED] = device[at], event_ms[at], received_ms[at]
-        rows[j, R_KIND], rows[j, R_BOOT], rows[j, R_SEQ], rows[j, R_CODE] = kind[at], boot[at], seq[at], code[at]
-        rows[j, R_GATEWAY], rows[j, R_SITE] = gateway[at], site[at]
+        rows[j, R_KIND], rows[j, R_BOOT], rows[j, R_SEQ] = kind[at], boot[at], seq[at]
+        rows[j, R_CODE], rows[j, R_GATEWAY], rows[j, R_SITE] = codes[code[at]], gateways[gateway[at]], sites[site[at]]
     return rows
 
 

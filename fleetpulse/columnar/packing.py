@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fleetpulse.columnar.blocks import READING, WRITING
 from fleetpulse.columnar.choosing import as_text, of_one_length
-from fleetpulse.columnar.compiled import kept
+from fleetpulse.columnar.compiled import borrowing, kept
 from fleetpulse.columnar.layout import Matrix
 from fleetpulse.columnar.world import NONE, Int64s, Vocabulary
 
@@ -39,18 +39,18 @@ class Packed:
         self.base[name] = None if nones == len(values) else low
         if nones == len(values) or (low == high and not nones):
             return
-        narrow, none = _narrow(values, low, high), None
+        kept_as, none = narrow(values, low, high), None
         if nones:
             none = values == NONE
-            narrow[none] = 0
-        self.columns[name] = pa.array(narrow, mask=none)
+            kept_as[none] = 0
+        self.columns[name] = pa.array(kept_as, mask=none)
 
     def lists(self, name: str, counts: Int64s, flat: Int64s) -> None:
         """Keep a list a row: as many of ``flat`` as ``counts`` says, one row's after the other's."""
         low, high = (int(flat.min()), int(flat.max())) if len(flat) else (0, 0)
         self.base[name] = low
         ends = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
-        self.columns[name] = pa.ListArray.from_arrays(ends, pa.array(_narrow(flat, low, high)))
+        self.columns[name] = pa.ListArray.from_arrays(ends, pa.array(narrow(flat, low, high)))
 
     def text(self, name: str, values: pa.StringArray) -> None:
         """Keep a column of text; where all of it is of one length, without saying where each begins."""
@@ -108,9 +108,43 @@ def set_firsts(values: Matrix, column: int, counts: Int64s, flat: Int64s) -> Non
             at += 1
 
 
-def _narrow(values: Int64s, low: int, high: int) -> NDArray[Any]:
+def narrow(values: Int64s, low: int, high: int, order: Int64s | None = None) -> NDArray[Any]:
+    """Return numbers as distances from ``low``, in the fewest bytes that hold ``high``.
+
+    Args:
+        values: numbers from ``low`` to ``high``.
+        low: the least.
+        high: the greatest.
+        order: the places of those that are wanted; None returns all.
+    """
     width = next(kind for bits, kind in _WIDTHS if (high - low).bit_length() <= bits)
-    return np.subtract(values, low, out=np.empty(len(values), width), casting="unsafe")  # in one pass
+    found = np.empty(len(values) if order is None else len(order), width)
+    if order is None:
+        return np.subtract(values, low, out=found, casting="unsafe")  # in one pass
+    _distances(values, order, low, found)
+    return found
+
+
+def extent(values: Int64s, order: Int64s | None = None) -> tuple[int, int]:
+    """Return the least and the greatest of numbers, at least one: of those at the places of ``order``, or of all."""
+    if order is None:
+        return int(values.min()), int(values.max())
+    low, high = _extent(values, order)
+    return low, high
+
+
+@borrowing
+def _extent(values: Int64s, order: Int64s) -> Any:
+    low = high = values[order[0]]
+    for k in range(len(order)):
+        low, high = min(low, values[order[k]]), max(high, values[order[k]])
+    return low, high
+
+
+@borrowing
+def _distances(values: Int64s, order: Int64s, low: int, found: NDArray[Any]) -> None:
+    for k in range(len(order)):
+        found[k] = values[order[k]] - low
 
 
 class Unpacked:
@@ -121,9 +155,9 @@ class Unpacked:
             self.known: dict[str, Any] = json.loads((reader.schema.metadata or {})[b"fleetpulse"])
             self.columns = {name: column for batch in reader for name, column in zip(reader.schema.names, batch, strict=True)}
 
-    def number(self, name: str, count: int) -> Int64s:
-        """Return a column of numbers."""
-        one, values = self.same(name), np.empty(count, np.int64)
+    def number(self, name: str, count: int, width: Any = np.int64) -> NDArray[Any]:
+        """Return a column of numbers, of the type ``width``."""
+        one, values = self.same(name), np.empty(count, width)
         if one is None:
             self.put(name, values)
         else:
@@ -137,11 +171,11 @@ class Unpacked:
             return NONE
         return None if name in self.columns else low
 
-    def put(self, name: str, values: Int64s) -> None:
+    def put(self, name: str, values: NDArray[Any]) -> None:
         """Set ``values`` to a column of numbers that was kept."""
         low, column = self.known["base"][name], self.columns[name]
-        narrow = (column.fill_null(0) if column.null_count else column).to_numpy()
-        np.add(narrow, low, out=values, dtype=np.int64, casting="unsafe")  # in one pass
+        found = (column.fill_null(0) if column.null_count else column).to_numpy()
+        np.add(found, low, out=values, dtype=np.int64, casting="unsafe")  # in one pass
         if column.null_count:
             values[column.is_null().to_numpy(zero_copy_only=False)] = NONE
 

@@ -7,17 +7,19 @@ of the fewest rows first and of like size, so that a row is written again a few 
 Rule 2: a row is due in the call that moves the frontier past it: what lies at or before the frontier before has been judged.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from fleetpulse.columnar.blocks import SIGNAL_SCHEMA, from_bytes, to_bytes
 from fleetpulse.columnar.choosing import filtered, taken
-from fleetpulse.columnar.wire import from_wire, to_wire
+from fleetpulse.columnar.wire import from_wire, to_wire, to_wires
+from fleetpulse.columnar.world import Int64s
 
 Read = Callable[[int], bytes]
 MOST: Final = 64  # chunks of signals, and of other rows, before some are joined
@@ -69,29 +71,31 @@ class Waiting:
         """Return the event time of the first row that waits."""
         return min((chunk.first_ms for chunk in self.chunks), default=None)
 
-    def write(self, batch: pa.RecordBatch, width_ms: int) -> Iterator[tuple[int, bytes]]:
-        """Take in rows; yield the chunks to be kept, by number.
+    def write(self, batch: pa.RecordBatch, width_ms: int, chosen: NDArray[np.bool_] | None = None) -> list[tuple[int, bytes]]:
+        """Take in rows; return the chunks to be kept, by number.
 
         Args:
             batch: columns of `SIGNAL_SCHEMA` or `ROW_SCHEMA`.
             width_ms: of the span of event time that a chunk holds.
+            chosen: the rows that are taken in; None takes all.
         """
-        if not batch.num_rows:
-            return
+        order = np.arange(batch.num_rows) if chosen is None else np.flatnonzero(chosen)
+        if not len(order):
+            return []
         signals = batch.schema.equals(SIGNAL_SCHEMA)
-        event_ms = batch["event_time_ms"].to_numpy()
+        event_ms = batch["event_time_ms"].to_numpy()[order]
         spans = event_ms // width_ms
         if spans.min() != spans.max():
-            order = np.argsort(spans, kind="stable")
-            batch, event_ms, spans = taken(batch, order), event_ms[order], spans[order]
-        edges = [0, *(np.flatnonzero(np.diff(spans)) + 1).tolist(), batch.num_rows]
+            by_span = np.argsort(spans, kind="stable")
+            order, event_ms, spans = order[by_span], event_ms[by_span], spans[by_span]
+        edges = [0, *(np.flatnonzero(np.diff(spans)) + 1).tolist(), len(order)]
+        begun = len(self.chunks)
         for begin, end in pairwise(edges):
             times = event_ms[begin:end]
-            chunk = Chunk(self.written, int(times.min()), int(times.max()), end - begin, signals)
-            self.chunks.append(chunk)
+            self.chunks.append(Chunk(self.written, int(times.min()), int(times.max()), end - begin, signals))
             self.written += 1
-            part = batch.slice(begin, end - begin)
-            yield chunk.number, to_wire(part) if signals else to_bytes(part)
+        written = to_wires(batch, order, edges) if signals else _to_parts(batch, order, edges)
+        return [(chunk.number, part) for chunk, part in zip(self.chunks[begun:], written, strict=True)]
 
     def join(
         self, through_ms: int | None, before: int, read: Read, *, moving: bool = False
@@ -170,6 +174,11 @@ class Waiting:
     def from_plain(cls, plain: dict[str, Any]) -> "Waiting":
         """The inverse of `to_plain`."""
         return cls([Chunk(*values[:4], signals=bool(values[4])) for values in plain["chunks"]], plain["written"])
+
+
+def _to_parts(batch: pa.RecordBatch, order: Int64s, edges: Sequence[int]) -> list[bytes]:
+    ordered = taken(batch, order)
+    return [to_bytes(ordered.slice(begin, end - begin)) for begin, end in pairwise(edges)]
 
 
 def _neighbours(chunks: list[Chunk], most_rows: int) -> list[Chunk]:

@@ -1,22 +1,33 @@
 """What numba compiles, compiled before it is needed: seconds once after an installation or a change of source, then nothing."""
 
+from dataclasses import replace
+
 from fleetpulse.columnar.blocks import NO_SIGNALS, signals_to_batch
+from fleetpulse.columnar.choosing import shared_out
 from fleetpulse.columnar.compiled import remove_outdated
 from fleetpulse.columnar.fingerprints import fingerprint
 from fleetpulse.columnar.group import KeyGroup, begin
 from fleetpulse.columnar.kernel import judge_rows
 from fleetpulse.columnar.snapshots import taken
+from fleetpulse.columnar.wire import to_wires
 from fleetpulse.core.decoding import decode
-from fleetpulse.core.messages import Origin, Row
+from fleetpulse.core.messages import Kind, Origin, Row
 from fleetpulse.core.replay import Deployment
 
 _LATENESS_MS = 1_000
+_BITS = (8, 16, 32, 64)  # of a narrow column
 
 
 def warm() -> None:
-    """Fold an error, let time pass, take what there is: that calls whatever is compiled; it is kept in place of what was."""
+    """Pack and fold an error, let time pass, take what there is: that calls whatever is compiled; it replaces what was kept."""
     row = decode("fleet/site/device/error", b'{"code": "E1"}', 0, Origin.MQTT)
     assert isinstance(row, Row), "an error needs no more than a code"
+    order, ends = shared_out(signals_to_batch([row, row])["received_at_ms"].to_numpy(), 1)
+    for bits in _BITS:
+        early, late = (
+            replace(row, event_time_ms=at_ms, kind=kind) for at_ms, kind in ((0, Kind.HEARTBEAT), (2 ** (bits - 2), Kind.ERROR))
+        )
+        to_wires(signals_to_batch([early, late]), order, ends.tolist())
     deployment = Deployment(_LATENESS_MS, verdict_jitter_ms=1)
     group = begin(row.received_at_ms)
     for signals in (signals_to_batch([row]), NO_SIGNALS):

@@ -72,11 +72,16 @@ class Vocabulary:
             self.words.append(word)
         return found
 
-    def numbers(self, words: pa.DictionaryArray, instead: str | None = None) -> Int64s:
-        """Return the numbers of words; of nothing that of ``instead``, or -1."""
+    def numbers(self, words: pa.DictionaryArray) -> Int64s:
+        """Return the numbers of words; of nothing -1."""
+        indices, numbers = self.mapped(words)
+        return numbers[indices]
+
+    def mapped(self, words: pa.DictionaryArray, instead: str | None = None) -> tuple[NDArray[np.int32], Int64s]:
+        """Return which word each is, and the words' numbers; of nothing that of ``instead``, or -1."""
         nothing = -1 if instead is None else self.number(instead)
         numbers = np.array([*map(self.number, words.dictionary.to_pylist()), nothing], np.int64)
-        return numbers[words.indices.fill_null(len(numbers) - 1).to_numpy()]
+        return words.indices.fill_null(len(numbers) - 1).to_numpy(), numbers
 
 
 def world_arrays(
