@@ -89,7 +89,7 @@ class Devices:
         unknown = chosen & (places < 0)
         if unknown.any():
             self.admit(pc.unique(ids.filter(pa.array(unknown))))
-            places = places_of(wanted, chosen, text_of(self.ids))
+            places = np.where(unknown, places_of(wanted, unknown, text_of(self.ids)), places)
         return places
 
     def set_boots(self, places: Int64s, boots: pa.StringArray) -> None:

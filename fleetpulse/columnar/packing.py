@@ -126,8 +126,8 @@ def narrow(values: Int64s, low: int, high: int, order: Int64s | None = None) -> 
 
 
 def extent(values: Int64s, order: Int64s | None = None) -> tuple[int, int]:
-    """Return the least and the greatest of numbers, at least one: of those at the places of ``order``, or of all."""
-    if order is None:
+    """Return the least and the greatest of numbers, at least one: of those at ``order``, each place once, or of all."""
+    if order is None or len(order) == len(values):
         return int(values.min()), int(values.max())
     low, high = _extent(values, order)
     return low, high

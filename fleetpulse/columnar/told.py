@@ -33,6 +33,7 @@ from fleetpulse.columnar.layout import (
     T_TRIGGER,
     Matrix,
 )
+from fleetpulse.columnar.packing import firsts, in_use
 from fleetpulse.columnar.world import MODES, NONE, TRIGGERS, Int64s
 from fleetpulse.core.judgements import Judgement, Verdict
 from fleetpulse.core.messages import FOR_EVERYONE
@@ -163,10 +164,11 @@ def transitions(told: Matrix, devices: Devices, policies: Policies, signals: pa.
 
 def _last_errors(told: Matrix, words: Sequence[str]) -> pa.Array:
     shown = told[:, T_SHOWN]
-    texts = np.full(len(told), None, object)
-    if shown.any():
-        quoted = [json.dumps(word) for word in words]
-        for place in np.flatnonzero(shown):
-            codes = told[place, T_CODES : T_CODES + shown[place]].tolist()
-            texts[place] = f"[{', '.join([quoted[code] for code in codes])}]"
-    return pa.array(texts, pa.string())
+    if not shown.any():
+        return pa.nulls(len(told), pa.string())
+    codes = firsts(told, np.arange(len(told)), T_CODES, shown)
+    used, renumbered = in_use(codes, len(words))
+    quoted = pa.array([json.dumps(words[one]) for one in used]).take(pa.array(renumbered))
+    lists = pa.ListArray.from_arrays(pa.array(np.append(0, np.cumsum(shown)), pa.int32()), quoted)
+    texts = pc.binary_join_element_wise("[", pc.binary_join(lists, ", "), "]", "")
+    return pc.if_else(pa.array(shown > 0), texts, None)
