@@ -163,7 +163,7 @@ def transitions(told: Matrix, devices: Devices, policies: Policies, signals: pa.
 
 
 def _last_errors(told: Matrix, words: Sequence[str]) -> pa.Array:
-    shown = told[:, T_SHOWN]
+    shown = np.ascontiguousarray(told[:, T_SHOWN])
     if not shown.any():
         return pa.nulls(len(told), pa.string())
     codes = firsts(told, np.arange(len(told)), T_CODES, shown)
