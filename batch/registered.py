@@ -12,9 +12,10 @@ from pyspark.sql import functions as F
 from fleetpulse.columnar.seeds import seeds, sound
 from fleetpulse.columnar.snapshots import DEVICE, GROUP, taken, the_world
 from fleetpulse.columnar.standing import world_from_plain
-from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.policy import Policies
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.state import World
 from fleetpulse.io.stored_state import SNAPSHOT_COLUMNS
 
 _DEVICES_A_PIECE: Final = 8_000
@@ -37,7 +38,7 @@ def devices_at(listed: Callable[[int | None], pa.Table], frontier_ms: int | None
 
 
 def rows_of_devices(
-    spark: SparkSession, state: DataFrame, listed: Callable[[int | None], pa.Table], coverage: Coverage, deployment: Deployment
+    spark: SparkSession, state: DataFrame, listed: Callable[[int | None], pa.Table], known: World, deployment: Deployment
 ) -> DataFrame:
     """Return the rows of a snapshot with other devices: what waits, gaps and policies stay.
 
@@ -48,22 +49,28 @@ def rows_of_devices(
         spark: the session.
         state: rows of a snapshot.
         listed: see `devices_at`.
-        coverage: when we listened, from the first row on: what the state knows of it begins at its frontier.
+        known: when we listened, and all policies, from the first row on: what the state knows of them begins at its frontier.
         deployment: lateness, clock lead and jitter.
 
     Raises:
         FleetError: see `devices_at`.
     """
     world = the_world(row.content for row in state.filter(F.col("part") == GROUP).select("content").collect())
-    listening, policies = world_from_plain(json.loads(world))
+    listening, kept = world_from_plain(json.loads(world))
     devices = devices_at(listed, listening.frontier_ms)
     assert listening.frontier_ms is not None, "a list is refused before the first row"
-    known = replace(listening, coverage=coverage)
-    pieces = seeds(devices, known, policies, 1 + len(devices) // _DEVICES_A_PIECE)
+    whole = replace(listening, coverage=known.coverage)
+    pieces = seeds(devices, whole, with_past(kept, known.policies), 1 + len(devices) // _DEVICES_A_PIECE)
     blocks = spark.createDataFrame(pieces.select(["key_group", "block"]))
     rows = blocks.mapInArrow(_taker(listening.newest_ms, deployment), SNAPSHOT_COLUMNS).filter(F.col("part") == DEVICE)
     rows = rows.withColumn("life", F.timestamp_millis(F.lit(listening.frontier_ms + 1)))
     return state.filter(F.col("part") != DEVICE).unionByName(rows)
+
+
+def with_past(kept: Policies, said: Policies) -> Policies:
+    """Return the policies that a state keeps, and before them those whose time was over: a silence may have begun in it."""
+    first_ms = kept.dated[0].effective_from_ms
+    return Policies((*(one for one in said.dated if one.effective_from_ms < first_ms), *kept.dated))
 
 
 def _taker(newest_ms: int, deployment: Deployment) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -22,6 +22,7 @@ from batch.unsaid import go_on, require_since, where_it_stopped
 from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.snapshots import DEVICE
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.state import World
 from fleetpulse.io.belonging import require_own
 from fleetpulse.io.checkpoint import Stand, partitions_of, stand, unfinished
 from fleetpulse.io.generations import (
@@ -38,6 +39,7 @@ from fleetpulse.io.snapshot_table import Taken
 from fleetpulse.io.stored_state import Rows, blaming_snapshot, read_snapshot, rows_as_given
 from fleetpulse.io.unsaid import say_unsaid
 from fleetpulse.ops.reports import listening
+from fleetpulse.ops.ruling import policies
 
 Listed = Callable[[int | None], pa.Table]
 _MOST_GROUPS: Final = 100_000
@@ -350,10 +352,10 @@ def bootstrap_devices(work: Work, listed: Listed, named: str) -> Generation | No
     if work.dry:
         return None
     at = settle(work.spark, home, work.say)
-    known = listening(home, at.newest_ms)
-    assert known is not None, "what was judged was received"
+    known, said = listening(home, at.newest_ms), policies(home, at.newest_ms)
+    assert known is not None and said is not None, "what was judged was received"
     state = state_of(work.spark, home, current, at).each
-    rows = rows_as_given(rows_of_devices(work.spark, state, listed, known.coverage, home.deployment()))
+    rows = rows_as_given(rows_of_devices(work.spark, state, listed, World(known.coverage, said), home.deployment()))
     source = {"devices": named, "generation": current.number, "batch": at.batch}
     plan = Plan("bootstrap", source, rows, at.version, current.key_groups, at.partitions, current.form, chosen=True)
     made = make(work.spark, home, plan, at, work.say)

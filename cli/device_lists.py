@@ -24,9 +24,10 @@ _NEWEST = """
     added AS (SELECT *, lag(its_class) OVER (PARTITION BY device_id ORDER BY entry) AS class_before FROM known WHERE op = 'add'),
     since AS (
         SELECT added.device_id, min(added.effective_from) FILTER (out IS NULL OR added.entry > out) AS registered_at,
-            max(added.effective_from) FILTER (added.its_class IS DISTINCT FROM class_before) AS class_since
+            max(added.effective_from) FILTER (added.its_class IS DISTINCT FROM class_before) AS class_since,
+            arg_max(nullif(added.gateway, ''), added.entry) AS its_gateway
         FROM added JOIN standing ON standing.device_id = added.device_id AND place = 1 GROUP BY added.device_id)
-    SELECT device_id, site, device_class, gateway, registered_at, class_since
+    SELECT device_id, site, device_class, its_gateway AS gateway, registered_at, class_since
     FROM standing JOIN since USING (device_id) WHERE place = 1 AND op = 'add' ORDER BY device_id
 """
 
@@ -35,7 +36,7 @@ def registered_devices(home: Home, frontier_ms: int | None) -> pa.Table:
     """Return the devices that the registry has at a frontier; later entries come as rows.
 
     One that was out of service is registered since it came back; its class holds as the job counts it: since the entry that
-    named another than the one before it.
+    named another than the one before it; its gateway is the last one that an entry named.
 
     Returns:
         Columns of `REGISTERED_SCHEMA`, and `columnar.seeds.CLASS_SINCE_FIELD`.

@@ -183,8 +183,8 @@ def _group(registered: pa.Table, listening: Listening, policies: Policies) -> Ke
     rows[:, [NUMBER, REBOOTS, RUNTIME, GATEWAY_DIED]] = 0
     rows[:, [BOOT, SEQ, MEMORY]] = -1
     rows[:, SITE] = devices.sites.numbers(_words(registered["site"]))
-    rows[:, CLASS] = devices.classes.numbers(_words(_or_default(registered["device_class"])))
-    rows[:, GATEWAY] = devices.gateways.numbers(_words(registered["gateway"]))
+    rows[:, CLASS] = devices.classes.numbers(_words(pc.fill_null(_given(registered["device_class"]), DEFAULT_CLASS)))
+    rows[:, GATEWAY] = devices.gateways.numbers(_words(_given(registered["gateway"])))
     assert listening.frontier_ms is not None, "it was checked"
     Judging(devices, listening.coverage, policies).pass_time(np.full(len(devices), listening.frontier_ms))
     devices.drop_absent()
@@ -196,9 +196,9 @@ def _covered(coverage: Coverage, instants_ms: Int64s) -> Int64s:
     return np.array([coverage.covered(instant_ms) for instant_ms in distinct.tolist()], np.int64)[places]
 
 
-def _or_default(classes: pa.ChunkedArray) -> pa.ChunkedArray:
-    given = pc.if_else(pc.equal(classes, ""), None, classes)
-    return pc.fill_null(given, DEFAULT_CLASS)
+def _given(words: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return words with null for the empty one, which says nothing in a row of the registry either."""
+    return pc.if_else(pc.equal(words, ""), None, words)
 
 
 def _words(column: pa.ChunkedArray) -> pa.DictionaryArray:

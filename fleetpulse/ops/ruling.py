@@ -1,6 +1,6 @@
-"""Which rules a device is under, by what has landed."""
+"""Which rules a device is under, and were in force when, by what has landed."""
 
-from fleetpulse.core.policy import Rules
+from fleetpulse.core.policy import Policies, Rules
 from fleetpulse.core.registration import class_at
 from fleetpulse.core.replay import outcome
 from fleetpulse.io.delta import query
@@ -17,10 +17,22 @@ def rules_at(home: Home, device_id: str, instant_ms: int) -> tuple[str, Rules] |
         device_id: the device; one that is not registered is of the default class.
         instant_ms: at which they are, epoch milliseconds.
     """
+    said = policies(home, None)
+    if said is None:
+        return None
+    device_class = class_at(registry.entries(home, device_id), instant_ms)
+    return device_class, said.at(instant_ms).policy.of(device_class)
+
+
+def policies(home: Home, through_ms: int | None) -> Policies | None:
+    """Return all policies that rows received up to an instant say, those whose time is over as well; None before the first row.
+
+    Args:
+        home: the home.
+        through_ms: epoch milliseconds; None takes all that has landed.
+    """
     listened = span(home)
     if listened is None:
         return None
     found = query(home, f"SELECT {ROW} FROM messages WHERE kind IN ('policy', 'gap')", tables=["messages"])
-    policies = outcome(through([as_row(one) for one in found], listened, None), home.deployment()).policies
-    device_class = class_at(registry.entries(home, device_id), instant_ms)
-    return device_class, policies.at(instant_ms).policy.of(device_class)
+    return outcome(through([as_row(one) for one in found], listened, through_ms), home.deployment()).policies

@@ -29,7 +29,7 @@ def _registrations(draw: st.DrawFn) -> list[Row]:
     for device in sorted(draw(st.sets(st.sampled_from("abcdef"), max_size=6))):
         more: dict[str, Any] = {
             "class": draw(st.sampled_from(["quick", "", None])),
-            "gateway": draw(st.sampled_from(["g", None])),
+            "gateway": draw(st.sampled_from(["g", "", None])),
         }
         rows.append(row(draw(BEFORE), f"{device}/registry", op="add", **more))
     return rows

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from batch.registered import with_past
 from cli.device_lists import registered_devices
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.seeds import seeds
@@ -39,6 +40,9 @@ def _entry(hour: float, op: str = "add", **more: str) -> Row:
             _entry(48.3),
             _entry(48.4, **{"class": "default"}),
         ],
+        [_entry(48, gateway="g"), _entry(48.2, **{"class": "meter"})],
+        [_entry(0, gateway="g"), _entry(10, "decommission"), _entry(48)],
+        [_entry(48, gateway="g"), _entry(48.2, gateway="h"), _entry(48.3, gateway="")],
     ],
 )
 def test_a_registered_device_begins_as_the_jobs_own_does_that_was_never_heard(tmp_path: Path, entries: list[Row]) -> None:
@@ -52,5 +56,23 @@ def test_a_registered_device_begins_as_the_jobs_own_does_that_was_never_heard(tm
     [ours] = taken(0, KeyGroup.from_bytes(seed["block"]).to_bytes(), {}, START, DEPLOYMENT)[0].to_pylist()
     its = known.devices["pump"]
     assert (ours["mode"], ours["device_class"]) == (its.mode, its.device_class) == ("provisioned", its.device_class)
+    assert (ours["site"], ours["gateway"]) == (its.site, its.gateway)
     for name in ("mode_since", "quiet_since", "class_since"):
         assert round(ours[name].timestamp() * 1000) == getattr(its, f"{name}_ms"), name
+
+
+def test_a_device_that_was_registered_under_an_earlier_policy_is_judged_by_it(tmp_path: Path) -> None:
+    home = empty(tmp_path / "home", DEPLOYMENT)
+    longer = parse_policy({"rules": {"timeout": "30d"}}).normalised()
+    rows = [POLICY, row(20 * HOUR_S, "fleet/_/_/policy", policy=longer, effective_from_s=24 * HOUR_S), _entry(1)]
+    delta.append(home, DEVICES, delta.to_table(DEVICES, registry_entries([_entry(1)])), "test", 1)
+    known = outcome([*rows, tick(48 * HOUR_S)], DEPLOYMENT)
+    assert known.listening is not None
+    kept = known.policies.pruned(known.listening.frontier_ms)
+    assert len(kept.dated) == 1
+    [seed] = seeds(
+        registered_devices(home, known.listening.frontier_ms), known.listening, with_past(kept, known.policies), 1
+    ).to_pylist()
+    [ours] = taken(0, KeyGroup.from_bytes(seed["block"]).to_bytes(), {}, START, DEPLOYMENT)[0].to_pylist()
+    assert ours["mode"] == known.devices["pump"].mode == "offline"
+    assert round(ours["mode_since"].timestamp() * 1000) == START + 2 * HOUR_S * 1000
