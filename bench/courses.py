@@ -86,13 +86,17 @@ class Plan:
         """Return the plan for some of the contenders.
 
         Raises:
-            Misuse: it shows none of them.
+            Misuse: it does not run one of them, or shows none.
         """
+        if others := [name for name in names if name not in self.contenders]:
+            raise Misuse(f"this plan runs {', '.join(self.contenders)}; got {', '.join(others)}: take another plan")
         courses = tuple(
             replace(course, contenders=tuple(name for name in course.contenders if name in names)) for course in self.courses
         )
         if not (left := tuple(course for course in courses if course.shown)):
-            raise Misuse(f"this plan runs none of {', '.join(names)}")
+            raise Misuse(
+                f"{', '.join(names)} alone have no row in this plan; name one of {', '.join(self.contenders)} beside them"
+            )
         return replace(self, courses=left)
 
 

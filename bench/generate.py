@@ -27,12 +27,13 @@ from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.delta import arrow_schema
 from fleetpulse.io.java import cache_dir
 
-FORMAT: Final = 1  # of what is generated: raise it with every change, or a stored input is taken for a new one
+FORMAT: Final = 2  # of what is generated: raise it with every change, or a stored input is taken for a new one
 START_MS: Final = 1_700_000_000_000
 LATENESS_MS: Final = 30_000
 FILES: Final = 2  # a version
 QUIET_HOUR_MS: Final = 3_600_000  # what comes before the first measured batch where few devices are active
 TIMEOUT_MS: Final = {1: 180_000, 20: QUIET_HOUR_MS}  # by how few are active: a fleet that reports seldom is waited for longer
+SHORT_BATCHES: Final = 3  # so few batches end before a usual deadline: half of what they cover is the timeout
 DEGRADED_ERRORS: Final = 3
 DEGRADED_WINDOW_MS: Final = 120_000
 SEQUENCE: Final = ("reconnaissance", "auth_failed", "escalation")
@@ -80,6 +81,8 @@ class Fleet:
     @property
     def timeout_ms(self) -> int:
         """Silence after which a device is offline."""
+        if self.one_in == 1 and self.batches <= SHORT_BATCHES:
+            return self.batches * self.span_ms // 2
         return TIMEOUT_MS[self.one_in]
 
     def begin_ms(self, batch: int) -> int:
@@ -122,6 +125,9 @@ def prepare(fleet: Fleet, folder: Path | None = None) -> Input:
         (fresh / "facts.json").write_text(json.dumps({"counts": counts, "newest_ms": newest_ms}))
         shutil.rmtree(place, ignore_errors=True)
         fresh.rename(place)
+        for other in place.parent.glob("f*-*"):
+            if not other.name.startswith(f"f{FORMAT}-"):  # gigabytes that no version of this will read again
+                shutil.rmtree(other, ignore_errors=True)
     found = json.loads(facts.read_text())
     return Input(fleet, place / "messages", tuple(found["counts"]), found["newest_ms"])
 

@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 
 from bench import courses, flink_peer
-from bench.compare import difference
+from bench.compare import NEEDED, difference, triggers
 from bench.contenders import OURS, REFERENCE
 from bench.courses import Course, Plan
 from bench.generate import Input, prepare
@@ -158,7 +158,7 @@ def _why_absent(name: str, started: Future[None]) -> dict[str, str]:
     try:
         started.result()
     except DidNotFinish:
-        return {name: f"did not warm up in {courses.WARMING_LIMIT_S} s"}
+        return {name: _unfinished(name, FleetError(f"{name} did not warm up in {courses.WARMING_LIMIT_S} s"))}
     except FleetError as error:
         if name == flink_peer.NAME and not isinstance(error, Crashed):
             return {name: f"absent: {error}"}
@@ -170,7 +170,8 @@ def _unfinished(name: str, error: FleetError) -> str:
     """Return what is said of a contender that failed; the error of ours or the reference is raised again."""
     if name in {OURS, REFERENCE}:
         raise error
-    return f"did not finish: {error}"
+    said = str(error).removeprefix(f"{name} ")
+    return said if said.startswith("did not") else f"did not finish: {error}"
 
 
 def _start(name: str, plan: Plan, limit_s: float, work: Path, running: dict[str, Warm]) -> None:
@@ -217,8 +218,8 @@ def _round(
                 _start(name, plan, plan.limit_s, work, running)
             found[name] = running[name].run(source, f"round{number}", until_s - time.monotonic())
         except DidNotFinish:
-            found[name] = f"did not finish in {plan.limit_s:.0f} s"
             running.pop(name, None)
+            found[name] = _unfinished(name, FleetError(f"{name} did not finish in {plan.limit_s:.0f} s"))
         except FleetError as error:
             found[name] = _unfinished(name, error)
             if name in running:
@@ -229,6 +230,12 @@ def _round(
 def _require_equal(found: dict[str, Run], source: Input, number: int) -> None:
     if found and (said := difference({name: run.out for name, run in found.items()}, source.judged_to_ms)):
         raise FleetError(f"the contenders disagree in round {number} over {source.fleet}\n{said}")
+    name, run = next(iter(found.items()), ("", None))
+    if run and (absent := NEEDED - triggers(name, run.out, source.judged_to_ms)):
+        raise FleetError(
+            f"nothing of {', '.join(sorted(absent))} was compared: {name} has no such transition in round {number} over "
+            f"{source.fleet}; take more devices"
+        )
 
 
 def figures(

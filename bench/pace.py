@@ -82,12 +82,12 @@ class Pace:
         return max((took_s * work / _work(self.plan.courses[other].fleet) for other, took_s in self._took_s.items()), default=0.0)
 
     def note(self, place: int, measured: int) -> str | None:
-        """Return what is to be said of a row of so many measured rounds; nothing where the plan has no budget."""
-        if self.plan.budget_s is None or not measured:
-            return None
-        said = f"{measured} measured round{'s' if measured > 1 else ''}"
+        """Return what is to be said of a row of so many measured rounds; nothing where no round was left out."""
         last, course = self.plan.rounds[-1], self.plan.courses[place]
         cold = sum(step.place == place and not course.counts_in(step.number, last) for step in self.left_out)
+        if not measured or (measured == course.rounds and not cold):
+            return None
+        said = f"{measured} measured round{'s' if measured > 1 else ''}"
         return f"{said}, after {course.warm_rounds - cold} of {course.warm_rounds} that warm up" if cold else said
 
 

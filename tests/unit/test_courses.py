@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
+from deltalake import DeltaTable
 
 from bench import courses
-from bench.generate import Fleet, Input
+from bench.generate import Fleet, Input, prepare
 from bench.harness import Crashed, DidNotFinish, Run
 from bench.lifecycle import _round, beside_python, figures, flatness, heard, json_line
 from fleetpulse.core.errors import FleetError, Misuse
@@ -148,6 +150,24 @@ def test_a_peer_that_fails_is_a_row_that_says_why_and_the_others_run() -> None:
 
 
 @pytest.mark.parametrize("name", [courses.OURS, courses.REFERENCE])
-def test_without_ours_or_the_reference_the_benchmark_ends(name: str) -> None:
-    with pytest.raises(FleetError, match="failed: why"):
-        _one_round({name: _Process(Crashed(f"{name} failed: why"))})
+@pytest.mark.parametrize(
+    ("error", "said"), [(Crashed("it failed: why"), "failed: why"), (DidNotFinish(), "did not finish in 600 s")]
+)
+def test_without_ours_or_the_reference_the_benchmark_ends(name: str, error: Exception, said: str) -> None:
+    with pytest.raises(FleetError, match=said):
+        _one_round({name: _Process(error)})
+
+
+def test_a_contender_that_a_plan_does_not_run_is_refused_by_name() -> None:
+    with pytest.raises(Misuse, match=r"runs ours, scala-flat-map-groups; got python-apply-in-pandas"):
+        courses.planned(courses.QUICK, ()).restricted([courses.OURS, "python-apply-in-pandas"])
+
+
+@pytest.mark.parametrize("batches", [2, 3, 6])
+def test_an_input_is_long_enough_for_devices_to_fall_silent(batches: int, tmp_path: Path) -> None:
+    source = prepare(Fleet(2_000, 6, batches=batches), tmp_path)
+    rows = DeltaTable(str(source.path)).to_pyarrow_table(columns=["device_id", "kind", "event_time"])
+    heard = rows.filter(pc.field("kind") != "policy").group_by("device_id").aggregate([("event_time", "max")])
+    last_ms = heard["event_time_max"].cast("int64").to_numpy() // 1000
+    silent = last_ms + source.fleet.timeout_ms <= source.judged_to_ms
+    assert 10 <= silent.sum() <= 30, "half of one in fifty never come back"
