@@ -29,6 +29,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.times import parse_instant_ms
 from fleetpulse.io.jars import JARS, KAFKA_JARS, resolve_jars
 from fleetpulse.io.kafka_options import Canaries, KafkaOptions, Record, in_order, is_loss, is_silence, topic_of
+from fleetpulse.io.leftovers import remains_of, remove_folders
 from fleetpulse.io.line import Pauses
 from fleetpulse.io.receiver import POLL_BYTES, POLL_MESSAGES, Arrived, Token
 from fleetpulse.io.spark import OPTIONS, Size, settings, spark_session
@@ -250,6 +251,7 @@ class KafkaReceiver:
 
     def _read(self) -> None:
         pauses, spark = Pauses(), None
+        remove_folders(remains_of(self._local_dir))
         while not self._ended:
             if not pauses.over(_STEP_S):
                 continue

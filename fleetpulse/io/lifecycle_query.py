@@ -18,6 +18,7 @@ from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, relocate
 from fleetpulse.io.generations import Generation, checkpoint_of
 from fleetpulse.io.group_processor import OUTPUT, TOLD, GroupProcessor, unpacker
 from fleetpulse.io.home import Home
+from fleetpulse.io.leftovers import remove_aside
 from fleetpulse.io.said_batch import commit_what_was_said
 from fleetpulse.io.spark import folder_of
 from fleetpulse.io.unsaid import say_unsaid
@@ -121,6 +122,7 @@ def start(
     require_own(home, generation.number)
     mark_own(home, generation.number)
     relocate(checkpoint)
+    remove_aside(checkpoint)
     table = told or home.table(JUDGEMENTS.name)
     if not silent:
         if told is None:

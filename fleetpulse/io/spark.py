@@ -13,6 +13,7 @@ from fleetpulse.core.tables import INDEXED_COLUMNS
 from fleetpulse.io.class_archive import class_archive, using
 from fleetpulse.io.jars import jars_of_spark, resolve_jars, spark_home
 from fleetpulse.io.java import find_java
+from fleetpulse.io.leftovers import TEMPORARY
 
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 # Spark's usual one starts a process for each file's permissions; both write aside and rename.
@@ -59,7 +60,7 @@ def settings(local_dir: Path, size: Size) -> dict[str, str]:
         "spark.driver.extraClassPath": os.pathsep.join(str(jar) for jar in resolve_jars()),
         # As URI: the project's folder may have a space in its name, and these options are split at spaces.
         # Blocks are humongous objects to G1, each of which may start a marking of the heap.
-        OPTIONS: f"-XX:+UseParallelGC -Dlog4j2.configurationFile={_LOG4J.as_uri()} -Duser.timezone=UTC",
+        OPTIONS: f"-XX:+UseParallelGC -Dlog4j2.configurationFile={_LOG4J.as_uri()} -Duser.timezone=UTC {_temporary(local_dir)}",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -86,6 +87,12 @@ def settings(local_dir: Path, size: Size) -> dict[str, str]:
     }
 
 
+def _temporary(local_dir: Path) -> str:
+    """Return the option for the JVM's temporary files: a JVM that is killed leaves its native libraries there, 15 MB."""
+    path = str(local_dir / TEMPORARY).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"-Djava.io.tmpdir={path}"'
+
+
 def folder_of(spark: SparkSession) -> Path:
     """Return where a session may write what it can lose."""
     return Path(str(spark.conf.get(_FOLDER)))
@@ -110,7 +117,7 @@ def spark_session(app_name: str, *, local_dir: Path, size: Size = Size(), extra:
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["TZ"] = "UTC"
     local_dir = local_dir.resolve()
-    local_dir.mkdir(parents=True, exist_ok=True)
+    (local_dir / TEMPORARY).mkdir(parents=True, exist_ok=True)
     # Wins over spark.local.dir, which would print a warning that it may be overridden by just this.
     os.environ["SPARK_LOCAL_DIRS"] = str(local_dir / "local")
     builder = SparkSession.builder.appName(app_name)

@@ -275,6 +275,7 @@ def test_what_a_killed_spark_left_goes_by_maintenance_or_by_the_next_of_its_plac
     kept = [place / "spark-warehouse", place / "batch-1"]
     left = [
         place / "local" / "blockmgr-1",
+        place / "tmp" / "artifacts-1",
         place / "blocks-1",
         place / "batch-1" / "local" / "spark-1",
         place / "batch-1" / "blocks-2",
@@ -282,7 +283,7 @@ def test_what_a_killed_spark_left_goes_by_maintenance_or_by_the_next_of_its_plac
     for folder in (*kept, *left):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "shuffle").write_bytes(bytes(10))
-    for folder in (*left, place / "local"):
+    for folder in (*left, place / "local", place / "tmp"):
         os.utime(folder, (NOW_S - 2 * DAY_S, NOW_S - 2 * DAY_S))
     young = place / "blocks-3"
     young.mkdir()
@@ -291,8 +292,10 @@ def test_what_a_killed_spark_left_goes_by_maintenance_or_by_the_next_of_its_plac
     told = [
         (one.table, one.files, one.size_bytes) for one in maintain(home, KEEP, dry_run=False, now_s=NOW_S) if one.table == "spark"
     ]
-    assert told == [("spark", 4, 40)] and not any(folder.exists() for folder in left)
-    assert leftovers.remains_of(place) == [young, place / "local"], "whoever starts there is alone there, however young they are"
+    assert told == [("spark", 5, 50)] and not any(folder.exists() for folder in left)
+    assert leftovers.remains_of(place) == [young, place / "local", place / "tmp"], (
+        "whoever starts there is alone there, however young they are"
+    )
     leftovers.remove_folders(leftovers.remains_of(place))
     assert {path.name for path in place.iterdir()} == {path.name for path in kept}
 
