@@ -3,10 +3,12 @@
 import os
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql.streaming.query import StreamingQuery
 
 from fleetpulse.columnar.warm import warm
@@ -27,6 +29,7 @@ _LOG: Final = structlog.get_logger("lifecycle")
 _SPARK: Final = "spark"  # in the home; what lies in `local` and `blocks-*` there is this job's alone
 _WARM_LIMIT_S: Final = 60.0
 _SHORTEN_EVERY_S: Final = 60.0
+_JVM_GONE: Final = (Py4JNetworkError, ConnectionError)  # how py4j says that nobody listens any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +89,16 @@ def _run(home: Home, stop: Stop, habits: Habits, size: Size) -> None:
             if time.monotonic() >= next_s:
                 shorten(home, str(query.id), habits.versions_ms)
                 next_s = time.monotonic() + _SHORTEN_EVERY_S
+    except _JVM_GONE as error:
+        raise FleetError(
+            "Spark's JVM, which judges, ended by itself: killed, or out of memory (the log says what it said)"
+        ) from error
     finally:
-        _finish(query)
+        with suppress(*_JVM_GONE):
+            _finish(query)
         health.stop()
-        spark.stop()
+        with suppress(*_JVM_GONE):
+            spark.stop()
 
 
 def shorten(home: Home, query: str, kept_ms: int) -> None:
@@ -103,9 +112,9 @@ def shorten(home: Home, query: str, kept_ms: int) -> None:
         query: the id of the query that writes.
         kept_ms: for how long a version stays once a checkpoint holds all that it says.
     """
-    if is_making(home) or is_maintaining(home):
-        return
     try:
+        if is_making(home) or is_maintaining(home):
+            return
         shorten_log(home.table(JUDGEMENTS.name), query, kept_ms, time.time())
     except (OSError, ValueError) as error:  # a commit that was cut off is for Spark to name
         _LOG.warning("the log of judgements stays as long as it is", error=str(error))

@@ -1,0 +1,64 @@
+"""The lifecycle job's process, without Spark: what becomes of it when the JVM is gone, and what it leaves behind."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JNetworkError
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io import delta
+from fleetpulse.io.home import Home
+from fleetpulse.io.leftovers import remove_aside
+from fleetpulse.io.process import Stop
+from fleetpulse.io.spark import OPTIONS, Size, settings
+from streaming import lifecycle
+from streaming.lifecycle import Habits, run_lifecycle
+
+pytestmark = pytest.mark.unit
+
+
+class Gone:
+    """What stands for a query or a session whose JVM was killed: whatever it is asked fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattr__(self, _: str) -> Any:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [Py4JNetworkError("an answer is missing"), ConnectionRefusedError(111, "Connection refused")])
+def test_a_jvm_that_is_gone_is_said_and_figures_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    home, stopped = Home(tmp_path / "home"), list[str]()
+    home.prepare(None)
+    delta.create(home, MESSAGES)
+    health = SimpleNamespace(follow=lambda *_: None, stop=lambda: stopped.append("figures"))
+    monkeypatch.setattr(lifecycle, "warm", lambda: None)
+    monkeypatch.setattr(lifecycle, "spark_session", lambda *_, **__: Gone(error))
+    monkeypatch.setattr(lifecycle, "start", lambda *_: Gone(error))
+    monkeypatch.setattr(lifecycle, "StreamHealth", lambda *_: health)
+    with pytest.raises(FleetError, match="Spark's JVM, which judges, ended by itself"):
+        run_lifecycle(home, Stop(), Habits(200, None, 0), Size())
+    assert stopped == ["figures"]
+
+
+def test_what_a_killed_spark_was_writing_goes_and_all_else_stays(tmp_path: Path) -> None:
+    aside = "5c2d7c1e-4f0e-4a52-9d6b-0d3f2c9a1b7e"
+    names = ["7.changelog", ".7.changelog.crc", ".tmp", "a.tmp", ".metadata.new"]
+    left = [f".7.changelog.{aside}.TID12.tmp", f"..7.changelog.{aside}.TID12.tmp.crc", f".8.{aside}.tmp"]
+    folder = tmp_path / "state" / "0" / "1"
+    folder.mkdir(parents=True)
+    for name in (*names, *left):
+        (folder / name).write_text("x")
+    remove_aside(tmp_path)
+    assert {path.name for path in folder.iterdir()} == set(names)
+
+
+def test_a_jvms_temporary_files_lie_with_the_session_whatever_its_folder_is_called() -> None:
+    told = settings(Path('/a "b" c/spark'), Size())[OPTIONS]
+    assert '"-Djava.io.tmpdir=/a \\"b\\" c/spark/tmp"' in told
