@@ -236,8 +236,8 @@ class StreamHealth:
                 return
 
     def _take(self) -> None:
-        for text in self._drained():
-            progress = Progress(json.loads(text))
+        # What the query remembers is offered beside what the listener hears: a newer batch may come first.
+        for progress in sorted((Progress(json.loads(text)) for text in self._drained()), key=lambda each: each.batch_id):
             if progress.run_id != self._run_id or progress.batch_id <= self._last_batch:
                 continue
             self._last_batch = progress.batch_id

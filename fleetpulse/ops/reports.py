@@ -305,7 +305,7 @@ def health(home: Home, batches: int = 100) -> dict[str, Any] | None:
         f"epoch_ms({column.name}) AS {column.name}" if column.type == "timestamp" else column.name
         for column in STREAM_HEALTH.columns
     )
-    sql = f"SELECT {names} FROM stream_health ORDER BY began_at DESC, batch_id DESC LIMIT {int(batches)}"
+    sql = f"SELECT {names} FROM stream_health ORDER BY generation DESC, batch_id DESC LIMIT {int(batches)}"
     found = query(home, sql, tables=[STREAM_HEALTH.name])
     if not found:
         return None

@@ -68,6 +68,25 @@ def test_a_batch_is_written_once_however_often_it_is_told(tmp_path: Path) -> Non
     assert _written(home) == [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 4), ("b", 5)]
 
 
+def test_a_batch_that_is_remembered_behind_a_newer_one_is_written(tmp_path: Path) -> None:
+    home = _home(tmp_path)
+    _follow(home, "a", [1], [0, 1])
+    assert _written(home) == [("a", 0), ("a", 1)]
+
+
+def test_the_newest_batch_is_that_of_the_checkpoint_whatever_the_clock_said(tmp_path: Path) -> None:
+    home = _home(tmp_path)
+    delta.create(home, STREAM_HEALTH)
+    usual = to_row(Progress(recorded_progress("compaction")), Beside(1))
+    hour_ms = 3_600_000
+    stands = [(1, 7, 9 * hour_ms), (2, 0, 5 * hour_ms), (2, 1, 2 * hour_ms)]  # the clock is set back again and again
+    rows = [{**usual, "generation": number, "batch_id": batch, "began_at_ms": at_ms} for number, batch, at_ms in stands]
+    delta.append(home, STREAM_HEALTH, delta.to_table(STREAM_HEALTH, rows), "run", 1)
+    told = reports.health(home, batches=2)
+    assert told is not None
+    assert (told["newest"]["generation"], told["newest"]["batch_id"]) == (2, 1)
+
+
 def test_a_table_that_cannot_be_written_is_no_fault_of_the_stream(tmp_path: Path) -> None:
     home = _home(tmp_path)
     home.table(STREAM_HEALTH.name).write_text("in the way")
