@@ -96,15 +96,17 @@ def await_end(query: StreamingQuery, far: Callable[[int], None] = lambda _: None
         far: told every few seconds up to which version of bronze it has judged, once it has ended a batch.
 
     Raises:
-        FleetError: it failed, or took too long.
+        FleetError: it failed, or ended no batch for too long.
     """
-    limit = time.monotonic() + _PATIENCE_S
+    limit, reached = time.monotonic() + _PATIENCE_S, -1
     try:
         while not query.awaitTermination(5):
-            if time.monotonic() > limit:
-                raise FleetError(f"the state was not judged to its end within {_PATIENCE_S:.0f} s; try again, or see the log")
             if (version := judged_version(query)) is not None:
                 far(version)
+                if version > reached:
+                    limit, reached = time.monotonic() + _PATIENCE_S, version
+            if time.monotonic() > limit:
+                raise FleetError(f"no batch of the state was judged for {_PATIENCE_S:.0f} s; try again, or see the log")
     except FleetError:
         raise
     except Exception as error:

@@ -21,6 +21,7 @@ from batch.progress import EVERY_S, Paced, Steps, tasks_of, watched
 from batch.rejudging import Origin, judged_again
 from batch.verbs import Work
 from cli.main import app
+from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
@@ -151,6 +152,25 @@ def test_a_query_that_judges_on_says_which_version_of_bronze_it_has_come_to() ->
     assert told == [3, 9]
     query.lastProgress = {"sources": [{"endOffset": None}]}  # type: ignore[misc,assignment]
     assert judged_version(query) is None
+
+
+def test_a_query_has_all_the_time_that_it_needs_while_it_comes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batch.generation._PATIENCE_S", 60.0)
+    now_s = 0.0
+    monkeypatch.setattr("batch.generation.time.monotonic", lambda: now_s)
+    steps: Iterator[tuple[float, int]] = iter([(50.0, 1), (100.0, 2), (150.0, 3), (200.0, 3), (211.0, 3)])
+    query = _query()
+
+    def awaited(_: float) -> bool:
+        nonlocal now_s
+        now_s, version = next(steps)
+        query.lastProgress = _progress(version)  # type: ignore[misc]
+        return False
+
+    query.awaitTermination = awaited  # type: ignore[method-assign,assignment]
+    with pytest.raises(FleetError, match="no batch of the state was judged for 60 s"):
+        await_end(query)
+    assert list(steps) == []
 
 
 @pytest.mark.usefixtures("at_once")
