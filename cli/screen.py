@@ -14,7 +14,7 @@ from cli.looking import TRANSITION_COLUMNS, judged_ms, troubles
 from cli.output import MODE_COLOURS, as_table
 from cli.processes import Run, disk_full
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.tables import QUARANTINE
+from fleetpulse.core.tables import JUDGEMENTS, QUARANTINE
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.delta import Mirror
@@ -34,7 +34,10 @@ class Screen:
         self.address = address
         self.began = time.monotonic()
         self._read_at = float("-inf")
-        self._mirror = Mirror(run.home, present.COUNTED, {QUARANTINE.name: ("reason",)})  # not what was refused, whole
+        only = {QUARANTINE.name: ("reason",)}  # not what was refused, whole
+        self._mirror = Mirror(
+            run.home, present.COUNTED, only, {JUDGEMENTS.name: "kind != 'summary'"}
+        )  # up to one a group and batch
         self._trouble = ""
         self._counts: dict[str, Any] = {"devices": {}, "messages": 0, "judgements": {}, "quarantine": {}}
         self._last: list[dict[str, Any]] = []

@@ -214,12 +214,19 @@ class Mirror:
         home: the home.
         tables: their names.
         columns: of a table these alone; the others are null.
+        rows: of a table these alone, as an SQL condition.
     """
 
-    def __init__(self, home: Home, tables: Sequence[str], columns: Mapping[str, Collection[str]] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        home: Home,
+        tables: Sequence[str],
+        columns: Mapping[str, Collection[str]] = MappingProxyType({}),
+        rows: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.home = home
         self.connection = connect()
-        self._columns = columns
+        self._columns, self._rows = columns, rows
         self._known: dict[str, set[Path]] = {name: set() for name in tables}
         for name in tables:
             self.connection.execute(f"CREATE TABLE {name} AS SELECT * FROM {_no_rows(declared(name))}")
@@ -233,7 +240,8 @@ class Mirror:
                 self.connection.execute(f"DELETE FROM {name}")
                 known.clear()
             if fresh := sorted(present - known):
-                _from_files(self.connection, declared(name), fresh, self._columns.get(name)).insert_into(name)
+                found = _from_files(self.connection, declared(name), fresh, self._columns.get(name))
+                (found.filter(self._rows[name]) if name in self._rows else found).insert_into(name)
                 known |= present
 
 

@@ -177,6 +177,16 @@ def test_a_mirror_keeps_the_columns_that_are_asked_for_alone(tmp_path: Path) -> 
     ]
 
 
+def test_a_mirror_keeps_the_rows_that_are_asked_for_alone(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    delta.create(home, JUDGEMENTS)
+    rows = [transition("a", 1), {"kind": "summary", "key_group": 1, "counts": "{}"}]
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "test", 1)
+    mirror = delta.Mirror(home, ["judgements"], rows={"judgements": "kind != 'summary'"})
+    mirror.refresh()
+    assert delta.fetch(mirror.connection, "SELECT kind, device_id FROM judgements") == [{"kind": "transition", "device_id": "a"}]
+
+
 def test_files_that_cannot_hold_a_value_are_spared_and_the_others_read(tmp_path: Path) -> None:
     home = Home(tmp_path)
     delta.create(home, MESSAGES)
