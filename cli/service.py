@@ -19,7 +19,7 @@ from fleetpulse.io.address import BrokerAddress, load_address, parse_broker_url
 from fleetpulse.io.broker import LOOPBACK, await_admission
 from fleetpulse.io.desired import RUNNING, desired
 from fleetpulse.io.home import Home
-from fleetpulse.io.process import Stop, read_status
+from fleetpulse.io.process import Stop, read_status, silent_s
 from fleetpulse.io.services import Service, served, services
 
 _PATIENCE_S: Final = 120.0
@@ -146,14 +146,13 @@ def how_it_is(home: Home, name: Service) -> str:
 
 
 def _by_status(home: Home, name: Service) -> str:
-    status = read_status(home.run(name))
-    if not status:
+    status, silence_s = read_status(home.run(name)), silent_s(home.run(name), time.time())
+    if not status or silence_s is None:
         raise FleetError(f"the {name} has not said yet how it is; if that stays so, see what it wrote")
-    silent_s = time.time() - home.run(name).stat().st_mtime
     state = str(status.get("state", "running"))
     begins = name is Service.LIFECYCLE and state == "starting"
-    if silent_s > (_STARTING_S if begins else _SILENT_S):
-        raise FleetError(f"the {name} ({state}) has said nothing for {silent_s:.0f} s; see what it wrote")
+    if silence_s > (_STARTING_S if begins else _SILENT_S):
+        raise FleetError(f"the {name} ({state}) has said nothing for {silence_s:.0f} s; see what it wrote")
     if problem := status.get("problem"):
         raise FleetError(f"the {name} ({state}): {problem}")
     return f"the {name}: {state}"

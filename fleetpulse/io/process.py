@@ -183,6 +183,14 @@ def write_status(path: Path, mapping: Mapping[str, Any]) -> bool:
     return True
 
 
+def silent_s(path: Path, now_s: float) -> float | None:
+    """Return for how long nobody has written a status, in seconds; None where there is none, or no longer."""
+    try:
+        return max(0.0, now_s - path.stat().st_mtime)
+    except FileNotFoundError:
+        return None
+
+
 def read_status(path: Path) -> dict[str, Any]:
     """Read what `write_status` wrote; empty where there is nothing to read."""
     try:

@@ -12,7 +12,7 @@ from fleetpulse.core.supervision import SOUND, Decision, Seen, decide
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.desired import RUNNING, Desired, desire, desired
 from fleetpulse.io.home import Home
-from fleetpulse.io.process import GIVEN_UP, read_status, write_status
+from fleetpulse.io.process import GIVEN_UP, read_status, silent_s, write_status
 from fleetpulse.io.segments import position
 from fleetpulse.io.services import runs
 from fleetpulse.ops.reports import health
@@ -98,7 +98,7 @@ def _seen(
         by=wanted.by,
         has_run=runs(home, "lifecycle"),
         state=str(said.get("state", "")),
-        said_ago_ms=max(0, now_ms - int(path.stat().st_mtime * 1000)) if said else 0,
+        said_ago_ms=round((silent_s(path, now_ms / 1000) or 0) * 1000) if said else 0,
         given_up=str(said.get("why", "")) if said.get("state") == GIVEN_UP and said.get("at_ms", 0) >= wanted.at_ms else "",
         behind_ms=max(0, max(stands) - judged_ms) if stands and judged_ms is not None else None,
         still_ms=still_ms,
