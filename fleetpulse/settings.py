@@ -26,6 +26,7 @@ FOREVER: Final = "forever"
 _DAY_MS: Final = 86_400_000
 _HEAP: Final = re.compile(r"([1-9][0-9]{0,5})([mg])")
 _LEAST_HEAP_MB: Final = 512
+_BOUNDS: Final = {"greater_than_equal": ("ge", "at least"), "less_than_equal": ("le", "at most")}
 _MOST_BRIDGES: Final = MAX_OURS - 2  # beside the first, and the one of Kafka
 
 
@@ -158,9 +159,9 @@ class Settings(BaseSettings):
         cores: cores that the lifecycle job takes, and each verb that reads or moves its state. The job's first batch divides the
             state into as many partitions: ``fleet state repartition`` divides it anew.
         heap: memory of the JVM of each of them, such as ``4g``; their Python workers take theirs beside it (``fleet plan``).
-        batch_every: from the begin of a batch of the lifecycle job to that of the next one at least, 10 s at most. A batch costs
-            more than half a second of CPU however little came: a small fleet saves most of that by a longer time, its verdicts
-            come up to two of them later, and what is to be caught up comes in batches of about 1,000,000 rows.
+        batch_every: the shortest time between the begins of two batches of the lifecycle job, 10 s at most. A batch costs more
+            than half a second of CPU however little came: a small fleet saves most of that by a longer time. Verdicts then come
+            up to twice that time later, and what is to be caught up comes in batches of about 1,000,000 rows.
         state_store: where Spark keeps state: ``rocksdb``; asking for ``hdfs`` is refused with the reason.
         restarts: how often ``fleet up`` starts a process that died again by itself, within ten minutes. The lifecycle job is then
             left to who supervises it, where somebody does; otherwise the run ends.
@@ -249,6 +250,15 @@ class Settings(BaseSettings):
         return Deployment(allowed_lateness_ms or self.allowed_lateness, self.max_clock_lead, self.verdict_jitter)
 
 
+def _rule(fault: Mapping[str, Any]) -> str:
+    """Say which rule was broken; bounds of durations as they are written, where pydantic says milliseconds."""
+    field, bound = Settings.model_fields.get(str(fault["loc"][0])) if fault["loc"] else None, _BOUNDS.get(fault["type"])
+    if field is None or bound is None or BeforeValidator(_to_ms) not in field.metadata:
+        return str(fault["msg"])
+    key, words = bound
+    return f"a duration of {words} {format_duration(fault['ctx'][key])}"
+
+
 def _got(fault: Mapping[str, Any]) -> str:
     return "" if fault["loc"][:1] == ("kafka",) else f"; got {fault['input']!r}"  # there are passwords among them
 
@@ -269,5 +279,5 @@ def load_settings(home: Path) -> Settings:
     except SettingsError as error:
         raise FleetError(f"the settings have faults: {error}; in the environment bridges and kafka are JSON") from None
     except ValidationError as error:
-        faults = [f"  {'.'.join(map(str, one['loc']))}: {one['msg']}{_got(one)}" for one in error.errors()]
+        faults = [f"  {'.'.join(map(str, one['loc']))}: {_rule(one)}{_got(one)}" for one in error.errors()]
         raise FleetError(f"the settings have faults (environment FLEET_..., {file}):\n" + "\n".join(faults)) from None

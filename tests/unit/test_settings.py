@@ -28,6 +28,20 @@ def test_a_jitter_belongs_to_the_deployment_and_is_off_by_default(tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('batch_every = "1m"', "batch_every: a duration of at most 10s; got '1m'"),
+        ('canary_interval = "0s"', "canary_interval: a duration of at least 500ms; got '0s'"),
+        ("restarts = 2000", "restarts: Input should be less than or equal to 1000; got 2000"),
+    ],
+)
+def test_the_bound_of_a_duration_is_told_as_a_duration(line: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text(line)
+    with pytest.raises(FleetError, match=said):
+        load_settings(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("given", "why"), [('"2d"', "held back for 1d at most"), ('"-5m"', "a duration is"), ("600", "written as")]
 )
 def test_a_jitter_that_is_none_is_refused_with_the_reason(given: str, why: str, tmp_path: Path) -> None:
