@@ -2,7 +2,7 @@
 
 Rule 1: text is compared where Arrow keeps it, eight bytes at a time; no object is made of it.
 Rule 2: places are given by the order in which ids were met, never by what their hash comes to; each process hashes by a number of
-its own, so that nobody can choose ids that collide.
+its own, so that ids that happen to collide in one do not in the next. Ids chosen to collide make a search longer, not wrong.
 """
 
 import secrets

@@ -1,7 +1,8 @@
 """A key group's history judged twice: under the policies in force, and under one that stands in for them.
 
 Rule 1: rows come in blocks, in the order of ``received_at`` from block to block; what a block brings to the frontier is final
-on both sides, so what both say is counted and let go: memory is bounded by what waits, and by the differences.
+on both sides, so what both say is counted and let go: memory is bounded by what waits, by the differences,
+and by the words (codes, sites, gateways) that the history has.
 Rule 2: of the rows only policies are replaced, and only those that take effect in the range; before it the recorded ones act.
 Rule 3: nothing is held back: a jitter says when verdicts are written, and both are compared at the frontier.
 """

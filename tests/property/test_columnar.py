@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import pytest
 
 from fleetpulse.core.judgements import Verdict, compared
-from fleetpulse.core.messages import FOR_EVERYONE, Clock, Row
+from fleetpulse.core.messages import FOR_EVERYONE, FROM_DEVICES, Clock, Kind, Row
 from fleetpulse.core.replay import Deployment, Outcome, outcome, replay
 from tests.histories import GRID_S, START, any_own_row, any_policy, any_signal, as_the_bridge_says, row
 from tests.property.test_laws import in_batches
@@ -24,6 +24,20 @@ STEPS = int(os.environ.get("FLEET_STEPS", "80000"))
 SEED = int(os.environ.get("FLEET_SEED", "1"))
 UNJUDGED = (Verdict.LATE, Verdict.CLOCK, Verdict.DUPLICATE, Verdict.REFUSED)
 Item = TypeVar("Item")
+WORDS = (
+    "a",
+    "1234567",
+    "12345678",
+    "12345678 ",
+    "123456789",
+    "device-\u00fc-1234567",
+    "x" * 128,
+    "\u00e9" * 64,
+    "\U0001f600" * 32,
+)
+BOOTS = ("p", "b" * 7, "b" * 8, "b" * 9, "b" * 7 + "c", "x" * 255, "x" * 256, "\u00fc" * 256)
+CODES = ('"quoted"', "back\\slash", "\u00fc", "\U0001f600", "E" * 256)
+NUMBERS = (0, 1, 2**62, 2**63 - 1)
 
 
 class Cut(NamedTuple):
@@ -55,10 +69,32 @@ def dense(seed: int) -> tuple[list[Cut], Course]:
         rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(choose), effective_from_s=-500))
     rows.append(row(steps * GRID_S + 300, "fleet/_/b/tick", op="flush"))  # what is held back is said at the end
     rows = as_the_bridge_says(rows)
+    if seed % 3 == 0:
+        rows = _oddly_worded(rows, random)
     often = choose([1, 1 / 7, 1 / 60, 1 / 500]) * min(1, 200 / messages)
     cuts = [Cut(one, random.random() < often) for one in rows]
     jitter_ms = choose([0, 0, 7_000, 40_000])
     return cuts, Course(Deployment(choose([1, 5, 20, 60]) * 1000, 30_000, jitter_ms), choose([1, 2, 3]))
+
+
+def _oddly_worded(rows: Sequence[Row], random: Random) -> list[Row]:
+    """Give devices, boots, codes and numbers in a history other words for theirs: of all lengths, and of more than ASCII."""
+    devices = sorted({one.device_id for one in rows if one.kind in FROM_DEVICES})
+    names = dict(zip(devices, random.sample(WORDS, min(len(WORDS), len(devices))), strict=False))
+    boots = dict(zip(sorted({one.boot or "" for one in rows} - {""}), random.sample(BOOTS, len(BOOTS)), strict=False))
+    codes = dict(zip(sorted({one.code or "" for one in rows} - {""}), random.sample(CODES, len(CODES)), strict=False))
+
+    def reworded(one: Row) -> Row:
+        its = one.kind in FROM_DEVICES or one.kind in (Kind.REGISTRY, Kind.CONTROL)
+        return replace(
+            one,
+            device_id=names.get(one.device_id, one.device_id) if its else one.device_id,
+            boot=boots.get(one.boot or "", one.boot),
+            code=codes.get(one.code or "", one.code) if one.digest % 2 else one.code,
+            seq=None if one.seq is None else NUMBERS[one.seq % len(NUMBERS)],
+        )
+
+    return [reworded(one) for one in rows]
 
 
 def _copy(random: Random, one: Row) -> Row:
