@@ -25,6 +25,7 @@ from typing import Any, Final
 import psutil
 from deltalake import DeltaTable
 
+from bench.folders import own_folder
 from bench.measure import own_bytes, read, resident_bytes
 from cli.output import as_table, console
 from cli.processes import Run
@@ -252,7 +253,7 @@ def measure(count: int, rounds: int) -> list[dict[str, Any]]:
     """
     folder = Path(tempfile.mkdtemp(prefix="fleetpulse-ingest-"))
     homes = Home(folder / "ours"), Home(folder / "peer")
-    try:
+    with own_folder(folder):
         for home in homes:
             home.prepare(None)
         with Run(homes[0]) as run, Run(homes[1]) as beside:
@@ -267,8 +268,6 @@ def measure(count: int, rounds: int) -> list[dict[str, Any]]:
         if "messages_per_s" in rows[1]:
             rows[0]["ratio"] = round(rows[0]["messages_per_s"] / rows[1]["messages_per_s"], 2)
         return rows
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def bench_ingest(*, quick: bool, messages: int | None, json_lines: bool) -> None:

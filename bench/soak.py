@@ -9,7 +9,6 @@ than its bound allows. A series too short for that is an error, not a pass.
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Any, Final, Self
 import psutil
 from rich.console import Console
 
+from bench.folders import own_folder
 from bench.load import LATENESS_MS, Load
 from bench.measure import open_files, resident_bytes, size_bytes
 from cli.output import as_table, console
@@ -258,17 +258,15 @@ def run(asked: Plan, shown: Console, folder: Path | None = None) -> Soak:
     Args:
         asked: load and time.
         shown: where a person waits.
-        folder: where the home is made; it is removed afterwards.
+        folder: where the home is made; it is removed afterwards, but where an error names its logs.
 
     Raises:
         FleetError: the job ended, or did not come to the end of its load.
     """
     home = Home((folder or cache_dir().resolve() / "bench") / f"soak-{os.getpid()}")
-    home.prepare(Deployment(LATENESS_MS, 300_000))
-    try:
+    with own_folder(home.path):
+        home.prepare(Deployment(LATENESS_MS, 300_000))
         return _soak(asked, home, shown)
-    finally:
-        shutil.rmtree(home.path, ignore_errors=True)
 
 
 def _soak(asked: Plan, home: Home, shown: Console) -> Soak:
