@@ -84,8 +84,11 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     assert fleet("stream", "stop", "--by", "ann", "--home", str(home.path)).returncode == 0
     assert home.state_holder() is None
     assert _said(home, Service.LIFECYCLE) == "the lifecycle job is stopped, as ann wants it"
+    stood = judged_up_to(home.checkpoint)
     assert '" starts' in fleet("stream", "start", "--home", str(home.path)).stdout
-    _await(lambda: home.state_holder() is not None, what="the lifecycle job")
+    _await(
+        lambda: judged_up_to(home.checkpoint) != stood, what="the lifecycle job's first batch"
+    )  # a stop waits for less than a start
 
     os.kill(started[Service.BRIDGE].pid, signal.SIGTERM)
     words, _ = started[Service.BRIDGE].communicate(timeout=60)
