@@ -13,7 +13,6 @@ from fleetpulse.columnar.seeds import seeds, sound
 from fleetpulse.columnar.snapshots import DEVICE, GROUP, taken, the_world
 from fleetpulse.columnar.standing import world_from_plain
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.policy import Policies
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.state import World
 from fleetpulse.io.stored_state import SNAPSHOT_COLUMNS
@@ -60,17 +59,11 @@ def rows_of_devices(
     devices = devices_at(listed, listening.frontier_ms)
     assert listening.frontier_ms is not None, "a list is refused before the first row"
     whole = replace(listening, coverage=known.coverage)
-    pieces = seeds(devices, whole, with_past(kept, known.policies), 1 + len(devices) // _DEVICES_A_PIECE)
+    pieces = seeds(devices, whole, kept.with_past(known.policies), 1 + len(devices) // _DEVICES_A_PIECE)
     blocks = spark.createDataFrame(pieces.select(["key_group", "block"]))
     rows = blocks.mapInArrow(_taker(listening.newest_ms, deployment), SNAPSHOT_COLUMNS).filter(F.col("part") == DEVICE)
     rows = rows.withColumn("life", F.timestamp_millis(F.lit(listening.frontier_ms + 1)))
     return state.filter(F.col("part") != DEVICE).unionByName(rows)
-
-
-def with_past(kept: Policies, said: Policies) -> Policies:
-    """Return the policies that a state keeps, and before them those whose time was over: a silence may have begun in it."""
-    first_ms = kept.dated[0].effective_from_ms
-    return Policies((*(one for one in said.dated if one.effective_from_ms < first_ms), *kept.dated))
 
 
 def _taker(newest_ms: int, deployment: Deployment) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

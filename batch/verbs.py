@@ -22,7 +22,6 @@ from batch.unsaid import go_on, require_since, where_it_stopped
 from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.snapshots import DEVICE
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.state import World
 from fleetpulse.io.belonging import require_own
 from fleetpulse.io.checkpoint import Stand, partitions_of, stand, unfinished
 from fleetpulse.io.generations import (
@@ -39,7 +38,7 @@ from fleetpulse.io.snapshot_table import Taken
 from fleetpulse.io.stored_state import Rows, blaming_snapshot, read_snapshot, rows_as_given
 from fleetpulse.io.unsaid import say_unsaid
 from fleetpulse.ops.reports import listening
-from fleetpulse.ops.ruling import policies
+from fleetpulse.ops.ruling import world
 
 Listed = Callable[[int | None], pa.Table]
 _MOST_GROUPS: Final = 100_000
@@ -352,10 +351,10 @@ def bootstrap_devices(work: Work, listed: Listed, named: str) -> Generation | No
     if work.dry:
         return None
     at = settle(work.spark, home, work.say)
-    known, said = listening(home, at.newest_ms), policies(home, at.newest_ms)
-    assert known is not None and said is not None, "what was judged was received"
+    known = world(home, at.newest_ms)
+    assert known is not None, "what was judged was received"
     state = state_of(work.spark, home, current, at).each
-    rows = rows_as_given(rows_of_devices(work.spark, state, listed, World(known.coverage, said), home.deployment()))
+    rows = rows_as_given(rows_of_devices(work.spark, state, listed, known, home.deployment()))
     source = {"devices": named, "generation": current.number, "batch": at.batch}
     plan = Plan("bootstrap", source, rows, at.version, current.key_groups, at.partitions, current.form, chosen=True)
     made = make(work.spark, home, plan, at, work.say)

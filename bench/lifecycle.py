@@ -158,20 +158,19 @@ def _why_absent(name: str, started: Future[None]) -> dict[str, str]:
     try:
         started.result()
     except DidNotFinish:
-        return {name: _unfinished(name, FleetError(f"{name} did not warm up in {courses.WARMING_LIMIT_S} s"))}
+        return {name: _unfinished(name, f"did not warm up in {courses.WARMING_LIMIT_S} s")}
     except FleetError as error:
         if name == flink_peer.NAME and not isinstance(error, Crashed):
             return {name: f"absent: {error}"}
-        return {name: _unfinished(name, error)}
+        return {name: _unfinished(name, f"did not finish: {error}")}
     return {}
 
 
-def _unfinished(name: str, error: FleetError) -> str:
-    """Return what is said of a contender that failed; the error of ours or the reference is raised again."""
+def _unfinished(name: str, said: str) -> str:
+    """Return what is said of a contender that did not come to its end; of ours or the reference it is an error."""
     if name in {OURS, REFERENCE}:
-        raise error
-    said = str(error).removeprefix(f"{name} ")
-    return said if said.startswith("did not") else f"did not finish: {error}"
+        raise FleetError(f"{name} {said}")
+    return said
 
 
 def _start(name: str, plan: Plan, limit_s: float, work: Path, running: dict[str, Warm]) -> None:
@@ -219,9 +218,9 @@ def _round(
             found[name] = running[name].run(source, f"round{number}", until_s - time.monotonic())
         except DidNotFinish:
             running.pop(name, None)
-            found[name] = _unfinished(name, FleetError(f"{name} did not finish in {plan.limit_s:.0f} s"))
+            found[name] = _unfinished(name, f"did not finish in {plan.limit_s:.0f} s")
         except FleetError as error:
-            found[name] = _unfinished(name, error)
+            found[name] = _unfinished(name, f"did not finish: {error}")
             if name in running:
                 running.pop(name).end()
     return found

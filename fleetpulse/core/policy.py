@@ -338,6 +338,11 @@ class Policies:
             if end is None or end > since_ms:
                 yield dated, dated.effective_from_ms, end
 
+    def with_past(self, said: "Policies") -> "Policies":
+        """Return these, of which those whose time is over were dropped, and before them such of ``said``."""
+        first_ms = self.dated[0].effective_from_ms
+        return Policies((*(one for one in said.dated if one.effective_from_ms < first_ms), *self.dated))
+
     def pruned(self, frontier_ms: int | None) -> "Policies":
         """Drop the policies whose span ended at or before the frontier."""
         if frontier_ms is None or len(self.dated) == 1:

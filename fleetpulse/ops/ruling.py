@@ -1,8 +1,9 @@
 """Which rules a device is under, and were in force when, by what has landed."""
 
-from fleetpulse.core.policy import Policies, Rules
+from fleetpulse.core.policy import Rules
 from fleetpulse.core.registration import class_at
 from fleetpulse.core.replay import outcome
+from fleetpulse.core.state import World
 from fleetpulse.io.delta import query
 from fleetpulse.io.home import Home
 from fleetpulse.ops import registry
@@ -17,15 +18,17 @@ def rules_at(home: Home, device_id: str, instant_ms: int) -> tuple[str, Rules] |
         device_id: the device; one that is not registered is of the default class.
         instant_ms: at which they are, epoch milliseconds.
     """
-    said = policies(home, None)
-    if said is None:
+    known = world(home, None)
+    if known is None:
         return None
     device_class = class_at(registry.entries(home, device_id), instant_ms)
-    return device_class, said.at(instant_ms).policy.of(device_class)
+    return device_class, known.policies.at(instant_ms).policy.of(device_class)
 
 
-def policies(home: Home, through_ms: int | None) -> Policies | None:
-    """Return all policies that rows received up to an instant say, those whose time is over as well; None before the first row.
+def world(home: Home, through_ms: int | None) -> World | None:
+    """Return when we listened and all policies, those whose time is over as well, by the rows received up to an instant.
+
+    None before the first row.
 
     Args:
         home: the home.
@@ -35,4 +38,5 @@ def policies(home: Home, through_ms: int | None) -> Policies | None:
     if listened is None:
         return None
     found = query(home, f"SELECT {ROW} FROM messages WHERE kind IN ('policy', 'gap')", tables=["messages"])
-    return outcome(through([as_row(one) for one in found], listened, through_ms), home.deployment()).policies
+    told = outcome(through([as_row(one) for one in found], listened, through_ms), home.deployment())
+    return None if told.listening is None else World(told.listening.coverage, told.policies)

@@ -1,7 +1,7 @@
 """The benchmark of the job beside its peers: what is said of what was run, and sizes that cannot be generated."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,10 @@ import pytest
 from deltalake import DeltaTable
 
 from bench import courses
+from bench.compare import COLUMNS
 from bench.generate import Fleet, Input, prepare
 from bench.harness import Crashed, DidNotFinish, Run
-from bench.lifecycle import _round, beside_python, figures, flatness, heard, json_line
+from bench.lifecycle import _require_equal, _round, beside_python, figures, flatness, heard, json_line
 from fleetpulse.core.errors import FleetError, Misuse
 
 pytestmark = pytest.mark.unit
@@ -156,6 +157,18 @@ def test_a_peer_that_fails_is_a_row_that_says_why_and_the_others_run() -> None:
 def test_without_ours_or_the_reference_the_benchmark_ends(name: str, error: Exception, said: str) -> None:
     with pytest.raises(FleetError, match=said):
         _one_round({name: _Process(error)})
+
+
+def test_an_input_in_which_nobody_falls_silent_is_no_comparison(tmp_path: Path) -> None:
+    line = dict.fromkeys(COLUMNS, 1) | {"device_id": "a", "from_mode": "provisioned", "to_mode": "online"}
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        lines = [json.dumps(line | {"trigger": trigger}) for trigger in ("signal", "errors")]
+        (tmp_path / name / "said.json").write_text("\n".join(lines))
+    found = {name: replace(_run(1, 1.0), out=tmp_path / name) for name in ("one", "other")}
+    source = Input(Fleet(1_000, 6), Path(), (1, 1), 100_000)
+    with pytest.raises(FleetError, match="nothing of silence was compared: one has no such transition"):
+        _require_equal(found, source, 1)
 
 
 def test_a_contender_that_a_plan_does_not_run_is_refused_by_name() -> None:

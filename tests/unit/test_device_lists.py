@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from batch.registered import with_past
 from cli.device_lists import registered_devices
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.seeds import seeds
@@ -71,7 +70,7 @@ def test_a_device_that_was_registered_under_an_earlier_policy_is_judged_by_it(tm
     kept = known.policies.pruned(known.listening.frontier_ms)
     assert len(kept.dated) == 1
     [seed] = seeds(
-        registered_devices(home, known.listening.frontier_ms), known.listening, with_past(kept, known.policies), 1
+        registered_devices(home, known.listening.frontier_ms), known.listening, kept.with_past(known.policies), 1
     ).to_pylist()
     [ours] = taken(0, KeyGroup.from_bytes(seed["block"]).to_bytes(), {}, START, DEPLOYMENT)[0].to_pylist()
     assert ours["mode"] == known.devices["pump"].mode == "offline"
