@@ -83,7 +83,7 @@ def settle(spark: SparkSession, home: Home, say: Say, through: int = 0) -> Stand
     if not is_settled(checkpoint) or newest_begun(checkpoint) < through:
         say(f"finishing what generation {home.generation().number} has begun")
         end = max(through, newest_begun(checkpoint))
-        query = start(spark, home, None, through=end, settles=True)
+        query = start(spark, home, None, through=end)
         await_end(query, lambda version: say(f"finishing it: bronze is judged up to version {version} of {end}"))
     return stand(checkpoint)
 

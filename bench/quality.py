@@ -167,5 +167,5 @@ def _note(home: Home, newest_ms: int) -> None:
     """Write down how far it has come, as the job's checkpoint does."""
     for folder in ("offsets", "commits"):
         (home.checkpoint / folder).mkdir(parents=True, exist_ok=True)
-    (home.checkpoint / "offsets" / "1").write_text(f'v1\n{{"batchWatermarkMs": {newest_ms - 1}}}\n{{"version": 1}}\n')
-    (home.checkpoint / "commits" / "1").write_text("v1\n{}")
+    (home.checkpoint / "offsets" / "1").write_text('v1\n{"batchWatermarkMs": 0}\n{"version": 1}\n')
+    (home.checkpoint / "commits" / "1").write_text(f'v1\n{{"nextBatchWatermarkMs": {newest_ms - 1}}}')

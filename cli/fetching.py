@@ -17,10 +17,10 @@ def fetch() -> None:
 
     No start with --no-airflow needs a network then.
     """
-    from fleetpulse.columnar.warm import warm
+    from fleetpulse.io.kernels import keep_kernels
 
     typer.echo(f"Java: {find_java()}")
     typer.echo(f"JARs: {len(resolve_jars(jars=(*JARS, *KAFKA_JARS)))} in the project's cache")
-    warm()
+    keep_kernels()
     typer.echo("the fold is compiled")
     typer.echo(keep_classes())

@@ -118,17 +118,20 @@ def bridge(
 @jobs.command("landing")
 def landing(home: HomeOption, parent: ParentOption = None) -> None:
     """From segments to bronze."""
+    from fleetpulse.io.pacing import landing_pause_s, verdict_delay_ms
     from fleetpulse.io.sparkplug.codec import decode_any
     from fleetpulse.settings import load_settings
 
     do_without("pandas")
-    from streaming.landing import run_landing
+    from streaming.landing import LOOK_S, run_landing
 
     at = Home(home)
-    lease_ms = load_settings(at.path).bridge_lease
+    settings = load_settings(at.path)
+    delay_ms = verdict_delay_ms(at.deployment().allowed_lateness_ms, settings.verdict_delay)
     one_allocator()
     collect_seldom()
-    run_landing(at, partial(decode_any, load_mappings(at)), _begin(parent), lease_ms=lease_ms)
+    decoder, pause_s = partial(decode_any, load_mappings(at)), landing_pause_s(delay_ms, LOOK_S)
+    run_landing(at, decoder, _begin(parent), lease_ms=settings.bridge_lease, live_pause_s=pause_s)
 
 
 @jobs.command("classes")
@@ -144,12 +147,14 @@ def classes(_home: HomeOption, parent: ParentOption = None) -> None:
 def lifecycle(home: HomeOption, parent: ParentOption = None) -> None:
     """From bronze to judgements."""
     from cli.sizes import size_of
+    from fleetpulse.io.pacing import hold_ms, verdict_delay_ms
     from fleetpulse.settings import load_settings
     from streaming.lifecycle import Habits, run_lifecycle
 
-    settings = load_settings(home)
-    habits = Habits(settings.batch_every, settings.keep_stream_health, settings.keep_judgement_versions)
-    run_lifecycle(Home(home), _begin(parent), habits, size_of(Home(home)))
+    settings, at = load_settings(home), Home(home)
+    held_ms = hold_ms(verdict_delay_ms(at.deployment().allowed_lateness_ms, settings.verdict_delay))
+    habits = Habits(held_ms, settings.batch_every, settings.keep_stream_health, settings.keep_judgement_versions)
+    run_lifecycle(at, _begin(parent), habits, size_of(at))
 
 
 @jobs.command("airflow")

@@ -137,6 +137,7 @@ def _figures(*, measure_anew: bool) -> Figures:
 
 def _of_home(home: Home) -> tuple[Fleet, int]:
     """Return a home's fleet, and the bytes that its settings give to the JVM's heap."""
+    from fleetpulse.io.pacing import hold_ms, verdict_delay_ms
     from fleetpulse.ops.measured import fleet_of
     from fleetpulse.settings import heap_mb, load_settings
 
@@ -145,7 +146,8 @@ def _of_home(home: Home) -> tuple[Fleet, int]:
     kept_ms = settings.keep_device_snapshots
     kept_days = None if kept_ms is None else kept_ms / DAY_MS
     measured = fleet_of(home, settings.keep_messages)
-    fleet = replace(measured, keep_snapshot_days=kept_days, batch_every_ms=settings.batch_every)
+    held_ms = hold_ms(verdict_delay_ms(home.deployment().allowed_lateness_ms, settings.verdict_delay))
+    fleet = replace(measured, keep_snapshot_days=kept_days, batch_every_ms=settings.batch_every, held_ms=held_ms)
     return fleet, heap_mb(settings.heap) * 1_048_576
 
 

@@ -159,9 +159,11 @@ class Settings(BaseSettings):
         cores: cores that the lifecycle job takes, and each verb that reads or moves its state. The job's first batch divides the
             state into as many partitions: ``fleet state repartition`` divides it anew.
         heap: memory of the JVM of each of them, such as ``4g``; their Python workers take theirs beside it (``fleet plan``).
-        batch_every: the shortest time between the begins of two batches of the lifecycle job, 10 s at most. A batch costs more
-            than half a second of CPU however little came: a small fleet saves most of that by a longer time. Verdicts then come
-            up to twice that time later, and what is to be caught up comes in batches of about 1,000,000 rows.
+        verdict_delay: how much later a verdict may come than the frontier allows it, while messages arrive as they are sent: at
+            most a sixth of the allowed lateness, and at most 10 s, which is the default. A batch costs more than half a second of
+            CPU however few messages it reads, so a shorter delay keeps the machine busier. A backlog is judged without delay.
+        batch_every: the shortest time between the begins of two batches of the lifecycle job, 10 s at most; it holds for a
+            backlog, too, which is then judged in batches of about 1,000,000 rows.
         state_store: where Spark keeps state: ``rocksdb``; asking for ``hdfs`` is refused with the reason.
         restarts: how often ``fleet up`` starts a process that died again by itself, within ten minutes. The lifecycle job is then
             left to who supervises it, where somebody does; otherwise the run ends.
@@ -205,6 +207,7 @@ class Settings(BaseSettings):
     bridge_lease: Annotated[Milliseconds, Field(ge=1_000)] = "15s"  # pyright: ignore[reportAssignmentType]
     cores: Annotated[int, Field(ge=1, le=1_024)] = 2
     heap: Annotated[str, AfterValidator(_is_heap)] = "1g"
+    verdict_delay: Annotated[Milliseconds, Field(ge=0, le=10_000)] = "10s"  # pyright: ignore[reportAssignmentType]
     batch_every: Annotated[Milliseconds, Field(ge=200, le=10_000)] = "200ms"  # pyright: ignore[reportAssignmentType]
     state_store: Annotated[str, AfterValidator(_is_usable)] = "rocksdb"
     restarts: Annotated[int, Field(ge=0, le=1_000)] = 5

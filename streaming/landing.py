@@ -22,6 +22,7 @@ from fleetpulse.io.counted import Counted, counted_in, held
 from fleetpulse.io.damage import open_table
 from fleetpulse.io.home import Home
 from fleetpulse.io.leases import LEASE_MS
+from fleetpulse.io.pacing import NEWEST, is_live
 from fleetpulse.io.process import Stop, write_status
 from streaming.bridges import Bridges, tidy
 from streaming.landed import Decoder, decode_parts, taken_of
@@ -29,8 +30,9 @@ from streaming.merging import PLACES, merged, place
 
 _LOG: Final = structlog.get_logger("landing")
 _BEFORE: Final = f"landing:{BRIDGE}"  # counted whole segments of the one bridge there was
-_NEWEST: Final = "newest"  # counts milliseconds: the newest received_at that has landed
 MAX_ROWS: Final = 20_000  # a commit: it bounds memory, and the rows of one version of bronze
+LOOK_S: Final = 0.2  # between two looks for segments
+_TRICKLE: Final = MAX_ROWS // 4  # rows of a commit: behind more of them the next ones are waiting already
 MAX_BYTES: Final = 64 * 1024 * 1024  # that are read of a bridge
 
 
@@ -67,7 +69,7 @@ class Landing:
             table.name: {name: max(at, through[name]) for name, at in places_of(home, table).items()} for table in _LANDED
         }
         messages = open_table(home.table(MESSAGES.name))
-        self.newest_ms = messages.transaction_version(_NEWEST) or None
+        self.newest_ms = messages.transaction_version(NEWEST) or None
         self.counted = counted_in(messages) or self._counted_before(through)
         self.rows = 0
         self.last_line: tuple[str, int] | None = None
@@ -92,7 +94,7 @@ class Landing:
             if rows.num_rows or table is MESSAGES:
                 numbers = {f"rows:{name}": end for name, end in ends.items()}
                 more = counted.numbers() if table is MESSAGES else {}
-                delta.append_of(self.home, table, rows, {**numbers, _NEWEST: newest_ms, **more}, self.appenders[table.name])
+                delta.append_of(self.home, table, rows, {**numbers, NEWEST: newest_ms, **more}, self.appenders[table.name])
             self.places[table.name] |= ends
             self.rows += rows.num_rows if table is MESSAGES else 0
         self.newest_ms, self.counted = newest_ms, counted
@@ -122,12 +124,29 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def run_landing(home: Home, decoder: Decoder, stop: Stop, pause_s: float = 0.2, lease_ms: int = LEASE_MS) -> None:
-    """Land until stopped; a full disk is waited out."""
+def run_landing(
+    home: Home,
+    decoder: Decoder,
+    stop: Stop,
+    pause_s: float = LOOK_S,
+    lease_ms: int = LEASE_MS,
+    live_pause_s: float = LOOK_S,
+) -> None:
+    """Land until stopped; a full disk is waited out.
+
+    Args:
+        home: the home.
+        decoder: makes a row of a message, or says why not.
+        stop: when to end.
+        pause_s: between two looks for segments, where there was none.
+        lease_ms: see `Landing`.
+        live_pause_s: behind a commit of few rows that are of now: each commit costs a hundred messages' CPU.
+    """
     landing = Landing(home, decoder, lease_ms)
     problem = None
     written = 0.0
     while not stop.is_set():
+        before = landing.rows
         try:
             idle = landing.step() == 0
             problem = None
@@ -141,4 +160,6 @@ def run_landing(home: Home, decoder: Decoder, stop: Stop, pause_s: float = 0.2, 
             written = time.monotonic()
         if idle:
             stop.wait(pause_s)
+        elif landing.rows - before < _TRICKLE and is_live(landing.newest_ms, _now_ms()):
+            stop.wait(live_pause_s)
     write_status(home.run("landing"), {**landing.status(), "problem": problem})

@@ -1,7 +1,7 @@
 """The lifecycle job: bronze in, judgements out. The JVM plans, shuffles blocks, keeps state and commits."""
 
 import os
-import threading
+import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ import structlog
 from py4j.protocol import Py4JNetworkError
 from pyspark.sql.streaming.query import StreamingQuery
 
-from fleetpulse.columnar.warm import warm
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.home import Home
+from fleetpulse.io.kernels import compile_beside
 from fleetpulse.io.leftovers import remains_of, remove_folders
 from fleetpulse.io.lifecycle_query import start
 from fleetpulse.io.making import is_maintaining, is_making
@@ -27,7 +27,7 @@ from fleetpulse.io.tidying import shorten_log
 
 _LOG: Final = structlog.get_logger("lifecycle")
 _SPARK: Final = "spark"  # in the home; what lies in `local` and `blocks-*` there is this job's alone
-_WARM_LIMIT_S: Final = 60.0
+_COMPILED_S: Final = 60.0
 _SHORTEN_EVERY_S: Final = 60.0
 _JVM_GONE: Final = (Py4JNetworkError, ConnectionError)  # how py4j says that nobody listens any more
 
@@ -37,11 +37,13 @@ class Habits:
     """How often the job makes a batch, and for how long it keeps what it has written, in milliseconds.
 
     Attributes:
+        held_ms: for how long rows of a live fleet wait for their batch, see `pacing`.
         batch_every_ms: from the begin of one batch to that of the next one at least, also where there is more to be read.
         health_ms: the rows of `stream_health`; None for ever.
         versions_ms: a version of `judgements` in the log, once a checkpoint holds all that it says.
     """
 
+    held_ms: int
     batch_every_ms: int
     health_ms: int | None
     versions_ms: int
@@ -73,12 +75,13 @@ def run_lifecycle(home: Home, stop: Stop, habits: Habits, size: Size) -> None:
 
 
 def _run(home: Home, stop: Stop, habits: Habits, size: Size) -> None:
-    warming = threading.Thread(target=warm, name="warm", daemon=True)
-    warming.start()  # while the JVM starts; the first batch's workers find it done instead of each doing it
+    compiling = compile_beside()  # while the JVM starts; Spark's daemon of Python workers finds it done
     spark = spark_session("fleetpulse-lifecycle", local_dir=home.path / _SPARK, size=size)
-    warming.join(_WARM_LIMIT_S)
+    if compiling:
+        with suppress(subprocess.TimeoutExpired):
+            compiling.wait(_COMPILED_S)
     health = StreamHealth(home, home.generation().number, habits.health_ms)
-    query = start(spark, home, f"{habits.batch_every_ms} milliseconds")
+    query = start(spark, home, f"{habits.batch_every_ms} milliseconds", held_ms=habits.held_ms)
     health.follow(spark, query)
     next_s = time.monotonic()
     try:

@@ -54,7 +54,8 @@ def land_live(home: Home, rows: Sequence[Row], number: int) -> None:
 def judged_up_to(home: Home, *ends: int, generation: str = "gen-0001") -> None:
     """Write a checkpoint as Spark does: a batch for each of the versions at which one ended."""
     for batch, end in enumerate(ends):
-        for kind, lines in (("offsets", ["v1", '{"batchWatermarkMs":1}', f'{{"version": {end}}}']), ("commits", ["v1", "{}"])):
+        offsets = ["v1", '{"batchWatermarkMs":1}', f'{{"version": {end}}}']
+        for kind, lines in (("offsets", offsets), ("commits", ["v1", '{"nextBatchWatermarkMs":1}'])):
             path = home.checkpoint.parent / generation / kind / str(batch)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("\n".join(lines))

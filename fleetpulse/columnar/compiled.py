@@ -5,30 +5,16 @@ Numba knows a function's own file alone, and would go on by yesterday's table; k
 and in ``core``, and no two states of them share a folder.
 """
 
-import hashlib
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from numba import config, njit
 from numba.core import caching
 
-_SOURCES: Final = (Path(__file__).parent, Path(__file__).parents[1] / "core")
+from fleetpulse.columnar.sources import SOURCES_DIGEST
+
 _MARK: Final = "fold-"
-
-
-def digest_of(folders: Iterable[Path]) -> str:
-    """Return 16 hexadecimal digits that follow from the names and the text of the Python files in folders."""
-    told = hashlib.sha256()
-    for path in (path for folder in folders for path in sorted(folder.glob("*.py"))):
-        text = path.read_bytes()
-        told.update(f"{path.parent.name}/{path.name}:{len(text)}\n".encode())
-        told.update(text)
-    return told.hexdigest()[:16]
-
-
-SOURCES_DIGEST: Final = digest_of(_SOURCES)
 
 
 class _OfAllSources:
@@ -61,9 +47,14 @@ _FLAGS: Final[dict[str, Any]] = {"cache": True, "_nrt": False}
 borrowing: Final[Any] = njit(**_FLAGS)
 
 
+def kept_in(function: Any) -> Path:
+    """Return the folder in which numba keeps a function's machine code."""
+    return Path(function.stats.cache_path)
+
+
 def remove_outdated(function: Any) -> None:
     """Remove what was compiled of other sources, where a function's machine code is kept; no effect on what cannot be removed."""
-    ours = Path(function.stats.cache_path)
+    ours = kept_in(function)
     for folder in ours.parent.glob(f"{_MARK}*"):
         if folder != ours:
             shutil.rmtree(folder, ignore_errors=True)

@@ -2,6 +2,8 @@
 
 Rule 1: an offset is the number of the next Delta version to read; what a version appended never changes.
 Rule 2: what is read of a version is said by `delta_log`: rewrites are passed over, and one that is gone is an error, not a gap.
+Rule 3: Spark's planner and its streaming runner import this module at each start of a query, and wait ten seconds for it at most:
+what only a task needs (numba, the packing) is imported where the task begins.
 """
 
 import shutil
@@ -17,13 +19,14 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from fleetpulse.io import handover
-from fleetpulse.io.bronze_blocks import MAX_ROWS, pack, read_bronze
 from fleetpulse.io.delta_log import DeltaLog
-from fleetpulse.io.workers import settle
+from fleetpulse.io.pacing import MAX_ROWS, Pacer
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 FORMAT: Final = "fleet_blocks"
-BLOCK_COLUMNS: Final = f"key_group int, received_at timestamp, started_ms long, signals binary, others binary, {handover.COLUMNS}"
+BLOCK_COLUMNS: Final = (
+    f"key_group int, received_at timestamp, newest_ms long, started_ms long, signals binary, others binary, {handover.COLUMNS}"
+)
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     Options: ``path`` of the table, ``key_groups``, ``max_rows`` a batch aims at, ``parallelism``; of a new checkpoint
     ``begin``, the first version to read, and ``begin_alone``: its first batch reads nothing; ``through``: the version to stop at;
-    ``settles``: there, one more batch reads nothing: what became due in the one before is said in it;
-    ``handover``: a folder of the query's own, see `handover`.
+    ``handover``: a folder of the query's own, see `handover`; ``hold_ms``: how long rows of a live fleet wait, see `pacing`.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -58,8 +60,8 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.begin = int(options.get("begin", "0"))
         self.alone = options.get("begin_alone") == "1"
         self.through = int(options["through"]) if "through" in options else None
-        self.settles = options.get("settles") == "1"
         self.handover = options.get("handover")
+        self.pacer = Pacer(self.log, int(options.get("hold_ms", "0")))
         self._started_ms: int | None = None
 
     def initialOffset(self) -> dict[str, int]:
@@ -78,13 +80,13 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {"version": start["version"]}
         begin = start["version"]
         end, rows, latest = begin, 0, self.log.latest() if self.through is None else self.through - 1
+        if not self.pacer.is_due(begin, latest):
+            return start
         while end <= latest and (rows < self.max_rows or end == begin):
             files, end_of_span = self.log.span(end, self.through)
             rows += sum(count for _, count in files)
             end = end_of_span
-        if end == begin:
-            return {"version": begin, "settled": 0} if self.settles and "settled" not in start else start
-        return {"version": end}
+        return start if end == begin else {"version": end}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Files]:
         """Share the files of a batch among the tasks."""
@@ -110,11 +112,15 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Pack one task's files: one block a key group."""
+        from fleetpulse.io.bronze_blocks import pack, read_bronze, with_wake_rows
+        from fleetpulse.io.workers import settle
+
         assert isinstance(partition, Files)
         tables = [read_bronze(path) for path in partition.paths]
         rows = pa.concat_tables(tables, promote_options="default").combine_chunks()  # a file of signals alone has fewer columns
         if rows.num_rows:
-            yield handover.hand_over(pack(rows, self.key_groups, partition.started_ms), "signals", partition.folder)
+            blocks = with_wake_rows(pack(rows, self.key_groups, partition.started_ms), self.key_groups)
+            yield handover.hand_over(blocks, "signals", partition.folder)
         settle()
 
     def commit(self, end: dict[str, int]) -> None:

@@ -1,5 +1,8 @@
 """Rows of bronze, as they lie in its files, packed into blocks: one of signals and one of other rows for each key group.
 
+Of a block's row ``received_at`` is that of the group's newest row, which moves Spark's watermark, and ``newest_ms`` that of the
+task's newest row, up to which the fold may judge.
+
 Rule: rows that concern everybody go to every key group, and so does what a gateway's death says to the devices behind it;
 a tick goes to group 0: it only moves the watermark. One that flushes goes to all.
 """
@@ -21,11 +24,11 @@ from fleetpulse.core.messages import EVERYONE, FLUSH, FROM_DEVICES, Clock, Kind
 from fleetpulse.io.damage import blaming_file
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
-MAX_ROWS: Final = 1_000_000  # a batch aims at; each costs about as much CPU as 300,000 rows, however small it is
 _BLOCK_SCHEMA: Final = pa.schema(
     [
         ("key_group", pa.int32()),
         ("received_at", pa.timestamp("us", tz="UTC")),
+        ("newest_ms", pa.int64()),
         ("started_ms", pa.int64()),
         ("signals", pa.binary()),
         ("others", pa.binary()),
@@ -160,12 +163,35 @@ def pack(rows: pa.Table, key_groups: int, started_ms: int) -> pa.RecordBatch:
         [
             pa.array(found, pa.int32()),
             pa.array([newest[group] * 1000 for group in found], pa.int64()).cast(_MICROS),
+            pa.nulls(len(found), pa.int64()),
             pa.array([started_ms] * len(found), pa.int64()),
             pa.array([signals.get(group) for group in found], pa.binary()),
             pa.array([others.get(group) for group in found], pa.binary()),
         ],
         schema=_BLOCK_SCHEMA,
     )
+
+
+def with_wake_rows(blocks: pa.RecordBatch, key_groups: int) -> pa.RecordBatch:
+    """Let a task's rows wake every key group at the newest ``received_at`` that the task has read.
+
+    Args:
+        blocks: as `pack` returns them, at least one row.
+        key_groups: how many groups there are.
+
+    Returns:
+        The blocks with that instant as ``newest_ms``, and a row without blocks for each group that has none.
+
+    Source: docs/adr/0030-every-batch-wakes-every-key-group.md
+    """
+    missing = np.setdiff1d(np.arange(key_groups, dtype=np.int32), blocks["key_group"].to_numpy())
+    count, nothing = len(missing), pa.nulls(len(missing), pa.binary())
+    newest, started = pc.max(blocks["received_at"]), blocks["started_ms"][0]
+    instants = [pa.repeat(newest, count), pa.nulls(count, pa.int64()), pa.repeat(started, count)]
+    added = [pa.array(missing), *instants, nothing, nothing]
+    woken = pa.concat_batches([blocks, pa.RecordBatch.from_arrays(added, schema=blocks.schema)])
+    newest_ms = pa.repeat(pa.scalar(newest.value // 1000, pa.int64()), woken.num_rows)
+    return woken.set_column(woken.schema.get_field_index("newest_ms"), "newest_ms", newest_ms)
 
 
 def _gateway_deaths(rows: pa.Table) -> pa.RecordBatch:

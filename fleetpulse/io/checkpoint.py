@@ -34,18 +34,17 @@ class Stand:
 def judged_up_to(checkpoint: Path) -> tuple[int, int] | None:
     """Return the newest committed batch and the ``received_at`` up to which it judged, in epoch milliseconds.
 
-    Read from the checkpoint itself, so that it is true whether the job runs, stopped or was killed. None before
-    the first batch.
+    A batch judges all key groups at the newest row that it read, so that is where its watermark goes. Read from the checkpoint
+    itself, so that it is true whether the job runs, stopped or was killed. None before the first batch.
 
     Raises:
         FleetError: what it was begun with is damaged.
     """
     for batch in reversed(committed(checkpoint)):
         try:
-            metadata = json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[1])
-        except (OSError, ValueError, IndexError):
+            watermark_ms = watermark_after(checkpoint, batch) or 0
+        except FleetError:  # it was just removed, or is cut off: the one before it is whole
             continue
-        watermark_ms = int(metadata["batchWatermarkMs"])
         return batch, watermark_ms + WATERMARK_DELAY_MS if watermark_ms else begun_with(checkpoint) or WATERMARK_DELAY_MS
     return None
 
@@ -71,11 +70,8 @@ def begun_with(checkpoint: Path) -> int | None:
 
 
 def is_settled(checkpoint: Path) -> bool:
-    """Whether all that was read is judged and said: no batch is under way, and none is left for what became due in the last."""
-    if unfinished(checkpoint) is not None or not committed(checkpoint):
-        return False
-    reached = judged_up_to(checkpoint)
-    return reached is not None and reached[1] == stand(checkpoint).newest_ms
+    """Whether all that was read is judged and said: there is a batch, and none is under way."""
+    return unfinished(checkpoint) is None and bool(committed(checkpoint))
 
 
 def committed(checkpoint: Path) -> list[int]:

@@ -60,6 +60,27 @@ class DeltaLog:
     def _commit_of(self, version: int) -> Path:
         return self.log / f"{version:020d}.json"
 
+    def landed_ms(self, version: int) -> int:
+        """Return when a version was committed, by the file's time, epoch milliseconds; 0 where it is gone from the log."""
+        try:
+            return self._commit_of(version).stat().st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            return 0
+
+    def actions(self, version: int) -> list[dict[str, Any]]:
+        """Return the actions of a version.
+
+        Raises:
+            FleetError: the version is no longer in the log.
+        """
+        try:
+            return actions_of(self._commit_of(version))
+        except FileNotFoundError:
+            raise FleetError(
+                f"version {version} of {self.table.name} is gone from its log, and has not been judged; "
+                f"restore it from a backup, or begin a new generation from a snapshot"
+            ) from None
+
     def appended(self, version: int) -> list[tuple[str, int]]:
         """Return path and number of rows of each file that a version appended.
 
@@ -68,13 +89,7 @@ class DeltaLog:
         Raises:
             FleetError: the version is no longer in the log.
         """
-        try:
-            actions = actions_of(self._commit_of(version))
-        except FileNotFoundError:
-            raise FleetError(
-                f"version {version} of {self.table.name} is gone from its log, and has not been judged; "
-                f"restore it from a backup, or begin a new generation from a snapshot"
-            ) from None
+        actions = self.actions(version)
         files: list[tuple[str, int]] = []
         for action in actions:
             add = action.get("add")

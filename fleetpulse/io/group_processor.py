@@ -3,8 +3,8 @@
 Rule 1: no rule about devices is here, and no side effect: all that a call says is in the row that it yields.
 Rule 2: the watermark runs one millisecond behind the newest ``received_at``, so that rows that share it are kept; it
 only wakes a group. A timer may fire early; it is armed again.
-Rule 3: a group that has rows is folded once in a batch: what is due by then is judged with them, and its timer is moved beyond
-the watermark before Spark asks which have expired.
+Rule 3: a batch with rows wakes every group (`bronze_blocks.with_wake_rows`), and a group is folded once in it: what is due by
+then is judged, and its timer is moved beyond the watermark before Spark asks which have expired.
 """
 
 import time
@@ -68,15 +68,16 @@ class GroupProcessor(StatefulProcessor):
         """Fold the group's blocks of a micro-batch."""
         signals: list[pa.RecordBatch] = []
         others: list[Any] = []
-        started_ms = 0
+        started_ms = newest_ms = 0
         for row in rows:
+            newest_ms = max(newest_ms, row.newest_ms)
             if (block := handed(row, "signals")) is not None:
                 signals.append(from_wire(block))
             if row.others is not None:
                 others += batch_to_rows(from_bytes(row.others))
             started_ms = row.started_ms
         batch = pa.concat_batches(signals) if signals else NO_SIGNALS
-        yield from self._fold(key[0], batch, others, timerValues, started_ms=started_ms)
+        yield from self._fold(key[0], batch, others, timerValues, newest_ms=newest_ms, started_ms=started_ms)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         """Let time pass for the group."""
@@ -88,12 +89,22 @@ class GroupProcessor(StatefulProcessor):
         leave_waiting(self.handle)
 
     def _fold(
-        self, key_group: int, signals: pa.RecordBatch, others: list[Any], timers: Any, *, started_ms: int = 0, fired: bool = False
+        self,
+        key_group: int,
+        signals: pa.RecordBatch,
+        others: list[Any],
+        timers: Any,
+        *,
+        newest_ms: int = 0,
+        started_ms: int = 0,
+        fired: bool = False,
     ) -> Iterator[Any]:
         watermark_ms = timers.getCurrentWatermarkInMs()
+        newest_ms = max(newest_ms, watermark_ms + WATERMARK_DELAY_MS)
         stored = self.state.read()
+        if not (fired or signals.num_rows or others) and not _is_due(stored, newest_ms):
+            return
         group = KeyGroup.from_bytes(stored[0]) if stored else begin(started_ms)
-        newest_ms = max([watermark_ms + WATERMARK_DELAY_MS, *(row.received_at_ms for row in others)])
         step = group.fold(signals, others, newest_ms, self.deployment, self.state.chunk)
         summary = None if self.silent else group.summary(key_group)
         standing_ms = stored[1] if stored and not fired else None  # a timer that fired is gone
@@ -120,6 +131,11 @@ class GroupProcessor(StatefulProcessor):
             if wanted_ms is not None:
                 self.handle.registerTimer(wanted_ms)
         self.state.write(group.to_bytes(self.form), wanted_ms, step.chunks, step.gone)
+
+
+def _is_due(stored: tuple[bytes, int | None] | None, newest_ms: int) -> bool:
+    """Whether a group that is woken without rows has anything to judge: its timer runs `WATERMARK_DELAY_MS` before that."""
+    return stored is not None and stored[1] is not None and stored[1] + WATERMARK_DELAY_MS <= newest_ms
 
 
 def unpacker(generation: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -13,17 +13,18 @@ from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.belonging import mark_own, require_own
 from fleetpulse.io.block_source import FORMAT, BlockSource
-from fleetpulse.io.bronze_blocks import MAX_ROWS
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, relocate
 from fleetpulse.io.generations import Generation, checkpoint_of
 from fleetpulse.io.group_processor import OUTPUT, TOLD, GroupProcessor, unpacker
 from fleetpulse.io.home import Home
 from fleetpulse.io.leftovers import remove_aside
+from fleetpulse.io.pacing import MAX_ROWS
 from fleetpulse.io.said_batch import commit_what_was_said
 from fleetpulse.io.spark import folder_of
 from fleetpulse.io.unsaid import say_unsaid
 
 PAUSE: Final = "200 milliseconds"  # between two looks for new rows
+_NO_DATA_BATCHES: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def judged(
     through: int | None = None,
     max_rows: int = MAX_ROWS,
     silent: bool = False,
-    settles: bool = False,
+    held_ms: int = 0,
 ) -> DataFrame:
     """Return the streaming table of judgements over a table of messages.
 
@@ -64,7 +65,7 @@ def judged(
         through: the version of bronze at which to stop; None goes on.
         max_rows: what a batch aims at; 1 makes each version a batch.
         silent: whether nobody hears what is said.
-        settles: see `start`.
+        held_ms: see `start`.
     """
     spark.dataSource.register(BlockSource)
     options: dict[str, str | int] = {"path": str(messages), "key_groups": generation.key_groups, "max_rows": max_rows}
@@ -74,8 +75,8 @@ def judged(
         options["handover"] = mkdtemp(prefix="blocks-", dir=folder_of(spark))
     if through is not None:
         options["through"] = through
-    if settles:
-        options["settles"] = 1
+    if held_ms:
+        options["hold_ms"] = held_ms
     blocks = (
         spark.readStream.format(FORMAT)
         .options(**options)
@@ -98,7 +99,7 @@ def start(
     through: int | None = None,
     told: Path | None = None,
     silent: bool = False,
-    settles: bool = False,
+    held_ms: int = 0,
 ) -> StreamingQuery:
     """Start the query of a home; it goes on where its checkpoint stands, and begins with ``begin`` where there is none.
 
@@ -112,7 +113,7 @@ def start(
         told: the table that judgements go to; None takes the home's.
         silent: judge, and say nothing: what is read has been said by another generation. Where ``told`` is given what is said
             goes there all the same, but for summaries: they are still to be said.
-        settles: end with a batch that reads nothing: Spark makes none where it goes on with nothing new to be read.
+        held_ms: for how long rows of a live fleet wait for their batch, milliseconds, see `pacing`.
 
     Raises:
         FleetError: the checkpoint is another home's, or ahead of bronze.
@@ -136,8 +137,9 @@ def start(
         begin=begin,
         through=through,
         silent=silent,
-        settles=settles,
+        held_ms=held_ms,
     )
+    spark.conf.set(_NO_DATA_BATCHES, False)  # a batch judges all key groups at its newest row: nothing is left for one more
     writer = rows.writeStream.queryName("lifecycle").outputMode("append")
     writer = writer.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if pause is None else writer.trigger(processingTime=pause)

@@ -16,10 +16,11 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.bronze_blocks import MAX_ROWS, pack, read_bronze
+from fleetpulse.io.bronze_blocks import pack, read_bronze
 from fleetpulse.io.damage import blaming_file
 from fleetpulse.io.delta import files_of
 from fleetpulse.io.home import Home
+from fleetpulse.io.pacing import MAX_ROWS
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _COLUMN: Final = "received_at"

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from fleetpulse.io.pacing import FEW_ROWS
 from fleetpulse.ops.balance import busiest
 
 DAY_MS: Final = 86_400_000
@@ -122,6 +123,7 @@ class Fleet:
         metrics_bytes: of a message's metrics, on average.
         id_bytes: of a device's id.
         batch_every_ms: from the begin of one batch to that of the next at least, the setting ``batch_every``.
+        held_ms: for how long messages wait for their batch while fewer than `FEW_ROWS` have come, see `io.pacing`.
         tolerance: which share of a batch's time its checkpoint may take.
         keep_days: how long messages are kept; None for ever.
         keep_snapshot_days: how long a snapshot a day is kept; likewise.
@@ -139,6 +141,7 @@ class Fleet:
     metrics_bytes: float = 12
     id_bytes: float = 15
     batch_every_ms: int = 200
+    held_ms: int = 6_000
     tolerance: float = 0.1
     keep_days: float | None = 90
     keep_snapshot_days: float | None = 90
@@ -262,9 +265,9 @@ def batch_cpu_s(fleet: Fleet, figures: Figures, batch_s: float) -> float:
 
 def batch_time_s(fleet: Fleet, figures: Figures, cores: int) -> float:
     """Return how long batches get: each takes in what came while the one before it ran; infinity where cores do not suffice."""
-    batch_s = fleet.batch_every_ms / 1000
+    least_s = batch_s = max(fleet.batch_every_ms, min(fleet.held_ms, FEW_ROWS * 1000 / max(fleet.messages_per_s, 1e-9))) / 1000
     for _ in range(500):
-        wanted = max(fleet.batch_every_ms / 1000, batch_cpu_s(fleet, figures, batch_s) / cores)
+        wanted = max(least_s, batch_cpu_s(fleet, figures, batch_s) / cores)
         if abs(wanted - batch_s) < 1e-4:
             return wanted
         if wanted > 3_600:

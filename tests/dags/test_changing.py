@@ -144,8 +144,8 @@ def test_a_change_that_goes_well_undoes_nothing(stand: Stand, trial: Trial) -> N
     batches = stand.home / "checkpoints" / "lifecycle" / "gen-0002"
     for folder in ("commits", "offsets"):
         (batches / folder).mkdir(parents=True, exist_ok=True)
-    (batches / "commits" / "4").write_text("v1\n{}")
-    (batches / "offsets" / "4").write_text('v1\n{"batchWatermarkMs": 1000}\n{}')
+    (batches / "commits" / "4").write_text('v1\n{"nextBatchWatermarkMs": 1000}')
+    (batches / "offsets" / "4").write_text('v1\n{"batchWatermarkMs": 0}\n{}')
     ended = trial(dag)
     assert set(ended.values()) == {"success"}
     assert verbs(stand)[-2:] == ["state switch 2", "stream start"]

@@ -203,8 +203,8 @@ def batch(home: Path, number: int, watermark_ms: int = 5_000) -> None:
     at = home / "checkpoints" / "lifecycle" / "gen-0001"
     for folder in ("commits", "offsets"):
         (at / folder).mkdir(parents=True, exist_ok=True)
-    (at / "offsets" / str(number)).write_text(f"v1\n{json.dumps({'batchWatermarkMs': watermark_ms})}\n{{}}")
-    (at / "commits" / str(number)).write_text("v1\n{}")
+    (at / "offsets" / str(number)).write_text('v1\n{"batchWatermarkMs": 0}\n{}')
+    (at / "commits" / str(number)).write_text(f"v1\n{json.dumps({'nextBatchWatermarkMs': watermark_ms})}")
 
 
 def test_waiting_for_a_batch_ends_with_it_and_not_before(tmp_path: Path) -> None:

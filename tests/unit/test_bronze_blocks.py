@@ -11,7 +11,7 @@ from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io import delta
-from fleetpulse.io.bronze_blocks import pack, read_bronze
+from fleetpulse.io.bronze_blocks import pack, read_bronze, with_wake_rows
 from fleetpulse.io.home import Home
 from tests.histories import START, row, signal, tick
 from tests.homes import landed_home
@@ -40,3 +40,19 @@ def test_a_device_that_was_deleted_by_another_program_is_gone_and_the_others_are
     assert after < before
     assert {one for one in before - after if "'d3'" not in one} == set()
     assert not [one for one in after if "'d3'" in one]
+
+
+@pytest.mark.parametrize("rows", [SIGNALS[:1], [*SIGNALS[:2], tick(31)]], ids=["one signal", "with a tick"])
+def test_a_batch_wakes_every_key_group_once_at_its_newest_row(rows: list[Row], tmp_path: Path) -> None:
+    home = landed_home(tmp_path, rows, Deployment())
+    [file] = delta.files_of(home, MESSAGES, "received_at")
+    packed = pack(read_bronze(str(file.path)), 16, START)
+    woken = with_wake_rows(packed, 16)
+    assert sorted(woken["key_group"].to_pylist()) == list(range(16))
+    assert woken["signals"].to_pylist()[: packed.num_rows] == packed["signals"].to_pylist()
+    added = woken.slice(packed.num_rows).to_pylist()
+    assert added, "the rows are of some groups"
+    newest_ms = max(one.received_at_ms for one in rows)
+    assert set(woken["newest_ms"].to_pylist()) == {newest_ms}, "also of groups that have older rows alone"
+    assert {(one["signals"], one["others"]) for one in added} == {(None, None)}
+    assert {one["received_at"] for one in added} == {max(packed["received_at"].to_pylist())}

@@ -37,13 +37,13 @@ def test_a_jvm_that_is_gone_is_said_and_figures_are_written(
     home, stopped = Home(tmp_path / "home"), list[str]()
     home.prepare(None)
     delta.create(home, MESSAGES)
-    health = SimpleNamespace(follow=lambda *_: None, stop=lambda: stopped.append("figures"))
-    monkeypatch.setattr(lifecycle, "warm", lambda: None)
+    health = SimpleNamespace(follow=lambda *_, **__: None, stop=lambda: stopped.append("figures"))
+    monkeypatch.setattr(lifecycle, "compile_beside", lambda: None)
     monkeypatch.setattr(lifecycle, "spark_session", lambda *_, **__: Gone(error))
-    monkeypatch.setattr(lifecycle, "start", lambda *_: Gone(error))
-    monkeypatch.setattr(lifecycle, "StreamHealth", lambda *_: health)
+    monkeypatch.setattr(lifecycle, "start", lambda *_, **__: Gone(error))
+    monkeypatch.setattr(lifecycle, "StreamHealth", lambda *_, **__: health)
     with pytest.raises(FleetError, match="Spark's JVM, which judges, ended by itself"):
-        run_lifecycle(home, Stop(), Habits(200, None, 0), Size())
+        run_lifecycle(home, Stop(), Habits(0, 200, None, 0), Size())
     assert stopped == ["figures"]
 
 

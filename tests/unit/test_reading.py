@@ -1,6 +1,5 @@
 """How tables and checkpoints are read by the verbs that look."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -98,10 +97,9 @@ def test_an_instant_is_the_same_whether_its_file_says_utc_or_not(tmp_path: Path)
 def batch(checkpoint: Path, number: int, watermark_ms: int, *, committed: bool = True) -> None:
     for folder in ("offsets", "commits"):
         (checkpoint / folder).mkdir(parents=True, exist_ok=True)
-    metadata = json.dumps({"batchWatermarkMs": watermark_ms})
-    (checkpoint / "offsets" / str(number)).write_text(f'v1\n{metadata}\n{{"version": 1}}\n')
+    (checkpoint / "offsets" / str(number)).write_text('v1\n{"batchWatermarkMs": 0}\n{"version": 1}\n')
     if committed:
-        (checkpoint / "commits" / str(number)).write_text("v1\n{}")
+        (checkpoint / "commits" / str(number)).write_text(f'v1\n{{"nextBatchWatermarkMs": {watermark_ms}}}')
 
 
 def test_what_is_judged_is_what_the_newest_committed_batch_says(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import fleetpulse
-from fleetpulse.columnar.compiled import SOURCES_DIGEST, digest_of
+from fleetpulse.columnar.sources import SOURCES_DIGEST, digest_of
 
 ROOT = Path(__file__).parents[2]
 _SOURCES = Path(fleetpulse.__file__).parent

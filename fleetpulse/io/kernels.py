@@ -1,0 +1,61 @@
+"""The fold's compiled kernels, kept on disk: compiled once for each state of their sources, and by one process at a time.
+
+Rule 1: a mark in the cache says that all kernels are compiled, and where they lie; who finds it compiles nothing.
+Rule 2: who does not find it holds a lock while it compiles, since two processes would spend 40 CPU seconds each on the same code.
+"""
+
+import os
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+from fleetpulse.columnar.sources import SOURCES_DIGEST
+from fleetpulse.io.java import cache_dir
+from fleetpulse.io.locks import briefly
+
+
+def kernels_are_kept() -> bool:
+    """Whether the kernels of the sources as they are have been compiled, and lie where they were put; imports no numba."""
+    try:
+        return Path(_mark().read_text()).is_dir()
+    except OSError:
+        return False
+
+
+def keep_kernels() -> None:
+    """Compile all kernels and keep them, unless that has been done; wait for another process that does it."""
+    if kernels_are_kept():
+        return
+    try:
+        _mark().parent.mkdir(parents=True, exist_ok=True)
+        with briefly(_mark().with_suffix(".lock")):
+            if not kernels_are_kept():
+                _mark().write_text(str(_compile()))
+    except OSError:  # the cache cannot be written: each process compiles for itself
+        _compile()
+
+
+def compile_beside() -> "subprocess.Popen[bytes] | None":
+    """Start a process that does as `keep_kernels` does; None where there is nothing to compile. Numba stays out of this one."""
+    if kernels_are_kept():
+        return None
+    return subprocess.Popen([sys.executable, "-P", "-m", __name__], stdin=subprocess.DEVNULL)
+
+
+def _compile() -> Path:
+    from fleetpulse.columnar.compiled import kept_in
+    from fleetpulse.columnar.kernel import judge_rows
+    from fleetpulse.columnar.warm import warm
+
+    warm()
+    return kept_in(judge_rows)
+
+
+def _mark() -> Path:
+    place = sha256(f"{Path(__file__).parents[1]}\0{os.environ.get('NUMBA_CACHE_DIR')}".encode()).hexdigest()[:8]
+    return cache_dir() / "kernels" / f"{SOURCES_DIGEST}-{place}.kept"
+
+
+if __name__ == "__main__":
+    keep_kernels()

@@ -1,0 +1,105 @@
+"""Adaptive batching: when the lifecycle job begins its next batch, and when landing commits.
+
+Rule 1: a trickle waits, a backlog does not. A batch costs more than half a CPU second however few rows it reads, so the rows of a
+live fleet are held back and judged together; rows that are old when they land are judged at once.
+Rule 2: pacing decides only where batches are cut. It may read the wall clock, since no verdict depends on a cut.
+
+Source: docs/adr/0030-every-batch-wakes-every-key-group.md
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from fleetpulse.io.delta_log import DeltaLog
+
+NEWEST: Final = "newest"  # the writer in bronze's commits whose number is the newest ``received_at`` that has landed, in epoch ms
+MAX_ROWS: Final = 1_000_000  # a batch aims at; each costs about as much CPU as 300,000 rows, however small it is
+FEW_ROWS: Final = 20_000  # a batch of more rows begins at once: its fixed cost is a small part of it
+_PART_OF_LATENESS: Final = 6
+_HOLD, _LANDING = 0.6, 0.1  # parts of the verdict delay; the rest is for the batch itself
+_SLOWEST_LANDING_S: Final = 1.0
+_LIVE_MS: Final = 15_000  # rows that are older when they land are a backlog
+
+
+def verdict_delay_ms(allowed_lateness_ms: int, setting_ms: int) -> int:
+    """Return by how much a verdict may come after the frontier allows it: at most a sixth of the lateness.
+
+    Args:
+        allowed_lateness_ms: of the installation.
+        setting_ms: the setting ``verdict_delay``.
+    """
+    return min(setting_ms, allowed_lateness_ms // _PART_OF_LATENESS)
+
+
+def hold_ms(delay_ms: int) -> int:
+    """Return for how long rows of a live fleet wait for their batch, of a verdict delay, both in milliseconds."""
+    return int(delay_ms * _HOLD)
+
+
+def landing_pause_s(delay_ms: int, least_s: float) -> float:
+    """Return the pause of landing between two commits of a live fleet, in seconds.
+
+    Args:
+        delay_ms: the verdict delay, milliseconds.
+        least_s: the pause between two looks for rows.
+    """
+    return max(least_s, min(_SLOWEST_LANDING_S, delay_ms * _LANDING / 1000))
+
+
+def is_live(newest_ms: int | None, now_ms: int) -> bool:
+    """Whether what has landed is of now: then the next rows come at the pace of the fleet. Both in epoch milliseconds."""
+    return newest_ms is not None and abs(now_ms - newest_ms) <= _LIVE_MS
+
+
+class Pacer:
+    """Decides for one reader of bronze whether its next batch begins.
+
+    Args:
+        log: of bronze.
+        held_ms: see `hold_ms`; 0 holds nothing back.
+        now_s: a clock that never runs backwards, seconds.
+        wall_ms: the wall clock, epoch milliseconds.
+    """
+
+    def __init__(
+        self,
+        log: DeltaLog,
+        held_ms: int,
+        now_s: Callable[[], float] = time.monotonic,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._log, self._held_s = log, held_ms / 1000
+        self._now_s, self._wall_ms = now_s, wall_ms
+        self._begin = -1
+        self._since_s = float("-inf")
+        self._counted = -1  # versions below it are in `_rows`
+        self._rows = 0
+
+    def is_due(self, begin: int, latest: int) -> bool:
+        """Whether a batch of the versions from ``begin`` through ``latest`` begins now.
+
+        The first batch of a reader always does: nobody knows for how long its rows have waited.
+        """
+        if not self._held_s or latest < begin:
+            return True
+        if self._begin < 0:
+            self._begin = begin
+            return True
+        if self._begin != begin:
+            self._begin, self._counted, self._rows = begin, begin, 0
+            waited_s = (self._wall_ms() - self._log.landed_ms(begin)) / 1000  # most of it while the batch before ran
+            self._since_s = self._now_s() - min(max(waited_s, 0.0), self._held_s)
+        return self._now_s() - self._since_s >= self._held_s or self._is_backlog(latest)
+
+    def _is_backlog(self, latest: int) -> bool:
+        if self._counted > latest:
+            return False
+        while self._counted <= latest and self._rows < FEW_ROWS:
+            files, self._counted = self._log.span(self._counted)
+            self._rows += sum(rows for _, rows in files)
+        return self._rows >= FEW_ROWS or not is_live(self._newest_ms(latest), self._wall_ms())
+
+    def _newest_ms(self, version: int) -> int | None:
+        numbers = [one["txn"]["version"] for one in self._log.actions(version) if one.get("txn", {}).get("appId") == NEWEST]
+        return int(numbers[0]) if numbers else None
