@@ -25,6 +25,11 @@ jobs = typer.Typer(hidden=True, add_completion=False, pretty_exceptions_enable=F
 ParentOption = Annotated[int | None, typer.Option("--parent")]
 
 
+def register(app: typer.Typer) -> None:
+    """Add the jobs."""
+    app.add_typer(jobs, name="job")
+
+
 def load_mappings(home: Home) -> tuple[TopicMapping, ...]:
     """Return the mappings of a home; none without a mapping file.
 

@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _load(file: Path) -> Policy:
-    from cli.main import read_toml
+    from cli.chosen import read_toml
 
     return parse_policy(read_toml(file))
 
@@ -93,7 +93,7 @@ def try_mapping(
     json_lines: JsonOption = False,
 ) -> None:
     """Show what a mapping file makes of a message."""
-    from cli.main import read_toml
+    from cli.chosen import read_toml
 
     for one in parse_mappings(read_toml(file)):
         ours = translate(one, topic, payload.encode())
