@@ -5,6 +5,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 import typer
@@ -16,7 +17,7 @@ from fleetpulse.core.messages import BRIDGE, EVERYONE, KAFKA, Kind
 from fleetpulse.core.sparkplug import SUBSCRIPTIONS
 from fleetpulse.io.address import load_address
 from fleetpulse.io.home import Home, bridge_job
-from fleetpulse.io.process import Stop, collect_seldom, do_without, one_allocator
+from fleetpulse.io.process import Stop, collect_seldom, do_with, do_without, one_allocator
 
 if TYPE_CHECKING:
     from streaming.bridge import Line
@@ -28,6 +29,17 @@ ParentOption = Annotated[int | None, typer.Option("--parent")]
 def register(app: typer.Typer) -> None:
     """Add the jobs."""
     app.add_typer(jobs, name="job")
+
+
+@jobs.callback()
+def _spare() -> None:
+    """Import the libraries of all jobs without the parts that no job uses: 5 MB and 0.1 s of each process.
+
+    Structlog draws exceptions with rich, which is not for logs; Paho finds brokers by SRV records with dns.
+    """
+    do_without("rich", "dns")
+    import_module("structlog")
+    do_with("rich")  # typer shows misuse with it
 
 
 def load_mappings(home: Home) -> tuple[TopicMapping, ...]:

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from cli.options import DEFAULT_HOME, HomeOption, JsonOption
 from cli.output import as_json, console
@@ -45,6 +43,9 @@ def check(file: FileArgument, json_lines: JsonOption = False) -> None:
     if json_lines:
         as_json([{"policy_version": checked.version, "policy": checked.normalised()}])
         return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     table = Table(title=f"policy {checked.version}", title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     classes = {"every other class": checked.rules, **checked.classes}
     table.add_column("rule")

@@ -87,6 +87,6 @@ def up(
 
 def down(home: HomeOption = DEFAULT_HOME) -> None:
     """Stop the run that uses a home."""
-    from cli.running import down as stop
+    from cli.stopping import down as stop
 
     stop(Home(home))
