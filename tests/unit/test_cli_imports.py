@@ -14,6 +14,8 @@ from typer.main import get_command, get_group
 from typer.testing import CliRunner
 
 from cli.main import VERBS, Verb, app
+from fleetpulse.core.replay import Deployment
+from fleetpulse.io.home import Home
 
 pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[2]
@@ -67,15 +69,37 @@ def test_a_slip_in_a_verb_is_answered_with_those_that_are_near() -> None:
     assert "No such command 'statsu'" in done.output and "'status'" in done.output
 
 
+def _loaded(script: str, among: set[str]) -> list[str]:
+    """Run a script in a Python of its own; return those packages that it has imported at its end."""
+    whole = f"import atexit, sys\natexit.register(lambda: print('loaded', *sorted({among} & set(sys.modules))))\n{script}"
+    done = subprocess.run([sys.executable, "-c", whole], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
+    return done.stdout.splitlines()[-1].split()[1:]
+
+
+def _fleet(*words: str) -> str:
+    return f"sys.argv = {['fleet', *words]}\nfrom cli.entry import run\nrun()"
+
+
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param("sys.argv = ['fleet', '--help']; import cli.entry; cli.entry.run()", id="help"),
-        pytest.param("sys.argv = ['fleet', 'version']; import cli.entry; cli.entry.run()", id="version"),
+        pytest.param(_fleet("--help"), id="help"),
+        pytest.param(_fleet("version"), id="version"),
         pytest.param("import cli.entry, cli.jobs", id="jobs"),
     ],
 )
 def test_what_reads_no_table_imports_nothing_heavy(script: str) -> None:
-    whole = f"import atexit, sys\natexit.register(lambda: print('loaded', *sorted({HEAVY} & set(sys.modules))))\n{script}"
-    done = subprocess.run([sys.executable, "-c", whole], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "loaded"
+    assert _loaded(script, HEAVY) == []
+
+
+def test_the_health_check_of_a_service_imports_nothing_that_the_service_runs_on(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(Deployment())
+    words = ("service", "bridge", "--check", "--home", str(home.path))
+    assert _loaded(_fleet(*words), HEAVY | {"bcrypt", "cli.processes", "rich", "structlog", "urllib.request"}) == []
+
+
+def test_a_job_has_no_optional_part_of_its_libraries(tmp_path: Path) -> None:
+    script = _fleet("job", "simulator", "--home", str(tmp_path / "absent"))  # it ends once all is imported
+    assert _loaded(script, HEAVY | {"dns", "paho", "rich", "structlog"}) == ["paho", "structlog"]
