@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from cli.options import DEFAULT_HOME, HomeOption, RowsOption
 from cli.output import as_json, console
@@ -62,6 +60,9 @@ def show(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> Non
     if json_lines:
         as_json(rows)
         return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for column in ("name", "role", "speaks for"):
         table.add_column(column)

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 _COLUMNS = ("device_id", "retracted", "added", "corrected", "left")
 
 
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("amend")(amend)
+
+
 def amend(
     home: HomeOption = DEFAULT_HOME,
     device: Annotated[list[str] | None, typer.Option("--device", help="This device; may be given several times.")] = None,

@@ -17,6 +17,11 @@ _SHOWN: Final = 50  # rows of a table; --json has all
 _GROUPS: Final = {"site": ("site", "device_class"), "device": ("device_id", "site", "device_class")}
 
 
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("availability")(availability)
+
+
 def availability(
     day: Annotated[str, typer.Option("--day", help="The day in UTC, such as 2026-01-31.")],
     home: HomeOption = DEFAULT_HOME,

@@ -49,7 +49,7 @@ def backtest(
     do_without("pandas")  # most of a second, of the two or three that a short history takes; Spark gets it back
     from batch.backtest import backtest as run
     from batch.backtest import planned
-    from cli.main import policy_of
+    from cli.chosen import policy_of
 
     opened = Home(home)
     opened.record()

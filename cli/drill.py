@@ -23,6 +23,11 @@ _PLACE = "fleet-drill-"
 _COLUMNS = ("side", "kind", "device_id", "event_time_ms", "transition_no", "from_mode", "to_mode", "trigger", "reason")
 
 
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("drill")(drill)
+
+
 def drill(
     recording: Annotated[Path, typer.Argument(help="gzip or plain NDJSON.")],
     lateness: Annotated[str, typer.Option("--lateness", help="How late a message may come and be judged.")] = "60s",

@@ -5,8 +5,6 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from cli.options import DEFAULT_HOME, DryOption, HomeOption, JsonOption
 from cli.outlook import Outlook, Read, foretell
@@ -63,6 +61,9 @@ def list_generations(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False
         for one in found:
             typer.echo(json.dumps(asdict(one)))
         return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     table = Table(box=SIMPLE_HEAD)
     for name in ("generation", "status", "made", "by", "asked by", "from", "key groups", "form", "stopped after batch"):
         table.add_column(name)

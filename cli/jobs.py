@@ -5,6 +5,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 import typer
@@ -16,13 +17,29 @@ from fleetpulse.core.messages import BRIDGE, EVERYONE, KAFKA, Kind
 from fleetpulse.core.sparkplug import SUBSCRIPTIONS
 from fleetpulse.io.address import load_address
 from fleetpulse.io.home import Home, bridge_job
-from fleetpulse.io.process import Stop, collect_seldom, do_without, one_allocator
+from fleetpulse.io.process import Stop, collect_seldom, do_with, do_without, one_allocator
 
 if TYPE_CHECKING:
     from streaming.bridge import Line
 
 jobs = typer.Typer(hidden=True, add_completion=False, pretty_exceptions_enable=False, help="The processes of a run.")
 ParentOption = Annotated[int | None, typer.Option("--parent")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the jobs."""
+    app.add_typer(jobs, name="job")
+
+
+@jobs.callback()
+def _spare() -> None:
+    """Import Structlog and Paho without the packages that they load if they find them: 5 MB of each process.
+
+    Structlog draws exceptions with rich, and no job logs one; Paho finds brokers by SRV records with dns, and no job asks it to.
+    """
+    do_without("rich", "dns")
+    import_module("structlog")
+    do_with("rich")  # typer shows misuse with it
 
 
 def load_mappings(home: Home) -> tuple[TopicMapping, ...]:

@@ -6,10 +6,9 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from heapq import nlargest
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from cli.options import DEFAULT_HOME, HomeOption, RowsOption, check_mode
 from cli.output import as_json, as_table, cell, console, instant_ms, measure, plain_row, show
@@ -22,6 +21,9 @@ from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.process import read_status
 from fleetpulse.io.services import runs, services
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 LastOption = Annotated[int, typer.Option("--last", min=1, help="So many rows, the newest.")]
 
@@ -139,7 +141,7 @@ def show_status(home: Home, *, json_lines: bool) -> None:
 _RATING_COLOURS = {"good": "green", "warning": "yellow", "critical": "red"}
 
 
-def _show_health(shown: Console, health: dict[str, Any] | None) -> None:
+def _show_health(shown: "Console", health: dict[str, Any] | None) -> None:
     if health is None:
         shown.print("health of the lifecycle job: no batch yet")
         return

@@ -1,189 +1,153 @@
-"""The command ``fleet``: reads arguments, calls a job or a report, shows it to people or as JSON."""
+"""The command ``fleet``: a table of its verbs, and the group that imports a verb's module when the verb is called.
 
-import tomllib
-from pathlib import Path
-from typing import Annotated
+Rule: the help of ``fleet`` is printed from the table alone, and a verb imports nothing of the others.
+"""
+
+from collections.abc import Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
 
-from cli import (
-    access,
-    backtest,
-    develop,
-    devices,
-    fetching,
-    looking,
-    maintaining,
-    planning,
-    policies,
-    quality,
-    rewind,
-    service,
-    state,
-    stream,
-)
-from cli.amending import amend
-from cli.availability import availability
-from cli.chaos.command import chaos
-from cli.drill import drill
-from cli.jobs import jobs
-from cli.options import DEFAULT_HOME, HomeOption
-from fleetpulse import __version__
-from fleetpulse.core.errors import FleetError, Misuse
-from fleetpulse.core.policy import Policy, parse_policy
-from fleetpulse.core.replay import Deployment
-from fleetpulse.core.times import parse_duration_ms
-from fleetpulse.io.address import parse_broker_url
-from fleetpulse.io.home import Home
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb, or a group of verbs, as the help of ``fleet`` lists it.
+
+    Attributes:
+        module: the module below ``cli`` whose ``register`` adds the verb.
+        help: the first paragraph of the verb's own help, on one line.
+        hidden: whether the list leaves it out.
+    """
+
+    module: str
+    help: str
+    hidden: bool = False
+
+
+# In the order of the list. tests/unit/test_cli_imports.py compares each row with the verb itself.
+VERBS: Final = {
+    "status": Verb("looking", "Show devices by mode, counts, and how far everything is."),
+    "devices": Verb("looking", "List devices with their mode, since when, and when they were last heard."),
+    "transitions": Verb(
+        "looking", "List mode changes, in order of event time, as far as is known by now; --all with what was taken back."
+    ),
+    "late": Verb(
+        "looking", "List messages that came when their time had been judged; with --kind, whatever else was not judged, and why."
+    ),
+    "quarantine": Verb("looking", "List messages that could not be decoded, with the reason and the raw payload."),
+    "listen": Verb(
+        "looking",
+        "Show messages as they come, on any topic, and what becomes of each; "
+        "a message that waits is shown again when it is judged.",
+    ),
+    "rewind": Verb("rewind", "Show every device's mode at an instant, or how one device came to its own."),
+    "maintain": Verb(
+        "maintaining",
+        "Join small files, remove what is older than it is kept for, delete what nobody needs any more; the fleet may run.",
+    ),
+    "plan": Verb("planning", "Say what a fleet will need: state, batches, key groups, cores, memory, and storage a month out."),
+    "service": Verb("service", "Run one part of a home in the foreground, for systemd or containers; SIGTERM stops it in order."),
+    "fetch": Verb(
+        "fetching",
+        "Fetch Java where there is none, and Spark's JARs, compile the fold, and keep Spark's classes for quicker starts.",
+    ),
+    "backtest": Verb(
+        "backtest", "Judge what was received under another policy, and show which verdicts that adds, takes away and moves."
+    ),
+    "test": Verb(
+        "develop", "Run the tests by layer: unit property dags spark e2e, or those named first; what follows goes to pytest."
+    ),
+    "lint": Verb("develop", "Check style, types, the doors between the rooms, and that what is generated is fresh."),
+    "lock": Verb("develop", "Compile the locks: versions and hashes, no addresses."),
+    "chaos": Verb("chaos.command", "Kill the processes of a fleet under load, at random moments, and account for every message."),
+    "drill": Verb(
+        "drill", "Judge a recording twice, once undisturbed, once while its state is moved about; the verdicts must be the same."
+    ),
+    "amend": Verb(
+        "amending",
+        "Judge anew what late messages concern: take back what did not happen, add what did, correct who stands wrong.",
+    ),
+    "availability": Verb(
+        "availability",
+        "Show in what share of a day devices were online, offline and so on; time in which nobody listened is left out.",
+    ),
+    "version": Verb("version", "Print the version."),
+    "replay": Verb("starting", "Play a recording through the whole pipeline and judge it to the end."),
+    "up": Verb("starting", "Start everything and show it live; Ctrl-C stops everything in order."),
+    "down": Verb("starting", "Stop the run that uses a home."),
+    "job": Verb("jobs", "The processes of a run.", hidden=True),
+    "device": Verb("devices", "One device: fleet device ID; or a command about it."),
+    "policy": Verb("policies", "The policy: how much silence and how many errors are tolerated."),
+    "map": Verb("policies", "The mapping: devices that cannot speak our format."),
+    "access": Verb("access", "Who may speak to the embedded broker, and about what."),
+    "state": Verb("state", "The state: look into it, copy it, change its shape, go back."),
+    "stream": Verb("stream", "The lifecycle job alone: stop it, start it, while all else goes on."),
+    "quality": Verb("quality", "Data quality: suites over the tables and the state, and their gate."),
+    "bench": Verb("develop", "Measure this project beside its peers."),
+}
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands of ``VERBS``, each built when it is first looked up."""
+
+    def __init__(self) -> None:
+        self._built: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._built:
+            beside = typer.Typer()
+            import_module(f"cli.{VERBS[name].module}").register(beside)
+            self._built.update(get_group(beside).commands)
+        return self._built[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in VERBS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(VERBS)
+
+    def __len__(self) -> int:
+        return len(VERBS)
+
+
+class _Verbs(TyperGroup):
+    """The group ``fleet``; Click's recipe for commands that are imported on first use."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands = cast("dict[str, Any]", _Commands())
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the verbs."""
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a verb's command; None if there is no such verb."""
+        if cmd_name not in VERBS:
+            return None
+        return self.commands[cmd_name]  # not get(): a KeyError while the module is imported is not a missing verb
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help, with the words of the table in place of the commands."""
+        listed = copy(self)
+        listed.commands = {name: TyperCommand(name, help=verb.help, hidden=verb.hidden) for name, verb in VERBS.items()}
+        super(_Verbs, listed).format_help(ctx, formatter)
+
 
 app = typer.Typer(
+    cls=_Verbs,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Verdicts about devices that can be trusted.",
 )
-app.add_typer(jobs, name="job")
-looking.register(app)
-devices.register(app)
-policies.register(app)
-rewind.register(app)
-access.register(app)
-state.register(app)
-stream.register(app)
-maintaining.register(app)
-quality.register(app)
-planning.register(app)
-service.register(app)
-fetching.register(app)
-backtest.register(app)
-develop.register(app)
-app.command("chaos")(chaos)
-app.command("drill")(drill)
-app.command("amend")(amend)
-app.command("availability")(availability)
-
-BrokerOption = Annotated[
-    str | None, typer.Option("--broker", help="Another broker: mqtt://HOST:PORT, or mqtts:// for a secured line.")
-]
-LatenessOption = Annotated[str | None, typer.Option("--lateness", help="How late a message may come and be judged, such as 5m.")]
-TimeoutOption = Annotated[str | None, typer.Option("--timeout", help="Silence after which a device is offline, such as 60m.")]
-PolicyOption = Annotated[Path | None, typer.Option("--policy", help="A policy file (TOML).")]
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    typer.echo(__version__)
-
-
-def deployment_of(home: Path, lateness: str | None) -> Deployment | None:
-    """Return the deployment that was asked for, by option or settings; None where none was.
-
-    Raises:
-        FleetError: the settings have faults.
-        Misuse: the lateness is below a second.
-    """
-    from fleetpulse.settings import load_settings  # it costs a tenth of a second, and the verbs that look need none
-
-    lateness_ms = None if lateness is None else parse_duration_ms(lateness)
-    if lateness_ms is not None and lateness_ms < 1_000:
-        raise Misuse(f'--lateness must be at least 1s; got "{lateness}"')
-    return load_settings(home).deployment(lateness_ms)
-
-
-def policy_of(path: Path | None, timeout: str | None, otherwise: dict[str, object] | None = None) -> Policy:
-    """Return the policy of a file, with the timeout that was asked for.
-
-    Raises:
-        FleetError: the file or the policy has faults.
-    """
-    content: dict[str, object] = dict(otherwise or {})
-    if path is not None:
-        content = read_toml(path)
-    if timeout is not None:
-        rules = content.get("rules")
-        content["rules"] = {**(rules if isinstance(rules, dict) else {}), "timeout": timeout}
-    return parse_policy(content)
-
-
-def read_toml(path: Path) -> dict[str, object]:
-    """Read a TOML file.
-
-    Raises:
-        FleetError: it cannot be read, or is not TOML.
-    """
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise FleetError(f'"{path}" cannot be read ({error.strerror}); name a TOML file that is there') from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FleetError(f'"{path}" is not TOML ({error})') from None
-
-
-@app.command()
-def replay(
-    recording: Annotated[Path, typer.Argument(help="gzip or plain NDJSON.")],
-    home: HomeOption = DEFAULT_HOME,
-    timeout: TimeoutOption = None,
-    lateness: LatenessOption = None,
-    policy: PolicyOption = None,
-    broker: BrokerOption = None,
-) -> None:
-    """Play a recording through the whole pipeline and judge it to the end."""
-    from cli.replaying import replay as run
-
-    address = parse_broker_url(broker) if broker else None
-    run(Home(home), recording, policy_of(policy, timeout), deployment_of(home, lateness), address)
-    looking.show_status(Home(home), json_lines=False)
-
-
-@app.command()
-def up(
-    home: HomeOption = DEFAULT_HOME,
-    devices: Annotated[
-        int | None, typer.Option("--devices", min=1, max=1_000_000, help="Size of the simulated fleet (100).")
-    ] = None,
-    for_s: Annotated[float | None, typer.Option("--for", min=1, help="Stop by itself after so many seconds.")] = None,
-    no_sim: Annotated[bool, typer.Option("--no-sim", help="Without simulated devices.")] = False,
-    broker: BrokerOption = None,
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port of the embedded broker; 0 takes a free one.")
-    ] = 1883,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of the simulated fleet (1).")] = None,
-    timeout: TimeoutOption = None,
-    lateness: LatenessOption = None,
-    policy: PolicyOption = None,
-    no_airflow: Annotated[bool, typer.Option("--no-airflow", help="Without Airflow, which needs 1 GB of memory.")] = False,
-    airflow_port: Annotated[
-        int, typer.Option("--airflow-port", min=0, max=65535, help="Port of Airflow's UI; 0 takes a free one.")
-    ] = 8080,
-    picture: Annotated[Path | None, typer.Option("--picture", hidden=True, help="Draw the last screen there, as SVG.")] = None,
-) -> None:
-    """Start everything and show it live; Ctrl-C stops everything in order."""
-    from cli.running import Wanted
-    from cli.running import up as run
-
-    address = parse_broker_url(broker) if broker else None
-    chosen = None
-    if policy is not None or timeout is not None:
-        chosen = policy_of(policy, timeout)
-    wanted = Wanted(
-        devices,
-        seed,
-        for_s,
-        simulate=not no_sim,
-        broker=address,
-        port=port,
-        policy=chosen,
-        airflow_port=None if no_airflow else airflow_port,
-        picture=picture,
-    )
-    run(Home(home), wanted, deployment_of(home, lateness))
-
-
-@app.command()
-def down(home: HomeOption = DEFAULT_HOME) -> None:
-    """Stop the run that uses a home."""
-    from cli.running import down as stop
-
-    stop(Home(home))
+@app.callback()
+def _fleet() -> None:
+    """Make a group of an application that has no command of its own yet."""

@@ -4,14 +4,15 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from fleetpulse.core.times import format_duration, format_instant
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 MODE_COLOURS: Final = {
     "online": "green",
@@ -34,8 +35,10 @@ _WHOLE: Final = frozenset({"event_time", "since", "last_seen", "received_at", "f
 _WIDTH_OF_FILES: Final = 160
 
 
-def console() -> Console:
+def console() -> "Console":
     """Return the console; where nobody looks at a terminal, wide enough for a row to stay a line."""
+    from rich.console import Console
+
     return Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_FILES)
 
 
@@ -112,7 +115,7 @@ def as_table(
     columns: Sequence[str],
     title: str,
     colours: Mapping[str, Mapping[str, str]] | None = None,
-) -> Table:
+) -> "Table":
     """Return rows as a table for people.
 
     Args:
@@ -121,6 +124,9 @@ def as_table(
         title: above it.
         colours: by column name: the colour of each of its words.
     """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         heading = "no" if name == "transition_no" else name.removesuffix("_ms").replace("_", " ")

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from cli.options import DEFAULT_HOME, HomeOption, JsonOption
 from cli.output import as_json, console
@@ -33,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _load(file: Path) -> Policy:
-    from cli.main import read_toml
+    from cli.chosen import read_toml
 
     return parse_policy(read_toml(file))
 
@@ -45,6 +43,9 @@ def check(file: FileArgument, json_lines: JsonOption = False) -> None:
     if json_lines:
         as_json([{"policy_version": checked.version, "policy": checked.normalised()}])
         return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     table = Table(title=f"policy {checked.version}", title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     classes = {"every other class": checked.rules, **checked.classes}
     table.add_column("rule")
@@ -93,7 +94,7 @@ def try_mapping(
     json_lines: JsonOption = False,
 ) -> None:
     """Show what a mapping file makes of a message."""
-    from cli.main import read_toml
+    from cli.chosen import read_toml
 
     for one in parse_mappings(read_toml(file)):
         ours = translate(one, topic, payload.encode())

@@ -13,7 +13,6 @@ from cli.sizes import size_of
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.laws import SUITES
 from fleetpulse.io.home import Home
-from fleetpulse.settings import load_settings
 
 if TYPE_CHECKING:
     from batch.quality import Report, Session
@@ -40,6 +39,7 @@ def run(
     """Evaluate the suites over the tables, and over the newest snapshot; exit 1 where a critical expectation fails."""
     from batch.quality import refuse
     from batch.quality import run as look
+    from fleetpulse.settings import load_settings
 
     opened = _opened(home)
     with _sessions(opened, engine) as session:
@@ -59,6 +59,7 @@ def gate(
     """See that a state holds what it must before anything is built on it; exit 1 where it does not."""
     from batch.quality import gate as look
     from batch.quality import refuse
+    from fleetpulse.settings import load_settings
 
     if (generation is None) == (snapshot is None):
         raise Misuse("a gate is over a generation or over a snapshot; name one, as in --generation 2 or --snapshot 5")

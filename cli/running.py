@@ -1,14 +1,11 @@
-"""``fleet up`` and ``fleet down``: everything started, shown live, and stopped in order."""
+"""``fleet up``: everything started, shown live, and stopped in order."""
 
-import os
 import shutil
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import typer
 from rich.console import Console
 from rich.live import Live
@@ -27,14 +24,12 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.kafka_options import parse_kafka
 from fleetpulse.io.process import Stop
 from fleetpulse.io.segments import position
-from fleetpulse.io.services import services
 from fleetpulse.settings import load_settings
 from streaming.simulator import Simulated, remembered
 
 _LEAST_FREE_BYTES = 500_000_000
 _DEVICES, _SEED = 100, 1  # of a simulated fleet of which nothing else was said
 WATCH_S = 0.5  # between two looks whether everything runs
-_DOWN_S = 300.0
 _PATIENCE_S = 200.0  # less than "fleet down" has: the job may just be starting, on a busy machine
 
 
@@ -190,32 +185,3 @@ def _invitation(home: Home, address: BrokerAddress) -> list[str]:
         "-m '{\"ts\": '$(date +%s)000'}'",
         f"then:   ./fleet listen --home {home.path}    and    ./fleet device my-device --home {home.path}",
     ]
-
-
-def down(home: Home) -> None:
-    """Stop the run that uses a home, and wait for it.
-
-    Raises:
-        FleetError: it does not come to an end.
-    """
-    home.record()
-    if here := services(home):
-        raise FleetError(
-            f'in "{home.path}" run services ({", ".join(here)}), which would be started again; stop them where they are '
-            f"supervised: systemctl stop fleetpulse.target, or docker compose stop"
-        )
-    owner = home.owner()
-    if owner is None:
-        typer.echo(f'nothing runs in "{home.path}"')
-        return
-    try:
-        process = psutil.Process(owner)
-        os.kill(owner, signal.SIGTERM)
-        limit = time.monotonic() + _DOWN_S
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # its parent may not ask how it ended
-            if time.monotonic() > limit:
-                raise FleetError(f"process {owner} does not come to an end; see the logs in {home.logs}, then: kill -9 {owner}")
-            time.sleep(0.1)
-    except (psutil.NoSuchProcess, ProcessLookupError):
-        pass
-    typer.echo(f'stopped what ran in "{home.path}"')

@@ -7,13 +7,11 @@ Rule 2: what it needs of another part it waits for, with a limit, and says what 
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from cli.held_back import stop_listening
 from cli.options import DEFAULT_HOME, HomeOption
-from cli.processes import Job, Run
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.io.address import BrokerAddress, load_address, parse_broker_url
 from fleetpulse.io.broker import LOOPBACK, await_admission
@@ -21,6 +19,9 @@ from fleetpulse.io.desired import RUNNING, desired
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import Stop, read_status, silent_s
 from fleetpulse.io.services import Service, served, services
+
+if TYPE_CHECKING:
+    from cli.processes import Job, Run
 
 _PATIENCE_S: Final = 120.0
 _WATCH_S: Final = 0.5
@@ -52,7 +53,9 @@ def service(
         return
     if broker is not None and name is not Service.BRIDGE:
         raise Misuse("--broker is for the bridge; without it that waits for the service broker of the same home")
-    from fleetpulse.settings import load_settings  # it costs a tenth of a second, and the check needs none
+    from cli.held_back import stop_listening  # these cost half a second, and the check needs none
+    from cli.processes import Run
+    from fleetpulse.settings import load_settings
 
     stop = Stop().on_signals()
     address = parse_broker_url(broker) if broker else None
@@ -77,7 +80,7 @@ def service(
             stop_listening(run, ("bridge",), partial(_judges, opened), _JUDGED_S)
 
 
-def _begin(run: Run, name: Service, address: BrokerAddress | None, stop: Stop) -> Job | None:
+def _begin(run: "Run", name: Service, address: BrokerAddress | None, stop: Stop) -> "Job | None":
     """Start a part when what it needs is there; None where it was to stop before."""
     if address is not None:
         if Service.BROKER in services(run.home):
@@ -111,7 +114,7 @@ def _judges(home: Home) -> bool:
     return {Service.LANDING, Service.LIFECYCLE} <= {*services(home)} and desired(home).what == RUNNING
 
 
-def _watch(run: Run, job: Job | None, stop: Stop) -> None:
+def _watch(run: "Run", job: "Job | None", stop: Stop) -> None:
     held = job is not None and job.held
     while not stop.wait(_WATCH_S):
         run.watch()

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from fleetpulse.io.home import Home
-from fleetpulse.settings import load_settings
 
 if TYPE_CHECKING:
     from fleetpulse.io.spark import Size
@@ -12,6 +11,7 @@ if TYPE_CHECKING:
 def size_of(home: Home) -> "Size":
     """Return what the settings of a home give to each session."""
     from fleetpulse.io.spark import Size  # and with it pyspark, which who only looks does without
+    from fleetpulse.settings import load_settings
 
     settings = load_settings(home.path)
     return Size(settings.cores, settings.heap)

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from cli import generations
 from cli.options import DEFAULT_HOME, DryOption, HomeOption, JsonOption
@@ -129,6 +126,9 @@ def list_snapshots(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False, 
         for one in found:
             typer.echo(json.dumps(one))
         return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     table = Table(box=SIMPLE_HEAD)
     for name in ("version", "written", "generation", "batch", "bronze", "judged up to", "devices", "key groups"):
         table.add_column(name)
@@ -309,6 +309,8 @@ def _shown(found: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(found))
         return
+    from rich.console import Console
+
     for name, value in found.items():
         shown = format_instant(value) if name.endswith("_ms") and value is not None else value
         Console().print(f"{name.removesuffix('_ms'):12} {shown}", highlight=False)

@@ -23,6 +23,11 @@ COLUMNS: Final = (
 )
 
 
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("chaos")(chaos)
+
+
 def chaos(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="In each a kill of every kind, in random order.")] = 20,
     seed: Annotated[int | None, typer.Option("--seed", help="Of order, moments and load; drawn if not given.")] = None,

@@ -17,8 +17,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-import bcrypt
-
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import ALERTS, FAILURES, FROM_DEVICES, Kind
 from fleetpulse.core.sparkplug import COMMANDS, FILTERS, PREFIX, STATE
@@ -109,6 +107,8 @@ def grant(folder: Path, name: str, role: Role, devices: Sequence[str] = (), node
     if (devices or nodes) and role is not Role.DEVICE:
         bound = ", ".join([*devices, *nodes])
         raise FleetError(f"the role {role} is not bound to devices; got {bound}; leave them out, or take the role device")
+    import bcrypt
+
     password = secrets.token_urlsafe(24)
     hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(_ROUNDS, b"2a")).decode()
     own = tuple(devices) if devices or nodes or role is not Role.DEVICE else (name,)

@@ -5,15 +5,17 @@ Rule: a password is in the environment or in files of mode 600 alone: on no comm
 
 import json
 import os
-import ssl
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.durable import sync_folder
+
+if TYPE_CHECKING:
+    import ssl
 
 DEFAULT_PORT: Final = 1883
 DEFAULT_TLS_PORT: Final = 8883
@@ -59,7 +61,7 @@ class BrokerAddress:
         who = f"{self.username}:***@" if self.username else ""
         return f"{'mqtts' if self.tls else 'mqtt'}://{who}{self.host}:{self.port}"
 
-    def context(self) -> ssl.SSLContext | None:
+    def context(self) -> "ssl.SSLContext | None":
         """Return what secures the line; None where it is open.
 
         Raises:
@@ -67,6 +69,8 @@ class BrokerAddress:
         """
         if self.tls is None:
             return None
+        import ssl
+
         context = ssl.create_default_context()
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:

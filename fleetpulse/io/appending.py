@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import structlog
 from deltalake.exceptions import DeltaError
 
 from fleetpulse.core.errors import FleetError
@@ -27,7 +26,6 @@ from fleetpulse.io.commits import Added, change_the_table, leave_checkpoint, num
 from fleetpulse.io.delta_log import actions_of
 from fleetpulse.io.durable import sync_folder
 
-_LOG: Final = structlog.get_logger("tables")
 CHECKPOINT_EVERY: Final = 100
 _TRIES: Final = 100  # others commit a few times a second, and a try takes milliseconds
 _IDS: Final = ("device_id",)  # texts of which a file holds each a few times
@@ -167,4 +165,6 @@ def _leave_checkpoint(table: Path) -> None:
         if opened.metadata().configuration.get("delta.enableExpiredLogCleanup") != "false":
             opened.cleanup_metadata()
     except (OSError, DeltaError, FleetError) as error:
-        _LOG.warning("a table's log got no checkpoint", table=table.name, error=str(error))
+        import structlog  # a tenth of what it costs to read a table, and nearly never needed
+
+        structlog.get_logger("tables").warning("a table's log got no checkpoint", table=table.name, error=str(error))

@@ -15,15 +15,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Final
-
-import psutil
+from typing import TYPE_CHECKING, Final
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io import packets
 from fleetpulse.io.access import OURS, alone, grants, nats_rules
 from fleetpulse.io.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, write_secret
 from fleetpulse.io.ports import free_port
+
+if TYPE_CHECKING:
+    import psutil
 
 LOOPBACK: Final = "127.0.0.1"
 READY_S: Final = 30.0  # a large store is read before the door opens
@@ -135,11 +136,13 @@ class Broker:
         return None if self._running is None else self._running.pid
 
 
-def _server_of(folder: Path) -> psutil.Process | None:
+def _server_of(folder: Path) -> "psutil.Process | None":
     """Return the server that runs on a store.
 
     A process is taken for it only if its number is in ``folder/pid`` and its command names ``folder``'s configuration.
     """
+    import psutil
+
     try:
         found = psutil.Process(int((folder / "pid").read_text()))
         return found if str(folder / "nats.conf") in found.cmdline() and found.pid != os.getpid() else None
@@ -182,6 +185,8 @@ def renew_access(folder: Path) -> bool:
 
 def stop_stale(folder: Path) -> bool:
     """Stop the server of a killed run on the same store, if there is one; return whether there was."""
+    import psutil
+
     stale = _server_of(folder)
     if stale is None:
         return False

@@ -10,14 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-
 from fleetpulse.core.errors import FleetError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_DELTA, _DUCKDB = "_internal", "_duckdb"  # told by their names: who reads nothing with them does not load them
+_DELTA, _DUCKDB, _ARROW = (
+    "_internal",
+    "_duckdb",
+    "pyarrow.lib",
+)  # told by their names: who reads nothing with them does not load them
 _NO_DAMAGE: Final = frozenset({"CommitFailedError", "SchemaMismatchError"})  # another's commit, and a column of ours
 _OF_WRITING: Final = re.compile(r"no space left|disk quota|read-only file system", re.IGNORECASE)
 _OF_A_FILE: Final = re.compile(r"\.parquet\b|\bparquet file\b", re.IGNORECASE)
@@ -42,8 +44,10 @@ def damage_in(error: BaseException) -> str | None:
         told = _NO_DAMAGE.isdisjoint(names)
     elif type(error).__module__ == _DUCKDB:
         told = _is_told_by_duckdb(names[0], str(error))
+    elif type(error).__module__ == _ARROW:
+        told = "ArrowInvalid" in names and _OF_A_FILE.search(str(error)) is not None
     else:
-        told = isinstance(error, pa.ArrowInvalid) and _OF_A_FILE.search(str(error)) is not None
+        told = False
     return _first_line(error) if told else None
 
 
@@ -81,6 +85,8 @@ def blaming_file(path: Path) -> Iterator[None]:
     Raises:
         DamagedError: it is damaged, or gone.
     """
+    import pyarrow as pa
+
     try:
         yield
     except (OSError, pa.ArrowInvalid) as error:

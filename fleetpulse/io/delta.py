@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute
 from deltalake import DeltaTable, Schema, write_deltalake
 
 from fleetpulse.core.tables import JUDGEMENTS, READINGS, TABLES, Table
-from fleetpulse.io.appending import Appender
 from fleetpulse.io.beside_spark import commit_for_good
 from fleetpulse.io.damage import blaming, open_table
 from fleetpulse.io.delta_log import holds_table
@@ -24,7 +22,8 @@ from fleetpulse.io.home import Home
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation, Expression
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
+    from fleetpulse.io.appending import Appender
+
 _ARROW: Final = {
     "string": pa.string(),
     "long": pa.int64(),
@@ -100,6 +99,9 @@ def to_table(table: Table, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 
 def from_columns(table: Table, values: Mapping[str, Sequence[Any] | pa.Array], count: int) -> pa.Table:
     """Return ``count`` rows as a table, from their columns; ``<column>_ms`` becomes the timestamp ``<column>``."""
+    import pyarrow.compute
+
+    pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
     schema = arrow_schema(table)
     columns: list[pa.Array] = []
     for field in schema:
@@ -128,7 +130,7 @@ def append(home: Home, table: Table, rows: pa.Table, writer: str, number: int) -
     append_of(home, table, rows, {writer: number})
 
 
-def append_of(home: Home, table: Table, rows: pa.Table, numbers: Mapping[str, int], appender: Appender | None = None) -> None:
+def append_of(home: Home, table: Table, rows: pa.Table, numbers: Mapping[str, int], appender: "Appender | None" = None) -> None:
     """Append rows of several writers in one commit that also says to which number each has come.
 
     Args:
@@ -146,6 +148,8 @@ def append_of(home: Home, table: Table, rows: pa.Table, numbers: Mapping[str, in
     if table.written_by_spark:
         commit_for_good(path, lambda said: write_deltalake(str(path), rows, mode="append", commit_properties=said), numbers)
     else:
+        from fleetpulse.io.appending import Appender  # and with it what writes Parquet: a verb that reads does without
+
         (appender or Appender(path)).append(rows, numbers)
 
 

@@ -19,7 +19,6 @@ from fleetpulse.io.address import write_secret
 from fleetpulse.io.durable import no_room, replace_text
 from fleetpulse.io.generations import Generation, checkpoint_of, load_generations
 from fleetpulse.io.locks import folder_held, held, holder
-from fleetpulse.io.segments import list_segments
 
 HOME_VERSION: Final = 1
 SERVICES: Final = "services"  # who hold a home together, each a part of it
@@ -121,6 +120,8 @@ class Home:
         """
         path = self.broker / f"{name}.session"
         if not path.exists():
+            from fleetpulse.io.segments import list_segments  # and with it Arrow, which few that know a home need
+
             before = name == BRIDGE and any(list_segments(self.segments))  # its session may hold messages under the old name
             write_secret(path, f"fleetpulse-{BRIDGE}" if before else f"fleet{secrets.token_hex(9)}")
         return path.read_text()

@@ -5,13 +5,10 @@ After that no start asks anybody.
 
 import contextlib
 import hashlib
-import http.client
 import os
 import tempfile
 import time
-import urllib.request
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -126,6 +123,8 @@ def resolve_jars(folder: Path | None = None, jars: Sequence[Jar] = JARS) -> list
     """
     folder = folder or cache_dir() / "jars"
     if absent := absent_jars(folder, jars):
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(max_workers=4) as pool:  # the wait is the network's
             under_way = [pool.submit(_install, folder, jar) for jar in absent]
             try:
@@ -193,13 +192,15 @@ def _keep(content: bytes, path: Path) -> None:
 
 
 def _fetch(jar: Jar) -> bytes:
+    from http.client import HTTPException  # it costs as much as all else here, and the JARs are nearly always there
+
     address = f"{(os.environ.get('FLEET_MAVEN') or MAVEN_CENTRAL).rstrip('/')}/{jar.path}"
     reason: object = None
     for attempt in range(_TRIES):
         time.sleep(attempt)
         try:
             return _download(address)
-        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: FLEET_MAVEN is no address
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: FLEET_MAVEN is no address
             reason = error
     raise FleetError(
         f"cannot fetch {jar.name} from {address} ({reason}); check the network and the proxy (HTTPS_PROXY), or name "
@@ -208,13 +209,16 @@ def _fetch(jar: Jar) -> bytes:
 
 
 def _download(address: str) -> bytes:
+    from http.client import IncompleteRead
+    from urllib.request import urlopen
+
     deadline = time.monotonic() + _DEADLINE_S
     content = bytearray()
-    with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:
+    with urlopen(address, timeout=_TIMEOUT_S) as answer:
         while chunk := answer.read1(_CHUNK_BYTES):
             content += chunk
             if time.monotonic() > deadline:
                 raise TimeoutError(f"only {len(content)} bytes after {_DEADLINE_S} s")
         if answer.length:  # read1 does not say so by itself
-            raise http.client.IncompleteRead(bytes(content), answer.length)
+            raise IncompleteRead(bytes(content), answer.length)
     return bytes(content)

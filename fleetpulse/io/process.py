@@ -18,9 +18,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-import psutil
+if TYPE_CHECKING:
+    import psutil
 
 PR_SET_PDEATHSIG: Final = 1
 ASKED_BY: Final = "FLEET_ASKED_BY"  # in the environment: who asks, where it is not the user
@@ -38,6 +39,8 @@ def die_with_parent(parent_pid: int | None) -> None:
     if parent_pid is None or sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    import psutil
+
     if not psutil.pid_exists(parent_pid):
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -112,9 +115,11 @@ class Stop:
         self._checked_s = time.monotonic()
         self._parent: psutil.Process | None = None
         if parent_pid is not None:
+            from psutil import NoSuchProcess, Process
+
             try:
-                self._parent = psutil.Process(parent_pid)
-            except psutil.NoSuchProcess:
+                self._parent = Process(parent_pid)
+            except NoSuchProcess:
                 self.set()
         self._former: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
@@ -161,7 +166,9 @@ class Stop:
             self._reader = self._writer = -1
 
 
-def _runs(process: psutil.Process) -> bool:
+def _runs(process: "psutil.Process") -> bool:
+    import psutil
+
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
