@@ -7,7 +7,7 @@ Rule 2: who measures is no part of the tree.
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,15 +133,20 @@ class Watch:
 
 
 class Meter:
-    """CPU and memory of all that was ever seen of this process's tree.
+    """CPU and memory of all that was ever seen of a process tree.
 
     Spark lets its idle workers die unreaped, and their time with them: so the tree is looked at once a second, by a thread that
     is part of it, as long as the meter is entered; of a process that ends, what it used after the last look is not counted: a
     worker has been idle for a minute then.
+
+    Args:
+        tree: its root; None takes this process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tree: psutil.Process | None = None) -> None:
+        self._tree = tree or psutil.Process()
         self._used: dict[tuple[int, float], float] = {}
+        self._parts: dict[tuple[int, float], str] = {}
         self._peak_bytes = 0
         self._ended = Event()
         self._thread = Thread(target=self._watch, daemon=True)
@@ -159,6 +164,22 @@ class Meter:
         self._look()
         return Reading(time.monotonic(), sum(list(self._used.values())))
 
+    def cpu_s(self, part_of: Callable[[psutil.Process], str]) -> dict[str, float]:
+        """Return the CPU seconds of each part of the tree.
+
+        Args:
+            part_of: names the part that a process belongs to; asked once for each process, while it lives.
+        """
+        self._look()
+        for process in _members(self._tree):
+            with suppress(psutil.Error):
+                self._parts.setdefault((process.pid, process.create_time()), part_of(process))
+        found: dict[str, float] = {}
+        for process_id, used_s in list(self._used.items()):
+            part = self._parts.get(process_id, "")
+            found[part] = found.get(part, 0.0) + used_s
+        return found
+
     def peak_bytes(self) -> int:
         """Return the greatest resident memory since this was last asked; pages that forked workers share count in each."""
         self._look()
@@ -171,7 +192,7 @@ class Meter:
 
     def _look(self) -> None:
         resident = 0
-        for process in _members(psutil.Process()):
+        for process in _members(self._tree):
             try:
                 times = process.cpu_times()
                 self._used[process.pid, process.create_time()] = times.user + times.system

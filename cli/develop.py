@@ -49,6 +49,7 @@ def register(app: typer.Typer) -> None:
     bench.command("ingest")(bench_ingest)
     bench.command("soak")(bench_soak)
     bench.command("expiry")(bench_expiry)
+    bench.command("idle")(bench_idle)
     bench.command("state")(bench_state)
     bench.command("quality")(bench_quality)
     app.add_typer(bench, name="bench")
@@ -262,6 +263,30 @@ def bench_soak(
     from bench.soak import bench_soak as run
 
     run(minutes=minutes, quick=quick, json_lines=json_lines)
+
+
+def bench_idle(
+    before: Annotated[str, typer.Option("--before", help="The commit to compare with.")] = "716d995",
+    devices: Annotated[list[int] | None, typer.Option("--devices", min=1, help="A size; may be given again.")] = None,
+    settle: Annotated[str, typer.Option("--settle", help="From the first verdict to the measurement.")] = "2m",
+    window: Annotated[str, typer.Option("--window", help="Length of the measurement.")] = "2m",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Runs of each contender; figures are medians.")] = 1,
+    alone: Annotated[bool, typer.Option("--alone", help="Without the other commit.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+) -> None:
+    """Measure what `fleet up` costs minutes after its start, beside an earlier commit, and how soon verdicts come."""
+    from bench.idle import DEVICES
+    from bench.idle import bench_idle as run
+
+    run(
+        before=before,
+        devices=devices or DEVICES,
+        settle_s=parse_duration_ms(settle) / 1000,
+        window_s=parse_duration_ms(window) / 1000,
+        rounds=rounds,
+        json_lines=json_lines,
+        alone=alone,
+    )
 
 
 def bench_expiry(

@@ -1,0 +1,279 @@
+"""An idle fleet: what ``fleet up`` costs minutes after its start, beside another commit of this project.
+
+Rule 1: what runs is what a person runs, ``./fleet up --no-airflow --no-sim`` on a terminal; devices speak from outside its tree.
+Rule 2: the contenders take turns on the same machine. CPU is that of the whole tree, workers that have ended among them; memory
+counts a page that several processes share once.
+Rule 3: latency is measured from outside: from the publish of a new device's first message to the commit with its transition.
+"""
+
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from threading import Thread
+from typing import Any, Final
+
+import psutil
+
+from bench.folders import own_folder
+from bench.measure import Meter, own_bytes
+from cli.output import as_json, as_table, console
+from cli.processes import ROOT
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.io.address import load_address
+from fleetpulse.io.delta_log import DeltaLog, is_committed
+from fleetpulse.io.home import Home
+from fleetpulse.io.java import cache_dir
+from fleetpulse.io.mqtt import Publisher
+from fleetpulse.io.process import read_status
+
+BEFORE: Final = "716d995"  # the commit in which batches did not adapt yet
+OURS: Final = "this tree"
+DEVICES: Final = (100, 10_000)
+PARTS: Final = ("broker", "bridge", "landing", "lifecycle", "screen")
+COLUMNS: Final = (
+    "contender", "devices", "cpu_cores", *(f"{part}_cores" for part in PARTS), "pss_mb", "p50_ms", "p99_ms", "lateness_ms", "new",
+)  # fmt: skip
+INTERVAL_S: Final = 60.0  # each device is heard so often
+SETTLE_S: Final = 120.0  # after the first verdict: the JVM compiles, and Spark's classes are kept
+WINDOW_S: Final = 120.0
+_NEW_S: Final = 1.7  # between two new devices
+_START_S: Final = 300.0
+_LATENESS_MS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A tree of this project.
+
+    Attributes:
+        name: for people.
+        tree: its folder.
+    """
+
+    name: str
+    tree: Path
+
+
+@contextmanager
+def checkout(commit: str) -> Iterator[Contender]:
+    """Give another commit of this project in a folder of its own.
+
+    Raises:
+        FleetError: this tree is no clone of the project, or has no such commit.
+    """
+    place = cache_dir() / "idle" / commit
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), "worktree", "add", "--force", "--detach", str(place), commit],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode and not (place / "fleet").exists():
+        raise FleetError(f'commit "{commit}" cannot be checked out ({done.stderr.strip()}); name one that this clone has')
+    try:
+        yield Contender(commit, place)
+    finally:
+        subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", str(place)], capture_output=True, check=False)
+
+
+class _Fleet(Thread):
+    """Devices that speak once in `INTERVAL_S`, evenly; now and then a new one, whose first message is remembered."""
+
+    def __init__(self, home: Home, devices: int) -> None:
+        super().__init__(daemon=True, name="fleet")
+        self.home, self.devices = home, devices
+        self.published: dict[str, float] = {}
+        self.ended = False
+
+    def run(self) -> None:
+        """Speak until ended."""
+        with Publisher(load_address(self.home.run("broker")), "fleetpulse-bench-idle", cancelled=lambda: self.ended) as publisher:
+            began, sent, new = time.monotonic(), 0, 0
+            while not self.ended:
+                gone_s = time.monotonic() - began
+                while sent < gone_s * self.devices / INTERVAL_S:
+                    self._say(publisher, f"d{sent % self.devices}")
+                    sent += 1
+                if new < gone_s / _NEW_S:
+                    self.published[f"new-{new}"] = time.time()
+                    self._say(publisher, f"new-{new}")
+                    new += 1
+                publisher.pump(0.1)
+
+    def _say(self, publisher: Publisher, device: str) -> None:
+        publisher.publish(f"fleet/main/{device}/heartbeat", b'{"ts": %d}' % (time.time_ns() // 1_000_000))
+
+
+def _part_of(process: psutil.Process) -> str:
+    """Return which part of a run a process belongs to, by its own command line or that of the job above it."""
+    for one in (process, *process.parents()):
+        words = one.cmdline()
+        if any("nats-server" in word for word in words):
+            return "broker"
+        if "job" in words:
+            return words[words.index("job") + 1]
+        if "up" in words:
+            return "screen"
+    return ""
+
+
+@contextmanager
+def _running(contender: Contender, home: Home) -> Iterator[psutil.Process]:
+    """Run ``fleet up`` on a terminal of its own; yield its process."""
+    ours, theirs = pty.openpty()
+    command = [str(contender.tree / "fleet"), "up", "--no-airflow", "--no-sim", "--port", "0", "--home", str(home.path)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"FLEET_VENV": str(Path(sys.executable).parents[1]), "FLEET_CACHE": str(cache_dir()), "TERM": "xterm"}
+    started = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True)
+    os.close(theirs)
+    Thread(target=_drain, args=(ours,), daemon=True).start()
+    try:
+        yield psutil.Process(started.pid)
+    finally:
+        started.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            started.wait(120)
+        if started.poll() is None:
+            os.killpg(started.pid, signal.SIGKILL)
+            started.wait()
+        os.close(ours)
+
+
+def _drain(terminal: int) -> None:
+    with suppress(OSError):
+        while os.read(terminal, 65_536):
+            pass
+
+
+class _Commits:
+    """The transitions of new devices, each with the time of the commit that brought it."""
+
+    def __init__(self, home: Home) -> None:
+        self._table, self._next = home.table(JUDGEMENTS.name), 0
+        self._log = DeltaLog(self._table)
+        self.first_s: dict[str, float] = {}
+
+    def look(self) -> None:
+        """Read the commits that have come; call it more often than old versions leave the log."""
+        import pyarrow.parquet as pq
+
+        if not is_committed(self._table):
+            return
+        while self._next <= self._log.latest():
+            files = [path for path, _ in self._log.appended(self._next) if "kind=transition" in path]
+            for device in (one for path in files for one in pq.ParquetFile(path).read(["device_id"])["device_id"].to_pylist()):
+                self.first_s.setdefault(device, self._log.landed_ms(self._next) / 1000)
+            self._next += 1
+
+
+def _measure(contender: Contender, devices: int, place: Path, settle_s: float, window_s: float) -> dict[str, Any]:
+    home = Home(place / f"{contender.tree.name}-{devices}")
+    commits = _Commits(home)
+    with _running(contender, home) as tree, Meter(tree) as meter:
+        _await(lambda: read_status(home.run("bridge")).get("state") == "live", "the bridge")
+        fleet = _Fleet(home, devices)
+        fleet.start()
+        try:
+            _await(lambda: commits.look() or bool(commits.first_s), "the first verdict")
+            _sleep(settle_s, commits)
+            _await(lambda: not _keeps_classes(tree), "keeping Spark's classes")
+            began_s, before, sizes = time.time(), meter.cpu_s(_part_of), list[int]()
+            for _ in range(10):
+                _sleep(window_s / 10, commits)
+                sizes.append(own_bytes(tree) or 0)
+            ended_s, after = time.time(), meter.cpu_s(_part_of)
+            _sleep(_LATENESS_MS / 1000 + 20, commits)  # the verdicts on what was published in the window
+        finally:
+            fleet.ended = True
+            fleet.join(10)
+    used = {part: (after.get(part, 0.0) - before.get(part, 0.0)) / (ended_s - began_s) for part in after}
+    new = {name: at_s for name, at_s in fleet.published.items() if began_s <= at_s <= ended_s}
+    waited = [1000 * (commits.first_s[name] - at_s) for name, at_s in new.items() if name in commits.first_s]
+    if len(waited) < max(2, len(new) // 2):
+        raise FleetError(f"{len(waited)} of {len(new)} new devices got a verdict from {contender.name}; the run is no figure")
+    return {
+        "contender": contender.name,
+        "devices": devices,
+        "cpu_cores": sum(used.values()),
+        **{f"{part}_cores": used.get(part, 0.0) for part in PARTS},
+        "pss_mb": median(sizes) / 1e6,
+        "p50_ms": median(waited),
+        "p99_ms": quantiles(waited, n=100)[-1],
+        "lateness_ms": _LATENESS_MS,
+        "new": len(waited),
+    }
+
+
+def _sleep(seconds: float, commits: _Commits) -> None:
+    limit = time.monotonic() + seconds
+    while (left_s := limit - time.monotonic()) > 0:
+        time.sleep(min(left_s, 1.0))
+        commits.look()
+
+
+def _await(reached: Any, what: str) -> None:
+    limit = time.monotonic() + _START_S
+    while not reached():
+        if time.monotonic() > limit:
+            raise FleetError(f"{what} took longer than {_START_S:.0f} s; the logs are in the home of this run")
+        time.sleep(0.5)
+
+
+def _keeps_classes(tree: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return any("classes" in one.cmdline() for one in tree.children())
+    return False
+
+
+def bench_idle(
+    *, before: str, devices: Sequence[int], settle_s: float, window_s: float, rounds: int, json_lines: bool, alone: bool
+) -> None:
+    """Run the contenders in turn and print a row each, and the ratio of each size.
+
+    Args:
+        before: the commit to compare with.
+        devices: sizes of the fleet.
+        settle_s: from the first verdict to the measurement, seconds.
+        window_s: of the measurement, seconds.
+        rounds: how often each contender runs; figures are medians.
+        json_lines: one object a line instead of tables.
+        alone: leave the other commit out.
+
+    Raises:
+        FleetError: a run did not start, or did not judge what was published.
+    """
+    rows: list[dict[str, Any]] = []
+    with own_folder(Path(tempfile.mkdtemp(prefix="fleet-idle-"))) as place, checkout(before) as other:
+        contenders = [Contender(OURS, ROOT)] if alone else [other, Contender(OURS, ROOT)]
+        for size in devices:
+            found: dict[str, list[dict[str, Any]]] = {one.name: [] for one in contenders}
+            for number in range(rounds):
+                for one in contenders:
+                    console().print(f"{one.name}, {size:,} devices, round {number + 1}", style="bright_black")
+                    found[one.name].append(_measure(one, size, place, settle_s, window_s))
+                    shutil.rmtree(place / f"{one.tree.name}-{size}", ignore_errors=True)
+            medians = {name: _median(those) for name, those in found.items()}
+            for row in medians.values():
+                row["ratio"] = round(row["cpu_cores"] / medians[contenders[0].name]["cpu_cores"], 3)
+            rows += medians.values()
+    shown = [{name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()} for row in rows]
+    if json_lines:
+        as_json(shown)
+    else:
+        console().print(as_table(shown, [*COLUMNS, "ratio"], "an idle fleet"))
+
+
+def _median(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    numbers = {name: median(row[name] for row in rows) for name in rows[0] if name != "contender"}
+    return {"contender": rows[0]["contender"], **numbers, "devices": rows[0]["devices"]}
