@@ -28,6 +28,7 @@ from fleetpulse.io.tidying import shorten_log
 _LOG: Final = structlog.get_logger("lifecycle")
 _SPARK: Final = "spark"  # in the home; what lies in `local` and `blocks-*` there is this job's alone
 _COMPILED_S: Final = 60.0
+_LOOK_S: Final = 1.0  # between two looks at the query: each asks the JVM, and writes the status
 _SHORTEN_EVERY_S: Final = 60.0
 _JVM_GONE: Final = (Py4JNetworkError, ConnectionError)  # how py4j says that nobody listens any more
 
@@ -85,7 +86,7 @@ def _run(home: Home, stop: Stop, habits: Habits, size: Size) -> None:
     health.follow(spark, query)
     next_s = time.monotonic()
     try:
-        while not stop.wait(0.3):
+        while not stop.wait(_LOOK_S):
             if not query.isActive:
                 raise FleetError(f"the lifecycle job stopped by itself: {query.exception() or 'no reason given'}")
             write_status(home.run("lifecycle"), _status(home, query))

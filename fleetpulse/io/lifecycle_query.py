@@ -1,10 +1,13 @@
 """The lifecycle job's query: bronze in blocks, key groups with their state, judgements to Delta."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Final
 
+import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -24,6 +27,10 @@ from fleetpulse.io.spark import folder_of
 from fleetpulse.io.unsaid import say_unsaid
 
 PAUSE: Final = "200 milliseconds"  # between two looks for new rows
+_LOG: Final = structlog.get_logger("lifecycle")
+_STARTS: Final = 5  # of a query whose source's process comes too late
+_INITIALIZING: Final = "Initializing"
+_NOT_CONNECTED: Final = "Python worker failed to connect back"
 _NO_DATA_BATCHES: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
@@ -144,6 +151,30 @@ def start(
     writer = writer.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if pause is None else writer.trigger(processingTime=pause)
     if silent and told is None:
-        return writer.format("noop").start()
+        return start_patiently(writer.format("noop").start)
     delta.create(home, JUDGEMENTS)
-    return writer.format("delta").partitionBy(*JUDGEMENTS.partitioned_by).start(str(table))
+    writer = writer.format("delta").partitionBy(*JUDGEMENTS.partitioned_by)
+    return start_patiently(lambda: writer.start(str(table)))
+
+
+def start_patiently(begin: Callable[[], StreamingQuery], look_s: float = 0.05) -> StreamingQuery:
+    """Start a query, and start it again if the process of its Python source did not connect in time.
+
+    Spark waits ten seconds for that process, by no setting, and fails the query. A busy machine takes longer to start it.
+    Nothing has been read by then.
+
+    Args:
+        begin: starts the query.
+        look_s: between two looks whether its sources are initialized, seconds.
+
+    Returns:
+        The query, its sources initialized; one that failed otherwise, or `_STARTS` times, is returned as it is.
+    """
+    for attempt in range(1, _STARTS + 1):
+        query = begin()
+        while query.isActive and query.status["message"].startswith(_INITIALIZING):
+            time.sleep(look_s)
+        if query.isActive or _NOT_CONNECTED not in str(query.exception()):
+            break
+        _LOG.warning("the source's Python process did not connect within Spark's 10 s", start=attempt, of=_STARTS)
+    return query

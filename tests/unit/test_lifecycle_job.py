@@ -12,6 +12,7 @@ from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
 from fleetpulse.io.leftovers import remove_aside
+from fleetpulse.io.lifecycle_query import start_patiently
 from fleetpulse.io.process import Stop
 from fleetpulse.io.spark import OPTIONS, Size, settings
 from streaming import lifecycle
@@ -62,3 +63,48 @@ def test_what_a_killed_spark_was_writing_goes_and_all_else_stays(tmp_path: Path)
 def test_a_jvms_temporary_files_lie_with_the_session_whatever_its_folder_is_called() -> None:
     told = settings(Path('/a "b" c/spark'), Size())[OPTIONS]
     assert '"-Djava.io.tmpdir=/a \\"b\\" c/spark/tmp"' in told
+
+
+class _Query:
+    """A query that is initialized for a while, and then is active, or has failed."""
+
+    def __init__(self, error: str | None, looks: int = 2) -> None:
+        self.error, self.looks = error, looks
+
+    @property
+    def status(self) -> dict[str, Any]:
+        self.looks -= 1
+        return {"message": "Initializing sources" if self.looks >= 0 else "Waiting for next trigger"}
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        return self.looks > 0 or self.error is None
+
+    def exception(self) -> Exception | None:
+        return None if self.error is None else RuntimeError(self.error)
+
+
+_LATE = "[STREAM_FAILED] Query failed: Python worker failed to connect back."
+
+
+@pytest.mark.parametrize(
+    ("errors", "starts", "runs"),
+    [
+        ([None], 1, True),
+        ([_LATE, _LATE, None], 3, True),
+        (["the checkpoint is damaged", None], 1, False),
+        ([_LATE] * 9, 5, False),
+    ],
+)
+def test_a_query_whose_source_connects_too_late_is_started_again_and_no_other(
+    errors: list[str | None], starts: int, runs: bool
+) -> None:
+    begun: list[_Query] = []
+
+    def begin() -> Any:
+        begun.append(_Query(errors[len(begun)]))
+        return begun[-1]
+
+    query = start_patiently(begin, 0)
+    assert (len(begun), query.isActive) == (starts, runs)
+    assert query is begun[-1]
