@@ -1,6 +1,6 @@
 """The state of one key group: its block with the timer that stands for it, what waits, and the name of each one's copy.
 
-Rule: a call for a group begins with `read` and ends with `write`; between them this is that group's.
+Rule: a call for a group begins with `read` and ends with `write`, unless it changes nothing; between them this is that group's.
 """
 
 import json

@@ -19,7 +19,7 @@ def preload() -> None:
     import pyspark.worker  # noqa: F401 - the module that a worker runs
 
     import fleetpulse.io.bronze_blocks
-    import fleetpulse.io.group_processor  # noqa: F401 - likewise
+    import fleetpulse.io.group_fold  # noqa: F401 - likewise
     from fleetpulse.columnar.warm import warm
     from fleetpulse.io.kernels import keep_kernels
 

@@ -81,6 +81,8 @@ def settings(local_dir: Path, size: Size) -> dict[str, str]:
         "spark.sql.streaming.metricsEnabled": "false",
         "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
         "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "true",  # spares Python a conversion to rows
+        # It is a variable of some workers' environment and not of others', and each environment has a daemon of its own.
+        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
         "spark.python.daemon.module": "fleetpulse.io.python_daemon",  # it imports once what each worker needs
         "spark.python.authenticate.socketTimeout": "180s",  # busy machines start Python workers slowly
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # a number; the default's twelve bytes are dear to write

@@ -74,7 +74,7 @@ def test_sparks_workers_fork_from_a_process_of_one_thread_that_has_imported_what
         "import os, sys\n"
         "from fleetpulse.io import python_daemon\n"
         "python_daemon.preload()\n"
-        "assert {'numba', 'pyspark.worker', 'fleetpulse.io.group_processor'} <= set(sys.modules), 'not all is there'\n"
+        "assert {'numba', 'pyspark.worker', 'fleetpulse.io.group_fold'} <= set(sys.modules), 'not all is there'\n"
         "tasks = '/proc/self/task'\n"
         "assert not os.path.isdir(tasks) or len(os.listdir(tasks)) == 1, os.listdir(tasks)\n"
     )

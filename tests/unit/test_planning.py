@@ -132,16 +132,21 @@ def test_key_groups_are_shared_more_evenly_than_the_fewest_would_be(devices: int
 
 @pytest.mark.parametrize("devices", [100, 100_000, 5_000_000])
 def test_a_batch_takes_what_came_while_the_one_before_it_ran(devices: int) -> None:
-    fleet = Fleet(devices)
+    fleet = Fleet(devices, held_ms=0)
     cores = cores_needed(fleet, FIGURES)
     batch_s = batch_time_s(fleet, FIGURES, cores)
     assert batch_s == pytest.approx(batch_cpu_s(fleet, FIGURES, batch_s) / cores, rel=0.01)
     assert batch_time_s(Fleet(50_000_000, interval_ms=1_000), FIGURES, 2) == float("inf")
 
 
+def test_messages_of_a_live_fleet_wait_for_the_hold_or_until_a_batch_is_full() -> None:
+    small, large = (batch_time_s(Fleet(devices, 60_000, held_ms=6_000), FIGURES, 4) for devices in (100, 300_000))
+    assert (small, large) == pytest.approx((6.0, 4.0), rel=0.02)
+
+
 def test_a_small_fleet_has_a_batch_as_often_as_it_is_told_to() -> None:
     for every_ms in (200, 5_000):
-        batch_s = batch_time_s(Fleet(100, batch_every_ms=every_ms), FIGURES, 2)
+        batch_s = batch_time_s(Fleet(100, batch_every_ms=every_ms, held_ms=0), FIGURES, 2)
         assert batch_s == pytest.approx(max(every_ms / 1000, FIGURES.batch_s / 2), rel=0.01)
 
 
