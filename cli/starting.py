@@ -64,6 +64,9 @@ def up(
     picture: Annotated[Path | None, typer.Option("--picture", hidden=True, help="Draw the last screen there, as SVG.")] = None,
 ) -> None:
     """Start everything and show it live; Ctrl-C stops everything in order."""
+    from fleetpulse.io.process import do_without
+
+    do_without("pandas")  # the screen reads tables without it
     from cli.running import Wanted
     from cli.running import up as run
 
