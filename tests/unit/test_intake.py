@@ -189,6 +189,20 @@ def test_the_gap_is_closed_by_a_canary_sent_after_the_return(broker: Broker) -> 
     assert stamps(intake) == sorted(stamps(intake))
 
 
+def test_a_canary_that_was_sent_before_the_gap_was_opened_does_not_close_it(broker: Broker) -> None:
+    intake = make()
+    intake.go_live(NOW)
+    fly(intake, broker, NOW, NOW)
+    before = broker.deliver(intake.canary_topic, intake.canary(NOW + 1))
+    intake.open_gap(NOW + 100, "canary")  # it is overdue, and the connection stands
+    intake.arrived(before, NOW + 200)
+    assert [gap["op"] for gap in bodies(intake, "gap")] == ["open"]
+    assert intake.gap_open
+    assert intake.last_canary_ms == NOW + 200, "it is a tick all the same"
+    fly(intake, broker, NOW + 201, NOW + 300)
+    assert [gap["op"] for gap in bodies(intake, "gap")] == ["open", "close"]
+
+
 def test_an_open_gap_is_not_opened_again_not_even_after_a_restart(broker: Broker) -> None:
     intake = make(Position(1, NOW, last_canary_ms=NOW, gap_open=True))
     intake.go_live(NOW + 1)
