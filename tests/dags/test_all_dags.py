@@ -81,6 +81,7 @@ def test_the_edges_of_a_dag_are_these(name: str, dags: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_who_touches_the_state_is_in_its_pool(name: str, dags: dict[str, Any]) -> None:
+    assert dags[name].tasks
     for task in dags[name].tasks:
         words = getattr(task, "words", [""])
         touches = words[:1] in ([], ["state"], ["maintain"]) or words[:2] in (["stream", "stop"], ["stream", "start"])

@@ -21,6 +21,7 @@ from fleetpulse.core.machine import TRANSITIONS, Mode
 from fleetpulse.core.messages import EVERYONE, FLUSH, RESERVED, Clock, Kind, Row, key_group
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, parse_policy
 from fleetpulse.core.replay import Deployment, outcome, replay
+from tests.floors import Floor
 from tests.histories import (
     OWN,
     any_own_row,
@@ -241,6 +242,10 @@ def test_a_registration_of_everybody_is_one_of_nobody(content: dict[str, str]) -
     assert in_batches(rows, [], Deployment(5_000, 30_000), 1) == want
 
 
+LIVES = Floor(20)
+
+
+@LIVES.over_all_examples
 @given(histories(), DEPLOYMENTS)
 def test_a_life_is_numbered_connected_and_allowed(rows: list[Row], deployment: Deployment) -> None:
     lives: dict[tuple[str, int | None], list[Judgement]] = {}
@@ -259,6 +264,7 @@ def test_a_life_is_numbered_connected_and_allowed(rows: list[Row], deployment: D
             target = TRANSITIONS[one.from_mode, one.trigger]
             dressed = {Mode.ONLINE, Mode.DEGRADED, Mode.FLAGGED, Mode.PROVISIONED} if target is Mode.ONLINE else {target}
             assert one.to_mode in dressed
+        LIVES.met(len(life) > 1)
 
 
 @given(histories(), DEPLOYMENTS)
