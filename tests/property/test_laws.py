@@ -1,7 +1,7 @@
 """A verdict is a pure function of the rows received: not of batches, restarts, copies or order."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
@@ -77,10 +77,7 @@ def in_batches(
         initial: what they begin with.
     """
     stream = Stream(deployment, groups, dict(initial))
-    edges = sorted({0, len(rows), *(cut % (len(rows) + 1) for cut in cuts)})
-    for start, end in pairwise(edges):
-        stream.batch(rows[start:end])
-    stream.batch([])
+    stream.batches(rows, cuts)
     return stream.told
 
 
@@ -92,6 +89,7 @@ class Stream:
         groups: how many key groups there are.
         stored: what they begin with, by number; what they hold later on.
         chunks: likewise what waits in them.
+        look: is given each key group behind each of its batches.
     """
 
     def __init__(
@@ -100,7 +98,9 @@ class Stream:
         groups: int,
         stored: dict[int, bytes],
         chunks: Mapping[int, dict[int, bytes]] = MappingProxyType({}),
+        look: Callable[[KeyGroup], None] = lambda _: None,
     ) -> None:
+        self._look = look
         self.deployment, self.groups, self.stored = deployment, groups, stored
         self.chunks: dict[int, dict[int, bytes]] = {group: dict(chunks.get(group, {})) for group in range(groups)}
         self.told: Counter[tuple[Any, ...]] = Counter()
@@ -112,6 +112,13 @@ class Stream:
         group = KeyGroup.from_bytes(content)
         group.arm(self.deployment)
         return group.due_ms
+
+    def batches(self, rows: Sequence[Row], cuts: Sequence[int]) -> None:
+        """Judge rows in the order of ``received_at`` in batches that end at the cuts, and one that the watermark wakes."""
+        edges = sorted({0, len(rows), *(cut % (len(rows) + 1) for cut in cuts)})
+        for start, end in pairwise(edges):
+            self.batch(rows[start:end])
+        self.batch([])
 
     def batch(self, rows: Sequence[Row]) -> None:
         """Judge a batch of rows in the order of ``received_at``; without rows, what the watermark wakes."""
@@ -140,6 +147,7 @@ class Stream:
         others = [one for one in mine if not is_signal(one)]
         reached = max([self.newest, *(one.received_at_ms for one in others)])
         step = state.fold(signals, others, reached, self.deployment, chunks.__getitem__)
+        self._look(state)
         self.told += compared_columns(said_by(group, step.told))
         for number in step.gone:
             del chunks[number]
