@@ -2,6 +2,7 @@
 
 import pytest
 
+from fleetpulse.core.messages import FLUSH
 from fleetpulse.io.receiver import Arrived
 from fleetpulse.io.segments import Position
 from streaming.flood import BURST_S, Floods
@@ -90,6 +91,14 @@ def test_commands_about_different_devices_do_not_run_ahead_of_the_clock(broker: 
     assert stamps(intake)[-2:] == [NOW + 5, NOW + 6]
     intake.command("a.json", "fleet/s/d11/registry", {"op": "add"}, NOW + 99)
     assert stamps(intake)[-1] == NOW + 99
+
+
+def test_a_command_that_flushes_an_empty_home_shares_its_instant_with_no_other(broker: Broker) -> None:
+    intake = make()
+    intake.go_live(NOW)
+    intake.command("a.json", intake.canary_topic, {"op": FLUSH}, NOW)
+    intake.command("b.json", "fleet/s/a/registry", {"op": "add"}, NOW)
+    assert stamps(intake) == [NOW, NOW + 1]
 
 
 def test_a_command_after_a_promise_shares_no_instant_from_before_it(broker: Broker) -> None:
