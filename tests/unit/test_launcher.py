@@ -120,11 +120,11 @@ def test_a_second_installer_waits_its_turn_and_says_so_when_it_never_comes(tmp_p
     def hold() -> None:
         with only_one(lock, 1.0):
             held.set()
-            release.wait(10)
+            release.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert held.wait(10)
+    assert held.wait(60)
     with pytest.raises(EnvironmentFault, match="stop it and try again"), only_one(lock, 0.0):
         pass
     release.set()
