@@ -98,9 +98,13 @@ def test_silence_does_not_count_in_maintenance() -> None:
 
 
 def test_a_hold_beyond_the_policy_is_refused() -> None:
-    hold = row(20, "d/control", op="maintain", until_s=9 * 86_400)
-    told = replay([signal(10), hold, tick(60)], DEPLOYMENT)
-    assert [one.kind for one in told if one.kind is not Verdict.TRANSITION] == [Verdict.REFUSED]
+    def others(until_s: float) -> list[Verdict]:
+        told = replay([signal(10), row(20, "d/control", op="maintain", until_s=until_s), tick(60)], DEPLOYMENT)
+        return [one.kind for one in told if one.kind is not Verdict.TRANSITION]
+
+    longest_s = 20 + 7 * 86_400
+    assert (others(longest_s), others(longest_s + 0.001)) == ([], [Verdict.REFUSED])
+    assert (others(20.001), others(20)) == ([], [Verdict.REFUSED]), "it ends behind the command"
 
 
 def test_a_will_leaves_its_grace_and_only_a_later_signal_revives() -> None:
