@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
 
 def stale(faults: Iterable[Fault], root: Path) -> list[str]:
     """Return an error for each old text that is not exactly once in its file, and for each test that is not there."""
-    errors = _misplaced("what is interpreted", INTERPRETED, root)
+    errors = _misplaced("the interpreted fold", INTERPRETED, root)
     for fault in faults:
         errors += _misplaced(f'fault "{fault.name}"', fault.changes, root)
         for test in fault.tests:

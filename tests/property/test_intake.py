@@ -27,7 +27,7 @@ COMMANDS = st.one_of(
     st.just(("fleet/_/_/policy", {"policy": {}})),
     st.just((TICK, {"op": FLUSH})),
 )
-SEGMENTS = Floor(15)  # with rows of ours and messages
+SEGMENTS = Floor(5)  # with rows of ours and messages
 
 
 def _ours(row: SegmentRow) -> bool:
