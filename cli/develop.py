@@ -66,7 +66,7 @@ def test(context: typer.Context) -> None:
     """
     if context.args[:1] == ["mutants"]:
         if code := _call([sys.executable, "-P", "-m", "tests.mutants.run", *context.args[1:]]):
-            raise (Misuse if code == _MISUSE else FleetError)("not every planted fault is caught, or was tried; see above")
+            raise (Misuse if code == _MISUSE else FleetError)("not every planted fault was tried and caught; see above")
         return
     if context.args[:1] == ["fuzz"]:
         if code := _call([sys.executable, "-P", "-m", "tests.fuzz.run", *context.args[1:]]):
