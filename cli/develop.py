@@ -63,7 +63,12 @@ def test(context: typer.Context) -> None:
     """Run the tests by layer: unit property dags spark e2e, or those named first; what follows goes to pytest.
 
     ``fuzz`` is no layer: it decodes a million inputs (--inputs N, --seed N).
+    ``mutants`` neither: it plants faults in a copy of the sources, which the tests must catch (--only NAME, --list).
     """
+    if context.args[:1] == ["mutants"]:
+        if code := _call([sys.executable, "-P", "-m", "tests.mutants.run", *context.args[1:]]):
+            raise (Misuse if code == _MISUSE else FleetError)("not every planted fault was tried and caught; see above")
+        return
     if context.args[:1] == ["fuzz"]:
         if code := _call([sys.executable, "-P", "-m", "tests.fuzz.run", *context.args[1:]]):
             raise (Misuse if code == _MISUSE else FleetError)("fuzzing failed; what it said is above")
@@ -106,7 +111,8 @@ def split_layers(words: list[str]) -> tuple[list[str], list[str]]:
     named, rest = words[:first], words[first:]
     if unknown := [word for word in named if word not in LAYERS]:
         raise Misuse(
-            f'"{unknown[0]}" is no layer of tests; there are {", ".join(LAYERS)}, and fuzz by itself; a test is chosen by -k NAME'
+            f'"{unknown[0]}" is no layer of tests; there are {", ".join(LAYERS)}, and fuzz or mutants by itself; '
+            "a test is chosen by -k NAME"
         )
     return [layer for layer in LAYERS if layer in named] or list(LAYERS), rest
 

@@ -252,7 +252,7 @@ class Intake:
 
         Commands about different devices may share an instant: a million of them are not to run ahead of the clock.
         """
-        flushes = payload.get("op") == FLUSH and self.last_ms is not None
+        flushes = payload.get("op") == FLUSH
         now_ms = self.last_ms if flushes and self.last_ms is not None else self._after_promise(now_ms)
         at_ms, devices = self._commanded
         levels = topic.split("/")

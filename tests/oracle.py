@@ -14,12 +14,15 @@ Rule 2: where the text leaves a choice, the choice is named here.
 - A sequence is begun anew by a release, and by an error that came under another sequence.
 - A row that corrects says: from here on as if nothing had come late of what was received before this row. What was worked out
   for a device that has moved on since is refused; that takes a look at what the row carries, and is not asked here.
+- Runtime is counted between two signals of one service, by the policy and class at the later one, which must find the device in
+  time or held; what a will stops is no matter. A correction goes on with the runtime of the amended history.
 - Registering a decommissioned device again clears its facts and goes on with its life. Its tombstone counts event time.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from tests.oracle_world import Listening, Message, World
 
@@ -28,6 +31,15 @@ SIGNALS = KINDS[:4]
 PRESENT = ("online", "degraded", "flagged")
 HELD = ("updating", "maintenance")
 ENDS = {"degraded": ("recovered",), "flagged": ("hold_over", "release"), "hold": ("until",)}  # facts, and what ends them
+
+
+class Heard(NamedTuple):
+    """A signal that a life has heard: its instant, the mode that it found, the class then, and since when it was in service."""
+
+    at: int
+    found: str
+    device_class: str
+    since: int
 
 
 @dataclass
@@ -42,6 +54,7 @@ class Life:
     log: list[Message] = field(default_factory=list)
     before: list[Message] = field(default_factory=list)  # the log until it was registered again
     told: list[tuple[Any, ...]] = field(default_factory=list)
+    heard: list[Heard] = field(default_factory=list)
     unsaid: int = 0  # of ``told``: what the amended history has, from which the device goes on
     numbered: int = 0  # transitions of this life that were judged before that
 
@@ -57,6 +70,15 @@ class Life:
 
     def last_seen(self) -> int | None:
         return max((one.at for one in self.log if one.kind in SIGNALS), default=None)
+
+    def runtime(self) -> int:
+        """Return the covered time between signals that follow each other within the timeout, as the later one found it alive."""
+        covered, total = self.world.listening.covered, 0
+        for one, then in pairwise(self.heard):
+            gap = covered(then.at) - covered(one.at)
+            alive = one.since == then.since and then.found in (*PRESENT, *HELD)
+            total += gap if alive and gap <= self.world.rules(then.at, then.device_class)["timeout_ms"] else 0
+        return total
 
     def gateway(self, index: int) -> str | None:
         """Return the gateway that signals and the registry have named before the row at ``index``."""
@@ -121,7 +143,7 @@ class Life:
         if mode != self.mode:
             number = self.numbered + len(self.told) - self.unsaid + 1
             ids, change = (self.device_id, self.born, number), (self.mode, mode, trigger)
-            self.told.append(("transition", *ids, *change, self.now, self.last_seen()))
+            self.told.append(("transition", *ids, *change, self.now, self.last_seen(), self.runtime()))
 
     def next_deadline(self) -> tuple[int, int, str] | None:
         """Return the earliest deadline: instant, its place among those of that instant, trigger."""
@@ -170,6 +192,8 @@ class Life:
             return self.control(row)
         index = len(self.log)
         self.log.append(row)
+        if row.kind in SIGNALS:
+            self.heard.append(Heard(row.at, self.mode, self.device_class(), self.since))
         if row.kind in SIGNALS and self.mode in ("provisioned", "offline") and self.death() is None:
             self.go(self.live(), "signal")
         if row.kind == "error" and (until := self.too_many(index)) is not None:
@@ -211,8 +235,8 @@ def judge(rows: Iterable[Message], lateness: int, lead: int, built_in: dict[str,
     """Judge rows, in any order, up to their frontier; ``lateness`` and ``lead`` are in milliseconds.
 
     Returns:
-        ("transition", device_id, life, transition_no, from_mode, to_mode, trigger, event_time, last_seen), and of every
-        other verdict (verdict, device_id, kind, event_time, received_at, late_by), in no particular order.
+        ("transition", device_id, life, transition_no, from_mode, to_mode, trigger, event_time, last_seen, runtime), and of
+        every other verdict (verdict, device_id, kind, event_time, received_at, late_by), in no particular order.
     """
     read = sorted(rows, key=lambda row: (row.received_at, row.kind != "gap", row.code or "", row.digest))
     world = World(Listening(read[0].received_at), [(-1, -1, built_in)])
@@ -314,5 +338,5 @@ def _correct(lives: list[Life], amended: list[Life], row: Message) -> None:
     life.unsaid, life.numbered, life.now = len(life.told), max(numbers, default=0), row.at
     if life.mode != before:
         ids = (life.device_id, life.born, life.numbered + 1)
-        life.told.append(("transition", *ids, before, life.mode, "amended", row.at, life.last_seen()))
+        life.told.append(("transition", *ids, before, life.mode, "amended", row.at, life.last_seen(), life.runtime()))
     lives.append(life)

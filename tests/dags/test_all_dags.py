@@ -81,6 +81,7 @@ def test_the_edges_of_a_dag_are_these(name: str, dags: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_who_touches_the_state_is_in_its_pool(name: str, dags: dict[str, Any]) -> None:
+    assert dags[name].tasks
     for task in dags[name].tasks:
         words = getattr(task, "words", [""])
         touches = words[:1] in ([], ["state"], ["maintain"]) or words[:2] in (["stream", "stop"], ["stream", "start"])
@@ -196,24 +197,26 @@ def test_the_watchers_are_stored_so_that_a_triggerer_can_make_them(airflow: Path
 
 _PARSED = """
 import json, sys, time
+started = time.process_time()
 import airflow.sdk
+imported = time.process_time() - started
 from airflow.sdk import DAG
 from airflow.dag_processing.dagbag import DagBag
 began = time.process_time()
 bag = DagBag(sys.argv[1])
 spent = time.process_time() - began
 heavy = [name for name in ("pyspark", "great_expectations", "pandas", "pyarrow", "duckdb") if name in sys.modules]
-print(json.dumps({"cpu_s": spent, "dags": sorted(bag.dags), "errors": bag.import_errors, "heavy": heavy}))
+print(json.dumps({"of_import": spent / imported, "dags": sorted(bag.dags), "errors": bag.import_errors, "heavy": heavy}))
 """
 
 
-def test_the_folder_is_parsed_within_two_seconds_of_cpu_and_imports_nothing_heavy(tmp_path: Path) -> None:
+def test_the_folder_costs_less_than_half_an_import_of_airflow_and_imports_nothing_heavy(tmp_path: Path) -> None:
     environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = f"sqlite:///{tmp_path}/none.db"
     command = [sys.executable, "-P", "-c", _PARSED, str(ROOT / "dags")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["errors"] == {}
     assert found["dags"] == FILES
     assert found["heavy"] == []
-    assert found["cpu_s"] < 2.0
+    assert found["of_import"] < 0.5, "CPU time; it was a fifth when this was written"

@@ -14,6 +14,7 @@ from fleetpulse.core.decoding import decode
 from fleetpulse.core.judgements import Judgement, Verdict, compared
 from fleetpulse.core.messages import Kind, Origin, Row, gateway_death
 from fleetpulse.core.replay import AMENDED, Deployment, Outcome, outcome, replay
+from tests.floors import Floor
 from tests.histories import START, any_own_row, any_policy, any_signal, as_the_bridge_says, choosing, row, signal, tick
 from tests.property.test_laws import DEPLOYMENTS, in_batches
 from tests.property.test_oracle import by_the_core, by_the_oracle
@@ -67,6 +68,10 @@ def test_what_is_shown_after_an_amend_is_what_would_have_been_judged(
         assert amend(told, said) == {}, "amending twice changes nothing"
 
 
+IN_TIME = Floor(50)
+
+
+@IN_TIME.over_all_examples
 @given(_rows(), DEPLOYMENTS)
 def test_where_nothing_is_late_nothing_is_amended(rows: list[Row], deployment: Deployment) -> None:
     late = {id(one) for one in rows if one.kind is Kind.REGISTRY or one.received_at_ms - (one.event_time_ms or 0) > 500}
@@ -74,6 +79,7 @@ def test_where_nothing_is_late_nothing_is_amended(rows: list[Row], deployment: D
     if in_time:
         assert amend(histories(in_time, deployment), _nothing_said()) == {}
         assert corrections(in_time, deployment, DEVICES) in ([], None)
+        IN_TIME.met()
 
 
 @given(_rows(), st.integers(0, 30), DEPLOYMENTS)
@@ -95,6 +101,10 @@ def _came_late(told: Iterable[Judgement], device_id: str) -> list[tuple[int, int
     return [(one.event_time_ms or 0, one.received_at_ms or 0) for one in its]
 
 
+REACHED = Floor(3)
+
+
+@REACHED.over_all_examples
 @given(_rows(), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30), DEPLOYMENTS)
 def test_amended_from_a_snapshot_is_amended_from_the_whole_history_where_the_snapshot_reaches_it(
     rows: list[Row], amended: int, corrected: int, taken: int, deployment: Deployment
@@ -114,6 +124,7 @@ def test_amended_from_a_snapshot_is_amended_from_the_whole_history_where_the_sna
             assert _without_reasons(got.get(device_id, [])) == _without_reasons(want.get(device_id, []))
             assert alike(rest.amended.devices.get(device_id), whole.amended.devices.get(device_id))
             assert rest.differ(device_id) == whole.differ(device_id)
+            REACHED.met(bool(want.get(device_id)))
 
 
 def _received(one: Correction, received_at_ms: int) -> Row:
@@ -140,6 +151,10 @@ def _reaches_back_to(one: Row) -> int:
     return min(one.event_time_ms or 0, one.contents().get("from", one.received_at_ms))
 
 
+CORRECTED = Floor(1)
+
+
+@CORRECTED.over_all_examples
 @given(_rows(), st.integers(0, 30), DEPLOYMENTS, st.integers(0, 400))
 def test_a_corrected_device_goes_on_as_its_amended_history_does(
     rows: list[Row], cut: int, deployment: Deployment, until_s: int
@@ -159,8 +174,13 @@ def test_a_corrected_device_goes_on_as_its_amended_history_does(
     for device_id in {one.device_id for one in ours} - unforeseen:
         assert device_id not in refused
         assert device_id in late or not both.differ(device_id)
+        CORRECTED.met(device_id not in late)
 
 
+WITNESSED = Floor(10)
+
+
+@WITNESSED.over_all_examples
 @given(_rows(), st.integers(0, 30), st.sampled_from([1, 5, 20, 60]))
 def test_the_oracle_says_the_same_of_a_device_that_is_corrected(rows: list[Row], cut: int, lateness_s: int) -> None:
     rows, ours = _corrected(rows, cut, Deployment(lateness_s * 1000, 30_000))
@@ -171,8 +191,13 @@ def test_the_oracle_says_the_same_of_a_device_that_is_corrected(rows: list[Row],
     foreseen = [one for one in foreseen if one.received_at_ms <= sent_ms or one.kind is not Kind.GAP]
     foreseen.append(row(1000, "fleet/_/b/tick"))
     assert by_the_core(foreseen, lateness_s) == by_the_oracle(foreseen, lateness_s)
+    WITNESSED.met()
 
 
+CUT = Floor(10)
+
+
+@CUT.over_all_examples
 @given(_rows(), st.integers(0, 30), DEPLOYMENTS, st.lists(st.integers(0, 60), max_size=6), st.integers(1, 3))
 def test_batch_cuts_do_not_change_what_a_correction_does(
     rows: list[Row], cut: int, deployment: Deployment, cuts: list[int], groups: int
@@ -182,8 +207,13 @@ def test_batch_cuts_do_not_change_what_a_correction_does(
         rows = [*rows, row(1000, "fleet/_/b/tick")]
         want = compared(replay(rows, deployment))
         assert in_batches(rows, cuts, deployment, groups) == want
+        CUT.met()
 
 
+FURTHER = Floor(8)
+
+
+@FURTHER.over_all_examples
 @given(_rows(), st.integers(0, 30), DEPLOYMENTS)
 def test_what_was_amended_further_on_stands(rows: list[Row], cut: int, deployment: Deployment) -> None:
     said = _amend(rows, deployment, _nothing_said())
@@ -193,6 +223,7 @@ def test_what_was_amended_further_on_stands(rows: list[Row], cut: int, deploymen
         assert frontier_ms is not None
         assert all((one.event_time_ms or 0) <= frontier_ms for one in fresh)
         assert [one.amendment_no for one in fresh] == [len(said[device_id]) + place for place, _ in enumerate(fresh, 1)]
+        FURTHER.met()
 
 
 _GREAT = st.sampled_from([0, 1, START, 2**53 - 1, 2**53, 2**63 - 1])

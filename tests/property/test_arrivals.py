@@ -214,7 +214,9 @@ def test_what_a_table_has_already_is_left_out(come: int, later: int) -> None:
     landed = decode_parts([Part(BRIDGE, 3, later, rows)], decode)
     every = {table.name: found for table, found in landed.by_table(NOTHING)}
     come_to = {name: {BRIDGE: place(3, come)} for name in NOTHING}
-    for table, found in landed.by_table(come_to):
+    left = list(landed.by_table(come_to))
+    assert {table.name for table, _ in left} == set(every) == set(NOTHING)
+    for table, found in left:
         expected = [
             row for row in every[table.name].to_pylist() if round(row["received_at"].timestamp() * 1000) >= NOW + come - later
         ]

@@ -16,6 +16,7 @@ from fleetpulse.core.judgements import Judgement, Verdict
 from fleetpulse.core.messages import EVERYONE, FOR_EVERYONE, Clock, Kind, Row, key_group
 from fleetpulse.core.replay import outcome, replay
 from fleetpulse.io.slices import Piece, slices_of
+from tests.floors import Floor
 from tests.histories import GRID_S, START, any_policy, choosing, with_gateway_deaths
 from tests.property.test_laws import DEPLOYMENTS, histories
 
@@ -155,6 +156,10 @@ def test_the_policy_that_was_in_force_makes_no_difference(asked: tuple[list[Row]
     }
 
 
+CHANGED = Floor(20)
+
+
+@CHANGED.over_all_examples
 @settings(max_examples=60)
 @given(questions())
 def test_each_change_is_of_a_kind_that_has_a_name(asked: tuple[list[Row], Question]) -> None:
@@ -164,6 +169,7 @@ def test_each_change_is_of_a_kind_that_has_a_name(asked: tuple[list[Row], Questi
         assert (one["before_ms"] is None) == (one["change"] == "added")
         assert (one["after_ms"] is None) == (one["change"] == "gone")
         assert one["before_ms"] != one["after_ms"]
+        CHANGED.met()
 
 
 PIECES = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 30), st.integers(1, 40)), min_size=1, max_size=12)

@@ -53,6 +53,7 @@ def test_a_group_is_bounded_and_empty_once_its_devices_are_forgotten(
     listening = [row(500 + number / 10, f"fleet/_/{name}/gap", op="close", until_s=500) for number, name in enumerate("bc")]
     for batch in (listening, [tick(GONE_S)], [tick(2 * GONE_S)], []):
         stream.batch(batch)
+    assert len(stream.stored) == groups
     for number, group in enumerate(_kept(stream)):
         assert not len(group.devices) and not group.waiting.chunks and not stream.chunks[number]
         assert not group.listening.coverage.deaf and len(group.listening.coverage.gaps) <= 1

@@ -110,6 +110,7 @@ def test_copies_that_are_lost_damaged_or_of_a_failed_try_change_nothing(seed: in
     batches = [rows[begin:end] for begin, end in pairwise([0, *begins, len(rows)])]
     random, started_ms = Random(seed), rows[0].received_at_ms
     plain, copied = Task(course.deployment, None), Task(course.deployment, tmp_path / "copies")
+    assert batches
     for batch in batches[:150]:
         if random.random() < 0.2:
             copied.fail(batch, started_ms)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fleetpulse.columnar.choosing import shared_out
 from fleetpulse.columnar.finding import KNOWN, NOTHING, OTHER, compare, places_of, text_of
+from tests.floors import Floor
 
 pytestmark = pytest.mark.property
 # Texts that share all but a byte, of lengths around the eight bytes that are read at once.
@@ -34,6 +35,10 @@ def test_texts_are_found_where_they_stand(known: list[str], others: list[str], o
     assert found.tolist() == expected
 
 
+COMPARED = Floor(20)
+
+
+@COMPARED.over_all_examples
 @given(
     st.lists(st.none() | TEXTS, min_size=1, max_size=30), st.lists(st.tuples(st.none() | TEXTS, st.integers(-1, 99)), max_size=60)
 )
@@ -45,6 +50,7 @@ def test_texts_are_compared_with_those_of_their_places(known: list[str | None], 
     for (text, place), verdict in zip(asked, found.tolist(), strict=True):
         expected = NOTHING if place < 0 or text is None else KNOWN if text == known[place] else OTHER
         assert verdict == expected, (text, place)
+        COMPARED.met(verdict == KNOWN)
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)), st.integers(1, 40))

@@ -1,7 +1,7 @@
 """A verdict is a pure function of the rows received: not of batches, restarts, copies or order."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from fleetpulse.core.machine import TRANSITIONS, Mode
 from fleetpulse.core.messages import EVERYONE, FLUSH, RESERVED, Clock, Kind, Row, key_group
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, parse_policy
 from fleetpulse.core.replay import Deployment, outcome, replay
+from tests.floors import Floor
 from tests.histories import (
     OWN,
     any_own_row,
@@ -76,10 +77,7 @@ def in_batches(
         initial: what they begin with.
     """
     stream = Stream(deployment, groups, dict(initial))
-    edges = sorted({0, len(rows), *(cut % (len(rows) + 1) for cut in cuts)})
-    for start, end in pairwise(edges):
-        stream.batch(rows[start:end])
-    stream.batch([])
+    stream.batches(rows, cuts)
     return stream.told
 
 
@@ -91,6 +89,7 @@ class Stream:
         groups: how many key groups there are.
         stored: what they begin with, by number; what they hold later on.
         chunks: likewise what waits in them.
+        look: is given each key group behind each of its batches.
     """
 
     def __init__(
@@ -99,7 +98,9 @@ class Stream:
         groups: int,
         stored: dict[int, bytes],
         chunks: Mapping[int, dict[int, bytes]] = MappingProxyType({}),
+        look: Callable[[KeyGroup], None] = lambda _: None,
     ) -> None:
+        self._look = look
         self.deployment, self.groups, self.stored = deployment, groups, stored
         self.chunks: dict[int, dict[int, bytes]] = {group: dict(chunks.get(group, {})) for group in range(groups)}
         self.told: Counter[tuple[Any, ...]] = Counter()
@@ -111,6 +112,13 @@ class Stream:
         group = KeyGroup.from_bytes(content)
         group.arm(self.deployment)
         return group.due_ms
+
+    def batches(self, rows: Sequence[Row], cuts: Sequence[int]) -> None:
+        """Judge rows in the order of ``received_at`` in batches that end at the cuts, and one that the watermark wakes."""
+        edges = sorted({0, len(rows), *(cut % (len(rows) + 1) for cut in cuts)})
+        for start, end in pairwise(edges):
+            self.batch(rows[start:end])
+        self.batch([])
 
     def batch(self, rows: Sequence[Row]) -> None:
         """Judge a batch of rows in the order of ``received_at``; without rows, what the watermark wakes."""
@@ -139,6 +147,7 @@ class Stream:
         others = [one for one in mine if not is_signal(one)]
         reached = max([self.newest, *(one.received_at_ms for one in others)])
         step = state.fold(signals, others, reached, self.deployment, chunks.__getitem__)
+        self._look(state)
         self.told += compared_columns(said_by(group, step.told))
         for number in step.gone:
             del chunks[number]
@@ -241,6 +250,10 @@ def test_a_registration_of_everybody_is_one_of_nobody(content: dict[str, str]) -
     assert in_batches(rows, [], Deployment(5_000, 30_000), 1) == want
 
 
+LIVES = Floor(20)
+
+
+@LIVES.over_all_examples
 @given(histories(), DEPLOYMENTS)
 def test_a_life_is_numbered_connected_and_allowed(rows: list[Row], deployment: Deployment) -> None:
     lives: dict[tuple[str, int | None], list[Judgement]] = {}
@@ -259,6 +272,7 @@ def test_a_life_is_numbered_connected_and_allowed(rows: list[Row], deployment: D
             target = TRANSITIONS[one.from_mode, one.trigger]
             dressed = {Mode.ONLINE, Mode.DEGRADED, Mode.FLAGGED, Mode.PROVISIONED} if target is Mode.ONLINE else {target}
             assert one.to_mode in dressed
+        LIVES.met(len(life) > 1)
 
 
 @given(histories(), DEPLOYMENTS)

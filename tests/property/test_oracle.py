@@ -25,6 +25,7 @@ class Shape(NamedTuple):
     devices: str
     kinds: list[str]
     own: list[str]
+    flagged: list[str] | None = None  # the sequence of its first policy, of few messages
 
 
 SHAPES = {
@@ -34,6 +35,7 @@ SHAPES = {
         ["gap", "gap", "policy", "add", "add", "decommission", "maintain", "update", "release", "tick"],
     ),
     "errors": Shape("a", ["error"], ["policy", "release", "release", "add"]),
+    "sequences": Shape("a", ["error"], ["release"], ["escalation", "escalation"]),
     "wills": Shape("a", ["heartbeat", "heartbeat", "death"], ["policy", "add", "maintain", "gap"]),
     "gateways": Shape("abc", ["heartbeat", "heartbeat", "death"], ["policy", "add", "add", "decommission", "maintain", "gap"]),
     "outages": Shape("a", ["heartbeat", "death"], ["gap", "gap", "gap", "tick"]),
@@ -60,7 +62,7 @@ def plain(one: Row) -> Message:
 def said(one: Judgement) -> tuple[Any, ...]:
     if one.kind is Verdict.TRANSITION:
         change = (one.life_ms, one.transition_no, one.from_mode, one.to_mode, one.trigger)
-        return (one.kind.value, one.device_id, *change, one.event_time_ms, one.last_seen_ms)
+        return (one.kind.value, one.device_id, *change, one.event_time_ms, one.last_seen_ms, one.runtime_ms)
     return (one.kind.value, one.device_id, one.message_kind, one.event_time_ms, one.received_at_ms, one.late_by_ms)
 
 
@@ -87,10 +89,13 @@ def histories(draw: st.DrawFn, shape: Shape) -> list[Row]:
     """Return rows on a coarse grid, where deadlines, windows and ties meet often, and a tick by which most of it is judged."""
     steps, delays = draw(st.sampled_from([10, 20, 60])), draw(st.sampled_from(DELAYS))
     own = draw(st.lists(_own_rows(shape, steps), max_size=8, unique_by=lambda one: one.received_at_ms))
-    least = draw(st.sampled_from([1, 6, 12]))
-    rows = [*draw(st.lists(_messages(shape, steps, delays), min_size=least, max_size=25)), *own]
+    least, most = (draw(st.sampled_from([1, 6, 12])), 25) if shape.flagged is None else (2, 6)
+    rows = [*draw(st.lists(_messages(shape, steps, delays), min_size=least, max_size=most)), *own]
     if draw(st.integers(0, 7)):
-        rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(choosing(draw)), effective_from_s=-500))
+        policy = any_policy(choosing(draw))
+        if shape.flagged is not None:
+            policy["rules"]["flagged_codes"] = shape.flagged
+        rows.append(row(-1, "fleet/_/_/policy", policy=policy, effective_from_s=-500))
     rows.append(row(steps * 5 + draw(st.sampled_from([5, 100, 300])), "fleet/_/b/tick"))
     return sorted(rows, key=lambda one: one.received_at_ms)
 

@@ -16,6 +16,7 @@ from fleetpulse.core.replay import Deployment, outcome, replay
 from fleetpulse.core.tables import DEVICES, JUDGEMENTS
 from fleetpulse.io import delta
 from fleetpulse.ops.rewind import Moment, fleet_of, life_of
+from tests.floors import Floor
 from tests.histories import judgement_entry, registry_entries
 from tests.property.test_laws import DEPLOYMENTS, histories
 
@@ -77,6 +78,10 @@ def test_the_fleet_at_an_instant_is_what_the_definition_had_come_to(
         assert as_known_then == want or same_instant
 
 
+SPANS = Floor(5)
+
+
+@SPANS.over_all_examples
 @settings(max_examples=80)
 @given(histories(), DEPLOYMENTS, st.integers(0, 60))
 def test_a_life_is_told_without_holes_and_ends_in_the_mode_of_the_fleet(
@@ -104,3 +109,4 @@ def test_a_life_is_told_without_holes_and_ends_in_the_mode_of_the_fleet(
             assert sum(span["transition_no"] is not None for span in spans) == sum(
                 (one.event_time_ms or 0) <= at_ms for one in changed
             )
+            SPANS.met(len(spans) > 1)

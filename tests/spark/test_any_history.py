@@ -24,7 +24,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import find_snapshot
 from fleetpulse.ops.agreement import defined, told
 from tests.histories import any_own_row, any_policy, any_signal, as_the_bridge_says, row
-from tests.spark.test_state_verbs import SAY, judge
+from tests.spark.test_state_verbs import judge
 from tests.spark.test_stream import land
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -37,7 +37,7 @@ def _nothing(_: Work) -> None:
 
 
 def _copied(work: Work) -> None:
-    snapshot.take(work.spark, work.home, None, SAY)
+    snapshot.take(work.spark, work.home, None, work.say)
     bootstrap(work, find_snapshot(work.home))
 
 
@@ -94,7 +94,7 @@ def _history(random: Random) -> list[Row]:
 
 @pytest.mark.parametrize("seed", range(EXAMPLES))
 def test_any_history_is_judged_as_the_definition_says_whatever_is_done_between_batches(spark: SparkSession, seed: int) -> None:
-    random = Random(seed)
+    random, said = Random(seed), list[str]()
     rows, deployment = _telling(random)
     mine = Random(0).sample(VERBS, len(VERBS))[seed::EXAMPLES]  # among them all examples do everything
     verbs = list(zip(sorted(random.sample(range(1, len(rows)), len(mine))), mine, strict=True))
@@ -109,7 +109,7 @@ def test_any_history_is_judged_as_the_definition_says_whatever_is_done_between_b
                 land(home, rows[begin:end], number)
             judge(spark, home, follows=number % 2 == 0 or number > len(verbs))
             if number <= len(verbs):
-                verbs[number - 1][1](Work(spark, home, SAY))
+                verbs[number - 1][1](Work(spark, home, said.append))
         assert told(home) == defined(rows, deployment)
         ids = delta.query(home, "SELECT device_id, life, transition_no FROM transitions")
         assert len({tuple(one.values()) for one in ids}) == len(ids)

@@ -22,7 +22,7 @@ from fleetpulse.io.snapshot_table import snapshots
 from fleetpulse.io.spark import folder_of
 from tests.histories import START
 from tests.looked_at import eventful, judged_home, state_rows, write_state
-from tests.spark.test_state_verbs import SAID, judge
+from tests.spark.test_state_verbs import judge
 from tests.spark.test_stream import DEPLOYMENT as STREAM
 from tests.spark.test_stream import history, land
 
@@ -80,7 +80,7 @@ def test_the_gate_opens_for_what_the_job_holds_and_names_what_was_damaged(spark:
     land(home, history(11), 1)
     judge(spark, home)
     at = stand(home.checkpoint)
-    taken = snapshot.take(spark, home, None, SAID.append, lambda rows, what: gated(spark, home, rows, what, keep=2))
+    taken = snapshot.take(spark, home, None, list[str]().append, lambda rows, what: gated(spark, home, rows, what, keep=2))
     assert taken.version is not None
     with generation_state(spark, home, 1) as state:
         refuse(gate(home, state, lambda: spark, keep=2), "nothing may be built on it")

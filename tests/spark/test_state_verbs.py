@@ -26,15 +26,19 @@ from fleetpulse.ops.agreement import defined, told
 from tests.spark.test_stream import DEPLOYMENT, history, land
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # eight generations, one after another
-SAID: list[str] = []
 _FOLLOWS = "spark.sql.streaming.noDataMicroBatches.enabled"
-SAY: Say = SAID.append
 
 
-def _verbs() -> Iterator[Callable[[Work], object]]:
+@pytest.fixture
+def said() -> list[str]:
+    """Return what the verbs of one test report, line by line."""
+    return []
+
+
+def _verbs(say: Say) -> Iterator[Callable[[Work], object]]:
     """Yield what is done after each part of the history; a snapshot that is gone back to later is among it."""
     yield lambda work: rescale(work, 5)
-    yield lambda work: snapshot.take(work.spark, work.home, None, SAY)
+    yield lambda work: snapshot.take(work.spark, work.home, None, say)
     yield lambda work: repartition(work, 3)
     yield lambda work: migrate(work, 3)
     yield lambda work: bootstrap(work, find_snapshot(work.home))
@@ -56,36 +60,37 @@ def judge(spark: SparkSession, home: Home, *, follows: bool = True) -> None:
 
 
 def test_the_state_is_moved_about_between_batches_and_the_verdicts_are_those_of_one_run(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     monkeypatch.setattr("batch.progress.EVERY_S", 0)
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
     delta.create(home, MESSAGES)
-    rows, random, verbs = history(11), Random(11), list(_verbs())
+    rows, random, verbs = history(11), Random(11), list(_verbs(said.append))
     edges = [0, *sorted(random.sample(range(1, len(rows)), len(verbs))), len(rows)]
     for number, (begin, end) in enumerate(pairwise(edges), 1):
         land(home, rows[begin:end], number)
         judge(spark, home, follows=number % 2 == 0 or number > len(verbs))
         if number <= len(verbs):
-            verbs[number - 1](Work(spark, home, SAY))
+            verbs[number - 1](Work(spark, home, said.append))
     assert told(home) == defined(rows, DEPLOYMENT)
     assert home.generation().number == 8
     assert (home.key_groups(), home.generation().form, stand(home.checkpoint).partitions) == (8, 4, 2)
-    assert "comparing: the same so far are group, waiting, of group, waiting, digests, timers" in SAID
+    assert "comparing: the same so far are group, waiting, of group, waiting, digests, timers" in said
     ids = delta.query(home, "SELECT device_id, life, transition_no FROM transitions")
     assert len({tuple(one.values()) for one in ids}) == len(ids)
 
 
 def test_a_generation_that_is_held_gets_the_work_only_while_the_one_that_runs_stands_still(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, said: list[str]
 ) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
     delta.create(home, MESSAGES)
     rows = history(12)
     thirds = [len(rows) * part // 3 for part in range(4)]
-    work = Work(spark, home, SAY, holds=True)
+    say = said.append
+    work = Work(spark, home, say, holds=True)
     land(home, rows[: thirds[1]], 1)
     judge(spark, home)
     first = migrate(work, 3)
@@ -100,17 +105,17 @@ def test_a_generation_that_is_held_gets_the_work_only_while_the_one_that_runs_st
     land(home, rows[thirds[1] : thirds[2]], 2)
     judge(spark, home)
     with pytest.raises(FleetError, match=r"generation 1 has come to batch \d+ since.*state discard 2"):
-        switch(home, 2, SAY)
-    discard(home, 2, SAY)
+        switch(home, 2, say)
+    discard(home, 2, say)
     with pytest.raises(FleetError, match="generation 2 is not held: it is discarded; none is held"):
-        switch(home, 2, SAY)
+        switch(home, 2, say)
     held = rescale(work, 5)
     assert held is not None and held.number == 3 and home.key_groups() == 8
-    switch(home, 3, SAY, dry=True)
+    switch(home, 3, say, dry=True)
     assert home.generation().number == 1
-    switch(home, 3, SAY)
-    switch(home, 3, SAY)
-    assert SAID[-1] == "generation 3 has the work already" and home.key_groups() == 5
+    switch(home, 3, say)
+    switch(home, 3, say)
+    assert said[-1] == "generation 3 has the work already" and home.key_groups() == 5
     land(home, rows[thirds[2] :], 3)
     judge(spark, home)
     assert told(home) == defined(rows, DEPLOYMENT)

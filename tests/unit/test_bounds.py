@@ -82,5 +82,6 @@ def test_what_bounds_a_field_is_where_the_table_says(one: Bound) -> None:
         text = file.read_text()
         assert names and [name for name in names if name not in text] == [], file
         modules.append(importlib.import_module(str(file.relative_to(ROOT).with_suffix("")).replace("/", ".")))
+    assert modules
     for name, number in _NUMBER.findall(one.bound):
         assert {getattr(module, name) for module in modules if hasattr(module, name)} == {int(number.replace(",", ""))}, name

@@ -118,8 +118,9 @@ def test_one_alone_is_never_waited_for(tmp_path: Path) -> None:
 
 
 def test_the_newest_segment_stays_when_all_is_landed(folders: dict[str, Path]) -> None:
-    tidy(folders, {"a": place(1, 1), "b": place(2, 1)})
-    assert [[number for number, _ in list_segments(folder)] for folder in folders.values()] == [[1], [2]]
+    for places in ({"a": place(1, 1), "b": place(2, 1)}, {"a": place(2, 0), "b": place(3, 0)}):  # as whole segments are counted
+        tidy(folders, places)
+        assert [[number for number, _ in list_segments(folder)] for folder in folders.values()] == [[1], [2]]
 
 
 # ---- what a bridge does

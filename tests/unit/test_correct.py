@@ -1,7 +1,9 @@
 """What the registry had wrong: the entry that says it, what amend makes of that, and what no entry can say."""
 
+import fcntl
 import json
-import time
+import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -142,15 +144,25 @@ def test_a_correction_waits_for_what_the_registry_is_about_to_say(told: Judged) 
     assert second["payload"] == {"op": "add", "class": "quick", "effective_from": START + 100_001}
 
 
-def test_of_two_corrections_at_once_the_second_sees_the_first(told: Judged) -> None:
+def test_of_two_corrections_at_once_the_second_sees_the_first(told: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, asks, flock = threading.get_ident(), threading.Event(), fcntl.flock
+
+    def asked(file: Any, how: int) -> None:
+        opened = os.fstat(file if isinstance(file, int) else file.fileno())
+        if threading.get_ident() != first and os.path.samestat(opened, told.home.commands.stat()):
+            asks.set()
+        flock(file, how)
+
     def late() -> None:
         correct("d", from_=str(START + 100_000), device_class="quick", home=told.home.path)
 
     with ThreadPoolExecutor(1) as others:
         with in_turn(told.home):
+            monkeypatch.setattr(fcntl, "flock", asked)
             second = others.submit(late)
-            time.sleep(0.5)  # it stands before the door, or will stand there
-            assert not second.done()
+            second.add_done_callback(lambda _: asks.set())
+            assert asks.wait(60), "the second correction neither asks for the lock nor ends"
+            assert not second.done(), "the second correction did not wait for the first"
             hand_over(told.home, [("fleet/south/d/registry", {"op": "add", "effective_from": START + 100_000})])
         with pytest.raises(FleetError, match="is on its way"):
             second.result(timeout=60)

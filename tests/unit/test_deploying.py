@@ -86,6 +86,7 @@ def test_what_is_declared_is_used_and_what_is_used_is_declared(kind: str) -> Non
 
 
 def test_no_secret_stands_in_an_environment() -> None:
+    found: set[str] = set()
     for name, service in SERVICES.items():
         for variable, value in environment(service).items():
             if SECRET.search(variable) and variable != "AIRFLOW_CONN_SPARK_DEFAULT":
@@ -94,6 +95,8 @@ def test_no_secret_stands_in_an_environment() -> None:
                 assert path.startswith(("/etc/fleetpulse/secrets/", "/run/secrets/", "/var/lib/fleetpulse/airflow/")), value
                 if path.startswith("/etc"):
                     assert Path(path).name in COMPOSE["secrets"], value
+                    found.add(variable)
+    assert found
     assert all(set(one) == {"file"} for one in COMPOSE["secrets"].values())
 
 

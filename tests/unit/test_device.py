@@ -56,6 +56,18 @@ def test_an_ordered_sequence_flags_until_an_operator_releases() -> None:
     assert len(judged(*wrong, until_s=200, **calm)) == 1
 
 
+def test_a_sequence_that_ends_exactly_with_the_window_flags_and_one_a_millisecond_longer_does_not() -> None:
+    rules: dict[str, Any] = {"degraded": {"errors": 16}, "timeout": "1h", "flagged": {"window": "30s", "hold": "5m"}}
+    codes = ("reconnaissance", "auth_failed", "escalation")
+
+    def attacked(last_s: float) -> list[tuple[float, str, str, str]]:
+        errors = [signal(at, kind="error", code=code) for at, code in zip((10, 25, last_s), codes, strict=True)]
+        return judged(*errors, until_s=100, **rules)
+
+    assert attacked(40)[1:] == [(40, "online", "flagged", "sequence")]
+    assert attacked(40.001) == [(10, "provisioned", "online", "signal")]
+
+
 def test_a_flag_is_let_go_after_its_hold() -> None:
     attack = [signal(10 + i, kind="error", code=c) for i, c in enumerate(("reconnaissance", "auth_failed", "escalation"))]
     rules: dict[str, Any] = {"degraded": {"errors": 16}, "timeout": "1h", "flagged": {"hold": "5m"}}
@@ -86,9 +98,13 @@ def test_silence_does_not_count_in_maintenance() -> None:
 
 
 def test_a_hold_beyond_the_policy_is_refused() -> None:
-    hold = row(20, "d/control", op="maintain", until_s=9 * 86_400)
-    told = replay([signal(10), hold, tick(60)], DEPLOYMENT)
-    assert [one.kind for one in told if one.kind is not Verdict.TRANSITION] == [Verdict.REFUSED]
+    def others(until_s: float) -> list[Verdict]:
+        told = replay([signal(10), row(20, "d/control", op="maintain", until_s=until_s), tick(60)], DEPLOYMENT)
+        return [one.kind for one in told if one.kind is not Verdict.TRANSITION]
+
+    longest_s = 20 + 7 * 86_400
+    assert (others(longest_s), others(longest_s + 0.001)) == ([], [Verdict.REFUSED])
+    assert (others(20.001), others(20)) == ([], [Verdict.REFUSED]), "it ends behind the command"
 
 
 def test_a_will_leaves_its_grace_and_only_a_later_signal_revives() -> None:
@@ -213,8 +229,12 @@ def test_silence_counts_only_while_we_listen() -> None:
 
 
 def test_runtime_is_covered_time_between_signals_within_the_timeout() -> None:
-    told = outcome([policy(effective_s=-1000), signal(10), signal(40), signal(200), signal(210), tick(230)], DEPLOYMENT)
-    assert told.devices["d"].runtime_ms == 40_000
+    def runtime_ms(*rows: Row) -> int:
+        return outcome([policy(effective_s=-1000), *rows, tick(230)], DEPLOYMENT).devices["d"].runtime_ms
+
+    assert runtime_ms(signal(10), signal(40), signal(200), signal(210)) == 40_000
+    assert runtime_ms(signal(10), signal(70), signal(210)) == 60_000, "a gap of exactly the timeout counts"
+    assert runtime_ms(signal(10), signal(70.001), signal(210)) == 0
 
 
 def test_a_late_message_is_listed_with_how_late() -> None:

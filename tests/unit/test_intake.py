@@ -2,6 +2,7 @@
 
 import pytest
 
+from fleetpulse.core.messages import FLUSH
 from fleetpulse.io.receiver import Arrived
 from fleetpulse.io.segments import Position
 from streaming.flood import BURST_S, Floods
@@ -90,6 +91,14 @@ def test_commands_about_different_devices_do_not_run_ahead_of_the_clock(broker: 
     assert stamps(intake)[-2:] == [NOW + 5, NOW + 6]
     intake.command("a.json", "fleet/s/d11/registry", {"op": "add"}, NOW + 99)
     assert stamps(intake)[-1] == NOW + 99
+
+
+def test_a_command_that_flushes_an_empty_home_shares_its_instant_with_no_other(broker: Broker) -> None:
+    intake = make()
+    intake.go_live(NOW)
+    intake.command("a.json", intake.canary_topic, {"op": FLUSH}, NOW)
+    intake.command("b.json", "fleet/s/a/registry", {"op": "add"}, NOW)
+    assert stamps(intake) == [NOW, NOW + 1]
 
 
 def test_a_command_after_a_promise_shares_no_instant_from_before_it(broker: Broker) -> None:
@@ -187,6 +196,20 @@ def test_the_gap_is_closed_by_a_canary_sent_after_the_return(broker: Broker) -> 
     assert closed["op"] == "close"
     assert closed["until"] == rows(intake)[-1]["received_at_ms"] + 120_000
     assert stamps(intake) == sorted(stamps(intake))
+
+
+def test_a_canary_that_was_sent_before_the_gap_was_opened_does_not_close_it(broker: Broker) -> None:
+    intake = make()
+    intake.go_live(NOW)
+    fly(intake, broker, NOW, NOW)
+    before = broker.deliver(intake.canary_topic, intake.canary(NOW + 1))
+    intake.open_gap(NOW + 100, "canary")  # it is overdue, and the connection stands
+    intake.arrived(before, NOW + 200)
+    assert [gap["op"] for gap in bodies(intake, "gap")] == ["open"]
+    assert intake.gap_open
+    assert intake.last_canary_ms == NOW + 200, "it is a tick all the same"
+    fly(intake, broker, NOW + 201, NOW + 300)
+    assert [gap["op"] for gap in bodies(intake, "gap")] == ["open", "close"]
 
 
 def test_an_open_gap_is_not_opened_again_not_even_after_a_restart(broker: Broker) -> None:

@@ -60,7 +60,7 @@ class Door:
 
 
 def received(door: Door, enough: Callable[[Receiver, list[Arrived]], bool]) -> list[Arrived]:
-    receiver, arrived, deadline_s = Receiver(door.address, "b", ("t",)), list[Arrived](), time.monotonic() + 10
+    receiver, arrived, deadline_s = Receiver(door.address, "b", ("t",)), list[Arrived](), time.monotonic() + 60
     while not enough(receiver, arrived):
         assert time.monotonic() < deadline_s, "waited too long"
         arrived += receiver.poll(0.05)

@@ -1,0 +1,313 @@
+"""The planted faults: each is a slip that a person could make, and names the tests that must fail with it.
+
+Rule 1: a fault is small: a bound that is taken in or left out, a condition that is turned round or missing.
+Rule 2: an old text stands exactly once in its file; a unit test holds that, so that the list follows the code.
+Rule 3: a test is named as ``file::function``; one that fails is enough, so that a cheap one goes first.
+Rule 4: a fault of the definition is planted in the kernel too, where their comparison alone would notice it.
+"""
+
+from typing import Final, NamedTuple
+
+_FEW_STEPS: Final = (("FLEET_STEPS", "300"),)
+_A_TIE: Final = (("FLEET_SEED", "35"), ("FLEET_STEPS", "1"))  # a history in which a grace and a timeout end at one instant
+
+_ARRIVALS: Final = "tests/property/test_arrivals.py"
+_BRIDGES: Final = "tests/unit/test_bridges.py"
+_COLUMNAR: Final = "tests/property/test_columnar.py::test_the_columnar_fold_equals_the_definition_at_every_step"
+_DEVICE: Final = "tests/unit/test_device.py"
+_FLOOD: Final = "tests/unit/test_flood.py"
+_INTAKE: Final = "tests/unit/test_intake.py"
+_LANDING: Final = "tests/unit/test_landing.py"
+_MERGING: Final = "tests/property/test_merging.py"
+_ANY_INTAKE: Final = (
+    "tests/property/test_intake.py::test_whatever_comes_in_whatever_order_stamps_tokens_gaps_and_promises_are_kept"
+)
+_ORACLE: Final = "tests/property/test_oracle.py::test_the_definition_says_what_the_oracle_says"
+
+
+class Change(NamedTuple):
+    """One change of a fault.
+
+    Attributes:
+        file: path from the root of the project.
+        old: a text that stands once in the file.
+        new: the text in its place.
+    """
+
+    file: str
+    old: str
+    new: str
+
+
+# The fold runs as Python in the copy: to compile it takes 38 s of CPU, anew for each fault in it or in the core.
+INTERPRETED: Final = (
+    Change(
+        "fleetpulse/columnar/compiled.py",
+        "borrowing: Final[Any] = njit(**_FLAGS)\n",
+        """def _plain(found: Any) -> Any:
+    return tuple(map(_plain, found)) if isinstance(found, tuple) else found.item() if hasattr(found, "item") else found
+
+
+def borrowing(function: Any) -> Any:
+    if function.__module__.rpartition(".")[2] not in ("kernel", "deadlines", "world", "due"):
+        return njit(**_FLAGS)(function)
+    return lambda *arguments: _plain(function(*arguments))
+""",
+    ),
+    Change("fleetpulse/columnar/compiled.py", "SOURCES_DIGEST: Final = digest_of(_SOURCES)", 'SOURCES_DIGEST: Final = "mutants"'),
+)
+
+
+class Fault(NamedTuple):
+    """A planted fault.
+
+    Attributes:
+        name: by which ``--only`` chooses it.
+        changes: all of them are made together.
+        tests: of which at least one must fail, as ``file::function``.
+        environment: variables for the tests, as pairs.
+    """
+
+    name: str
+    changes: tuple[Change, ...]
+    tests: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+def _fault(name: str, file: str, old: str, new: str, *tests: str, environment: tuple[tuple[str, str], ...] = ()) -> Fault:
+    return Fault(name, (Change(file, old, new),), tests, environment)
+
+
+FAULTS: Final = (
+    # ---- the definition
+    _fault(
+        "table-lets-no-maintenance-end",
+        "fleetpulse/core/machine.py",
+        "        (_M.MAINTENANCE, _T.UNTIL): _M.ONLINE,\n",
+        "",
+        "tests/unit/test_machine.py::test_the_table_is_the_one_that_was_reviewed",
+    ),
+    Fault(
+        "flagged-window-leaves-out-its-end",
+        (
+            Change("fleetpulse/core/device.py", "start > rules.flagged_window_ms", "start >= rules.flagged_window_ms"),
+            Change(
+                "fleetpulse/columnar/kernel.py",
+                "start_ms > world.rules[policy, of_class, FLAGGED_WINDOW]",
+                "start_ms >= world.rules[policy, of_class, FLAGGED_WINDOW]",
+            ),
+        ),
+        (f"{_DEVICE}::test_a_sequence_that_ends_exactly_with_the_window_flags_and_one_a_millisecond_longer_does_not",),
+    ),
+    Fault(
+        "runtime-leaves-out-a-gap-of-the-timeout",
+        (
+            Change(
+                "fleetpulse/core/device.py",
+                "gap <= self._rules(device, at_ms).timeout_ms",
+                "gap < self._rules(device, at_ms).timeout_ms",
+            ),
+            Change("fleetpulse/columnar/kernel.py", "and gap <= timeout_ms", "and gap < timeout_ms"),
+        ),
+        (_ORACLE,),
+    ),
+    _fault(
+        "deadline-acts-before-a-message-of-its-instant",
+        "fleetpulse/core/device.py",
+        "due[0] >= before_ms",
+        "due[0] > before_ms",
+        f"{_DEVICE}::test_a_message_exactly_at_the_deadline_is_in_time",
+    ),
+    _fault(
+        "degraded-window-leaves-out-its-end",
+        "fleetpulse/core/device.py",
+        "at_ms - then <= rules.degraded_window_ms",
+        "at_ms - then < rules.degraded_window_ms",
+        f"{_DEVICE}::test_errors_degrade_until_the_window_has_passed_the_oldest_of_the_newest",
+    ),
+    _fault(
+        "signal-sent-before-the-will-revives",
+        "fleetpulse/core/device.py",
+        "device.death_ms is None or row.received_at_ms > device.death_ms",
+        "device.death_ms is None or at_ms > device.death_ms",
+        f"{_DEVICE}::test_a_will_leaves_its_grace_and_only_a_later_signal_revives",
+    ),
+    _fault(
+        "longest-hold-is-refused",
+        "fleetpulse/core/policy.py",
+        "at_ms < until_ms <= at_ms + self.longest_hold_ms",
+        "at_ms < until_ms < at_ms + self.longest_hold_ms",
+        f"{_DEVICE}::test_a_hold_beyond_the_policy_is_refused",
+    ),
+    _fault(
+        "gap-reaches-behind-the-frontier",
+        "fleetpulse/core/coverage.py",
+        "since = max(since, self.frontier_ms)",
+        "since = max(since, 0)",
+        "tests/unit/test_core_values.py::test_a_gap_never_reaches_behind_the_frontier",
+    ),
+    _fault(
+        "message-at-the-frontier-is-in-time",
+        "fleetpulse/core/replay.py",
+        "row.event_time_ms > frontier_ms or self._amends",
+        "row.event_time_ms >= frontier_ms or self._amends",
+        _ORACLE,
+    ),
+    # ---- the columns
+    _fault(
+        "kernel-wakes-for-its-last-device-alone",
+        "fleetpulse/columnar/kernel.py",
+        "left_ms = min(left_ms, due_ms - through_ms[i])",
+        "left_ms = due_ms - through_ms[i]",
+        _COLUMNAR,
+        environment=_FEW_STEPS,
+    ),
+    _fault(
+        "kernel-takes-a-number-that-stays-for-a-reboot",
+        "fleetpulse/columnar/kernel.py",
+        "0 <= seq < devices[i, SEQ]",
+        "0 <= seq <= devices[i, SEQ]",
+        _COLUMNAR,
+        environment=_FEW_STEPS,
+    ),
+    _fault(
+        "kernel-lets-a-will-go-before-silence",
+        "fleetpulse/columnar/deadlines.py",
+        "if dead_ms < due_ms:",
+        "if dead_ms <= due_ms:",
+        _COLUMNAR,
+        environment=_A_TIE,
+    ),
+    _fault(
+        "group-wakes-for-no-row-that-waits",
+        "fleetpulse/columnar/group.py",
+        "        first_ms = self.waiting.first_ms()\n        if first_ms is not None:\n"
+        "            self._be_due(self.listening.due_at(first_ms, deployment.allowed_lateness_ms))\n        return Step",
+        "        return Step",
+        _COLUMNAR,
+        environment=_FEW_STEPS,
+    ),
+    _fault(
+        "row-at-the-frontier-is-taken-twice",
+        "fleetpulse/columnar/waiting.py",
+        "due &= event_ms > after_ms",
+        "due &= event_ms >= after_ms",
+        _COLUMNAR,
+        environment=_FEW_STEPS,
+    ),
+    # ---- the bridge
+    _fault(
+        "canary-of-before-closes-a-gap",
+        "streaming/intake.py",
+        "if self.gap_open and number > self._opened_at:",
+        "if self.gap_open:",
+        f"{_INTAKE}::test_a_canary_that_was_sent_before_the_gap_was_opened_does_not_close_it",
+    ),
+    _fault(
+        "message-shares-the-instant-of-a-row-of-ours",
+        "streaming/intake.py",
+        "max(now_ms, self.last_ms + self._own_last)",
+        "max(now_ms, self.last_ms)",
+        _ANY_INTAKE,
+    ),
+    _fault(
+        "row-of-ours-shares-the-instant-of-a-message",
+        "streaming/intake.py",
+        "received_at_ms = now_ms if self.last_ms is None else max(now_ms, self.last_ms + 1)",
+        "received_at_ms = now_ms if self.last_ms is None else max(now_ms, self.last_ms)",
+        _ANY_INTAKE,
+    ),
+    _fault(
+        "commands-about-one-device-share-an-instant",
+        "streaming/intake.py",
+        "            devices.add(device)\n",
+        "",
+        _ANY_INTAKE,
+    ),
+    _fault(
+        "row-is-stamped-with-what-was-promised",
+        "streaming/intake.py",
+        "max(now_ms, self.promised_ms + 1)",
+        "max(now_ms, self.promised_ms)",
+        _ANY_INTAKE,
+    ),
+    _fault(
+        "lost-connection-keeps-what-comes-again",
+        "streaming/intake.py",
+        "            if token is None:\n                self.waiting.add(row, None)\n",
+        "            if row:\n                self.waiting.add(row, token)\n",
+        _ANY_INTAKE,
+    ),
+    _fault(
+        "written-tokens-are-given-back-again",
+        "streaming/intake.py",
+        "+ self.waiting.passed\n        self.waiting = Waiting()\n",
+        "+ (passed := self.waiting.passed)\n        self.waiting = Waiting()\n        self.waiting.passed = passed\n",
+        _ANY_INTAKE,
+    ),
+    _fault(
+        "flood-lets-one-more-in",
+        "streaming/flood.py",
+        "if left < 1:",
+        "if left < 0:",
+        f"{_FLOOD}::test_a_device_may_send_its_burst_and_then_its_limit",
+    ),
+    _fault(
+        "flood-counts-what-comes-again-twice",
+        "streaming/flood.py",
+        "self._left[device] = (left + 1, at_ms)",
+        "self._left[device] = (left, at_ms)",
+        f"{_FLOOD}::test_what_was_let_go_of_and_comes_again_is_counted_once",
+    ),
+    # ---- landing
+    _fault(
+        "rows-are-committed-without-their-place",
+        "streaming/landing.py",
+        "{**numbers, _NEWEST: newest_ms, **more}",
+        "{_NEWEST: newest_ms, **more}",
+        f"{_LANDING}::test_killed_before_it_has_tidied_it_goes_on",
+    ),
+    _fault(
+        "landing-leaves-a-promised-instant",
+        "streaming/merging.py",
+        'side="right"',
+        'side="left"',
+        f"{_MERGING}::test_rows_land_once_in_order_and_no_instant_twice",
+    ),
+    _fault(
+        "late-rows-land-at-what-has-landed",
+        "streaming/merging.py",
+        "np.maximum(stamps, landed_ms + 1)",
+        "np.maximum(stamps, landed_ms)",
+        f"{_MERGING}::test_what_surfaces_behind_what_has_landed_is_lifted_and_keeps_its_order",
+    ),
+    # ---- files and tables
+    _fault(
+        "newest-segment-is-removed",
+        "streaming/bridges.py",
+        "in list_segments(folder)[:-1]",
+        "in list_segments(folder)",
+        f"{_BRIDGES}::test_the_newest_segment_stays_when_all_is_landed",
+    ),
+    _fault(
+        "segment-replaces-another",
+        "fleetpulse/io/segments.py",
+        "        os.link(aside, path)  # unlike a rename it does not replace what is there\n        aside.unlink()\n",
+        "        aside.replace(path)\n",
+        f"{_BRIDGES}::test_a_number_is_given_once",
+    ),
+    _fault(
+        "two-append-in-one-name",
+        "fleetpulse/io/appending.py",
+        'if "txn" in action} & numbers.keys()):',
+        'if "txn" in action} & set[str]()):',
+        "tests/unit/test_appending.py::test_two_that_append_in_one_name_are_told_apart",
+    ),
+    _fault(
+        "commands-are-given-out-of-turn",
+        "fleetpulse/io/commands.py",
+        "turn.enter_context(folder_held(home.commands))",
+        "folder_held(home.commands)",
+        "tests/unit/test_correct.py::test_of_two_corrections_at_once_the_second_sees_the_first",
+    ),
+)

@@ -1,0 +1,178 @@
+"""Planted faults: ``./fleet test mutants`` shows that the tests that are named for each of them fail.
+
+Rule 1: the working tree stays as it is; a fault is planted in a copy of the sources, which is removed at the end.
+Rule 2: the named tests must pass without a fault, or their failure would prove nothing; that is tried first.
+Rule 3: a fault is caught where a test fails. A module that cannot be imported or collected catches nothing.
+Rule 4: the exit code is 1 where a fault survives, where the list is stale, or where nothing could be proved.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import cache_from_source
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.mutants.faults import FAULTS, INTERPRETED, Change, Fault
+
+ROOT: Final = Path(__file__).parents[2]
+SOURCES: Final = ("fleetpulse", "streaming", "batch", "cli", "dags", "bench", "infra", "docs", "requirements", "tests")
+FILES: Final = ("pyproject.toml", "fleet", "docker-compose.yml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+_LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "node_modules", "images")
+_FAILED: Final = 1  # pytest's exit code where tests were run, and some failed
+_SHOWN: Final = 40  # lines of pytest's output, where it proved nothing
+
+
+class Outcome(NamedTuple):
+    """The result of one run of pytest.
+
+    Attributes:
+        code: pytest's exit code.
+        failed: the first test that failed; None if none did.
+        output: all that pytest printed.
+    """
+
+    code: int
+    failed: str | None
+    output: str
+
+    @property
+    def end(self) -> str:
+        """The last lines of the output."""
+        return "\n".join(self.output.splitlines()[-_SHOWN:])
+
+
+def stale(faults: Iterable[Fault], root: Path) -> list[str]:
+    """Return an error for each old text that is not exactly once in its file, and for each test that is not there."""
+    errors = _misplaced("the interpreted fold", INTERPRETED, root)
+    for fault in faults:
+        errors += _misplaced(f'fault "{fault.name}"', fault.changes, root)
+        for test in fault.tests:
+            file, _, name = test.partition("::")
+            path = root / file
+            if not path.is_file() or f"def {name}(" not in path.read_text():
+                errors.append(f'fault "{fault.name}": there is no test "{test}"; correct tests/mutants/faults.py')
+    return errors
+
+
+def _misplaced(what: str, changes: Iterable[Change], root: Path) -> list[str]:
+    counts = [(one, (root / one.file).read_text().count(one.old) if (root / one.file).is_file() else 0) for one in changes]
+    return [
+        f"{what}: its old text must stand in {one.file} once; found {count} times; correct tests/mutants/faults.py: {one.old!r}"
+        for one, count in counts
+        if count != 1
+    ]
+
+
+def copy_sources(root: Path, target: Path) -> None:
+    """Copy the sources of a working tree: what the tests read of it, and nothing that a run has left there."""
+    for name in SOURCES:
+        shutil.copytree(root / name, target / name, ignore=_LEFT_OUT)
+    for name in FILES:
+        shutil.copy2(root / name, target / name)
+    for change in INTERPRETED:
+        _change(target, change)
+
+
+@contextmanager
+def planted(fault: Fault, tree: Path) -> Iterator[None]:
+    """Plant a fault in a copy of the sources, and take it out again."""
+    before = {change.file: (tree / change.file).read_text() for change in fault.changes}
+    try:
+        for change in fault.changes:
+            _change(tree, change)
+        yield
+    finally:
+        for file, text in before.items():
+            _write(tree / file, text)
+
+
+def _change(tree: Path, change: Change) -> None:
+    path = tree / change.file
+    _write(path, path.read_text().replace(change.old, change.new))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    # Python compares a size and whole seconds: it would take the code of before for that of a file of the same length.
+    Path(cache_from_source(path)).unlink(missing_ok=True)
+
+
+def run_tests(tests: Sequence[str], environment: Mapping[str, str], tree: Path) -> Outcome:
+    """Run tests in a copy of the sources, through the first that fails."""
+    command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+    own = {"CI": "1", "FLEET_PROFILE": "mutants", **environment}  # the same examples each time, and none made smaller
+    own |= {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(tree / ".numba")}  # nothing of a fault is kept
+    done = subprocess.run(command, cwd=tree, env={**os.environ, **own}, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    failed = next((line.split(" ", 2)[1] for line in lines if line.startswith("FAILED ")), None)
+    return Outcome(done.returncode, failed, done.stdout + done.stderr)
+
+
+def _sound(faults: Iterable[Fault], tree: Path) -> str | None:
+    """Run all named tests without a fault; return the output of those that fail."""
+    by_environment: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
+    for fault in faults:
+        by_environment.setdefault(fault.environment, {}).update(dict.fromkeys(fault.tests))
+    for environment, tests in by_environment.items():
+        found = run_tests(list(tests), dict(environment), tree)
+        if found.code:
+            return found.end
+    return None
+
+
+def try_faults(faults: Sequence[Fault]) -> int:
+    """Plant each fault in turn, and print which test catches it; return the exit code."""
+    if errors := stale(faults, ROOT):
+        print("\n".join(errors), file=sys.stderr)
+        return 1
+    caught, proved = 0, True
+    with tempfile.TemporaryDirectory(prefix="fleet-mutants-") as folder:
+        tree = Path(folder, "tree")
+        copy_sources(ROOT, tree)
+        began = time.monotonic()
+        if failing := _sound(faults, tree):
+            print(f"{failing}\nthe named tests must pass without a fault; the end of their output is above", file=sys.stderr)
+            return 1
+        print(f"without a fault all named tests pass, in {time.monotonic() - began:.0f} s", flush=True)
+        for fault in faults:
+            began = time.monotonic()
+            with planted(fault, tree):
+                found = run_tests(fault.tests, dict(fault.environment), tree)
+            took = f"in {time.monotonic() - began:.0f} s"
+            if found.code == _FAILED and found.failed:
+                caught += 1
+                print(f"{fault.name}: caught by {found.failed} {took}", flush=True)
+            elif found.code == 0:
+                print(f"{fault.name}: SURVIVED {', '.join(fault.tests)} {took}", flush=True)
+            else:
+                proved = False
+                print(f"{found.end}\n{fault.name}: NOT PROVED, no test failed; pytest ended with {found.code}", flush=True)
+    print(f"{caught} of {len(faults)} planted faults are caught")
+    return 0 if caught == len(faults) and proved else 1
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Read the command line, and do as it says."""
+    parser = argparse.ArgumentParser(prog="fleet test mutants", description=__doc__)
+    parser.add_argument("--only", action="append", metavar="NAME", help="this fault; may be given again")
+    parser.add_argument("--list", action="store_true", help="list the faults and the tests that must fail")
+    asked = parser.parse_args(words)
+    chosen = [fault for fault in FAULTS if not asked.only or fault.name in asked.only]
+    if unknown := {*(asked.only or ())} - {fault.name for fault in FAULTS}:
+        parser.error(f'there is no fault "{min(unknown)}"; ./fleet test mutants --list shows all')
+    if asked.list:
+        for fault in chosen:
+            print(f"{fault.name}: {', '.join(change.file for change in fault.changes)}; {', '.join(fault.tests)}")
+        return 0
+    return try_faults(chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
