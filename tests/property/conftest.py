@@ -1,9 +1,11 @@
-"""Profiles: what CI runs is the same every time; at home, more and different."""
-
-import os
+"""Profiles: the default suite and CI run the same examples every time; the long form runs more, and other ones."""
 
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("ci", max_examples=250, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-settings.register_profile("home", max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
-settings.load_profile("ci" if os.environ.get("CI") else "home")
+from tests.form import FORM, Form
+
+_ANY = list(HealthCheck)
+settings.register_profile(Form.DEFAULT, max_examples=100, derandomize=True, deadline=None, suppress_health_check=_ANY)
+settings.register_profile(Form.ALL, max_examples=250, derandomize=True, deadline=None, suppress_health_check=_ANY)
+settings.register_profile(Form.LONG, max_examples=400, deadline=None, suppress_health_check=_ANY)
+settings.load_profile(FORM)
