@@ -15,13 +15,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from cli.classes import keep_classes
 from cli.environment import KINDS, EnvironmentFault, find_uv
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import parse_duration_ms
 
 ROOT: Final = Path(__file__).parents[1]
-LAYERS: Final = ("unit", "property", "dags", "spark", "e2e")  # quick ones first
 LOCKS: Final = {  # in this order: the smaller are held to the versions of the larger, which have less choice
     "dev": ["pyproject.toml", "--extra", "operations", "--extra", "dev"],
     "operations": ["pyproject.toml", "--extra", "operations", "--constraint", "requirements/dev.txt"],
@@ -29,11 +27,6 @@ LOCKS: Final = {  # in this order: the smaller are held to the versions of the l
     "uv": ["-"],
 }
 PEER_LOCK: Final = ("bench/pyflink/requirements.in", "bench/pyflink/requirements.txt")  # of an environment of its own
-# Layers whose files run two at a time: a real process waits, for a broker, a batch, a browser, a third of its time.
-SIDE_BY_SIDE: Final = ("unit", "property", "e2e")
-_STARTS_SPARK: Final = ("spark", "e2e")  # a hundred times, which takes a third less where its classes are kept
-_OWN_WAY: Final = ("-n", "-s", "--pdb", "--co", "--collect-only")  # of pytest, with which that would not go
-_NO_TESTS: Final = 5  # pytest's exit code
 _MISUSE: Final = 2  # argparse's
 _ABSENT: Final[tuple[tuple[str, ...], bool]] = ((), False)
 
@@ -59,9 +52,14 @@ def _call(command: list[str], stdin: str | None = None) -> int:
     return subprocess.run(command, cwd=ROOT, input=stdin, text=True, check=False).returncode
 
 
-def test(context: typer.Context) -> None:
+def test(
+    context: typer.Context,
+    everything: Annotated[bool, typer.Option("--all", help="With the extended tests.")] = False,
+    long: Annotated[bool, typer.Option("--long", help="All of them in their long forms, for hours.")] = False,
+) -> None:
     """Run the tests by layer: unit property dags spark e2e, or those named first; what follows goes to pytest.
 
+    A file or a test may be named by its path instead. ``-n`` is the number of parts at a time.
     ``fuzz`` is no layer: it decodes a million inputs (--inputs N, --seed N).
     ``mutants`` neither: it plants faults in a copy of the sources, which the tests must catch (--only NAME, --list).
     """
@@ -73,48 +71,11 @@ def test(context: typer.Context) -> None:
         if code := _call([sys.executable, "-P", "-m", "tests.fuzz.run", *context.args[1:]]):
             raise (Misuse if code == _MISUSE else FleetError)("fuzzing failed; what it said is above")
         return
-    layers, rest = split_layers(context.args)
-    failed: list[str] = []
-    for layer in layers:
-        folder = ROOT / "tests" / layer
-        if not any(folder.glob("**/test_*.py")):
-            typer.echo(f"== {layer}: no tests, skipped")
-            continue
-        typer.echo(f"== {layer}")
-        began = time.monotonic()
-        if layer in _STARTS_SPARK:
-            typer.echo(keep_classes())
-        # A process each: a layer that brings up a JVM, or the environment of one, leaves nothing to the next.
-        code = _call([sys.executable, "-P", "-m", "pytest", str(folder), *side_by_side(layer, rest), *rest])
-        passed = code in (0, _NO_TESTS)  # -k may leave a layer nothing
-        typer.echo(f"== {layer}: {'passed' if passed else 'FAILED'} in {time.monotonic() - began:.1f} s")
-        if not passed:
-            failed.append(layer)
-    if failed:
-        raise FleetError(f"tests failed: {', '.join(failed)}")
+    from cli.test_plan import Form, choose
+    from cli.test_run import run_tests
 
-
-def side_by_side(layer: str, rest: list[str]) -> list[str]:
-    """Return pytest's arguments by which the files of a layer run two at a time; none where that does not go, or was said."""
-    if layer not in SIDE_BY_SIDE or (os.cpu_count() or 1) < 2 or any(word.startswith(_OWN_WAY) for word in rest):
-        return []
-    return ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]  # as they stand: what takes longest is not left to the end
-
-
-def split_layers(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split into layers, in their order, all if none is named, and pytest's arguments, which begin at the first option.
-
-    Raises:
-        Misuse: a word before the first option is no layer.
-    """
-    first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
-    named, rest = words[:first], words[first:]
-    if unknown := [word for word in named if word not in LAYERS]:
-        raise Misuse(
-            f'"{unknown[0]}" is no layer of tests; there are {", ".join(LAYERS)}, and fuzz or mutants by itself; '
-            "a test is chosen by -k NAME"
-        )
-    return [layer for layer in LAYERS if layer in named] or list(LAYERS), rest
+    if not run_tests(choose(context.args, Form.LONG if long else Form.ALL if everything else Form.DEFAULT)):
+        raise typer.Exit(1)
 
 
 def lint() -> None:

@@ -101,6 +101,13 @@ def folder_of(spark: SparkSession) -> Path:
     return Path(str(spark.conf.get(_FOLDER)))
 
 
+def _count_start(app_name: str) -> None:
+    """Write down that this process starts a session, where FLEET_STARTS names a file: the tests have a budget of them."""
+    if (path := os.environ.get("FLEET_STARTS")) and SparkSession.getActiveSession() is None:
+        with Path(path).open("a") as file:
+            file.write(f"{os.getpid()} {app_name}\n")
+
+
 def spark_session(app_name: str, *, local_dir: Path, size: Size = Size(), extra: Mapping[str, str] | None = None) -> SparkSession:
     """Start a session, or return the one that this process has.
 
@@ -129,6 +136,7 @@ def spark_session(app_name: str, *, local_dir: Path, size: Size = Size(), extra:
         usual[OPTIONS] += f" {using(archive)}"
     for name, value in {**usual, **(extra or {})}.items():
         builder = builder.config(name, value)
+    _count_start(app_name)
     session = builder.getOrCreate()
     _ = session.streams.active  # state is read with the help of an endpoint that is there from the first look at queries on
     return session

@@ -24,6 +24,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.process import read_status
 from fleetpulse.io.snapshot_table import snapshots
 from tests.e2e.test_replay import ROOT, await_none_left, begin, told_equals_the_definition
+from tests.form import IS_DEFAULT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PICTURES = os.environ.get("FLEET_PICTURES")  # a folder, where those of the documentation are to be made anew
@@ -177,6 +178,8 @@ def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(
 
     assert browser.await_end("fleet_snapshot", browser.trigger("fleet_snapshot")) == "success"
     [taken, *_] = snapshots(home)
+    if IS_DEFAULT:
+        return  # one DAG in a real Airflow; each of the others starts Spark several times
     run = browser.trigger("fleet_bootstrap", version=str(taken.version))
     assert browser.await_end("fleet_bootstrap", run) == "success", browser.tasks("fleet_bootstrap", run)
     assert home.generation().made_by == "bootstrap" and home.generation().made_from["snapshot"] == taken.version

@@ -13,7 +13,7 @@ from fleetpulse.core.times import format_instant
 from tests.e2e.test_replay import await_none_left, fleet, rows_of
 from tests.histories import START
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]  # each step has its own, shorter limit
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]  # each step has its own, shorter limit
 SPAN_MS = 90 * 60_000
 
 

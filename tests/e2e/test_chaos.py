@@ -11,7 +11,11 @@ from cli.chaos.accounts import FAULTS
 from cli.chaos.victims import Victim
 from tests.e2e.test_replay import await_none_left, begin, fleet
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]  # a slow machine waits for two cold starts of the job
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.extended,
+    pytest.mark.timeout(1800),
+]  # a slow machine waits for two cold starts of the job
 PATIENCE_S = 1500
 
 

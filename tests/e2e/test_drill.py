@@ -9,7 +9,7 @@ from tests.e2e.test_replay import await_none_left, begin
 from tests.histories import START
 from tests.recordings import record
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(1800)]
 DRILL_S = 1500.0  # two runs and six operations: some two minutes on a machine that does nothing else
 STEPS = [
     "snapshot",

@@ -14,7 +14,7 @@ from fleetpulse import __version__
 from fleetpulse.io.java import cache_dir
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
 
 
 def test_a_tree_is_installed_and_starts_without_a_network(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from fleetpulse.ops import bronze, reports
 from tests.e2e.test_replay import await_none_left, begin, fleet
 from tests.waiting import PATIENCE_S, await_that
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
 _DUE_MS = 5_000 + 1_000  # silence after which a device is offline, and the lateness
 
 

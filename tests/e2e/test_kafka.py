@@ -26,7 +26,7 @@ from streaming.landing import Landing
 from tests.kafka_node import Node, Producer
 from tests.waiting import await_that
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
 PART = 5_000  # more than a batch of the bridge
 ROOT = Path(__file__).parents[2]
 

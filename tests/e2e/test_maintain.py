@@ -16,7 +16,7 @@ from fleetpulse.io.process import read_status
 from tests.e2e.test_replay import await_none_left, begin, fleet, rows_of, told_equals_the_definition
 from tests.waiting import PATIENCE_S, await_that
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
 STEPS = {("messages", "join"), ("messages", "checkpoint"), ("messages", "delete")}
 KEEP = Keep(None, None, None, None, None, None, None, None, replaced_ms=30_000)  # longer than a batch
 

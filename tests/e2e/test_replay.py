@@ -24,6 +24,7 @@ from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.ops import bronze, reports
 from tests.begun import kept_in_mind
+from tests.form import IS_DEFAULT
 from tests.histories import START, row
 from tests.recordings import record
 from tests.waiting import PATIENCE_S, await_that
@@ -34,6 +35,8 @@ RECORDED_FLEET = Path(os.environ.get("FLEET_RECORDING", ""))
 needs_the_recording = pytest.mark.skipif(
     not RECORDED_FLEET.is_file(), reason="the recorded fleet is not in this tree; name it in FLEET_RECORDING"
 )
+# The default suite kills the job in the middle of its work; each further victim costs a start of Spark.
+VICTIMS = ("lifecycle",) if IS_DEFAULT else ("bridge", "lifecycle", "landing", "broker", "the command")
 
 
 def _command(*words: str) -> list[str]:
@@ -122,7 +125,7 @@ def test_a_replay_that_is_killed_anywhere_and_given_again_tells_the_same(recorde
     classes = "".join(f'[classes.{name}]\ntimeout = "{one["timeout"]}"\n' for name, one in scenario_policy()["classes"].items())
     policy.write_text('[rules]\ntimeout = "60m"\n' + classes)
     command = ("replay", str(recorded), "--home", str(home), "--policy", str(policy), "--lateness", "1m")
-    for victim in ("bridge", "lifecycle", "landing", "broker", "the command"):
+    for victim in VICTIMS:
         running = begin(*command)
         _kill(running, Home(home), victim)
         said, _ = running.communicate(timeout=PATIENCE_S)
@@ -152,6 +155,7 @@ def test_a_replay_that_is_killed_anywhere_and_given_again_tells_the_same(recorde
     await_none_left(home)
 
 
+@pytest.mark.extended
 def test_with_a_jitter_a_replay_tells_the_same_and_nothing_is_held_back_at_a_stop(recorded: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
@@ -215,6 +219,7 @@ def played_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.mark.extended
 def test_a_later_recording_is_judged_by_its_policy_and_nobody_is_offline_for_the_time_between(played_twice: Path) -> None:
     rows = rows_of("transitions", "--json", "--home", str(played_twice))
     assert [one["to_mode"] for one in rows if one["device_id"] == "steady"] == ["online"]
@@ -224,6 +229,7 @@ def test_a_later_recording_is_judged_by_its_policy_and_nobody_is_offline_for_the
     assert online["policy_version"] != offline["policy_version"]
 
 
+@pytest.mark.extended
 def test_a_home_with_newer_rows_refuses_history(played_twice: Path, tmp_path: Path) -> None:
     older = _heartbeats(tmp_path / "older.ndjson", 1, {"another": 1})
     refused = fleet("replay", older, "--home", str(played_twice))
@@ -308,6 +314,7 @@ def test_what_cannot_be_done_is_one_clear_sentence(words: tuple[str, ...], code:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.extended
 @needs_the_recording
 def test_the_recorded_fleet_is_judged_right(tmp_path: Path) -> None:
     home = tmp_path / "home"
@@ -321,6 +328,7 @@ def test_the_recorded_fleet_is_judged_right(tmp_path: Path) -> None:
     assert said == defined(RECORDED_FLEET, {"rules": {"timeout": "60m"}}, 300_000)
 
 
+@pytest.mark.extended
 @needs_the_recording
 @pytest.mark.parametrize(
     ("lateness_ms", "devices", "online", "offline", "late"),

@@ -28,7 +28,7 @@ from fleetpulse.ops import bronze, reports
 from tests.e2e.test_replay import ROOT, await_none_left, begin, fleet
 from tests.waiting import PATIENCE_S, await_that
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
 Started = dict[Service, subprocess.Popen[str]]
 _await = partial(await_that, limit_s=2 * PATIENCE_S)  # four parts begin at once
 BATCH_EVERY_S = 4

@@ -16,7 +16,7 @@ from fleetpulse.io.snapshot_table import snapshots
 from tests.e2e.test_replay import await_none_left, begin, fleet, told_equals_the_definition
 from tests.waiting import PATIENCE_S, await_that
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
 
 
 def _state(home: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,8 @@
 """Every verb that changes the state, killed with SIGKILL as it says each of its steps, and given again: no verdict is changed.
 
-Which verb is killed at which steps is in tests/state_steps.py, and a quick test sees that no step is missing there. Left out
-where CI is set: a real kill costs a start of Spark, and there are some eighty; tests/e2e/test_state_killed.py is the short form.
+tests/state_steps.py lists the verbs and the steps at which each is killed, and a quick test compares that list with the code.
+Only `./fleet test --long` runs this file: a real kill costs a start of Spark, and there are some eighty.
+tests/e2e/test_state_killed.py is the short form.
 """
 
 import os
@@ -23,6 +24,7 @@ from fleetpulse.io.snapshot_table import files_of, snapshots
 from fleetpulse.ops import bronze
 from fleetpulse.ops.agreement import defined, differences, told
 from tests.e2e.test_replay import await_none_left, begin, fleet
+from tests.form import IS_LONG
 from tests.histories import START
 from tests.recordings import record
 from tests.state_steps import BESIDE_THE_JOB, HOW_FAR, ON_ANOTHER, ON_ONE_HOME, WAITING, Call, is_said
@@ -30,8 +32,11 @@ from tests.waiting import PATIENCE_S, await_that
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.extended,
     pytest.mark.timeout(3600),  # each step has its own, shorter limit
-    pytest.mark.skipif(bool(os.environ.get("CI")), reason="twenty minutes; tests/e2e/test_state_killed.py is the short form"),
+    pytest.mark.skipif(
+        not IS_LONG, reason="twenty minutes: ./fleet test --long; tests/e2e/test_state_killed.py is the short form"
+    ),
 ]
 DAY_MS = 86_400_000
 SPAN_MS = 120 * 60_000

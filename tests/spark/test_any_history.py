@@ -1,6 +1,5 @@
 """Laws on the real job: any history, cut anywhere, whatever is done to the state in between, is judged as the definition says."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -23,12 +22,13 @@ from fleetpulse.io.checkpoint import stand
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import find_snapshot
 from fleetpulse.ops.agreement import defined, told
+from tests.form import IS_LONG
 from tests.histories import any_own_row, any_policy, any_signal, as_the_bridge_says, row
 from tests.spark.test_state_verbs import judge
 from tests.spark.test_stream import land
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
-EXAMPLES = 2 if os.environ.get("CI") else 5  # each is a home of its own, with some starts of the job
+pytestmark = [pytest.mark.spark, pytest.mark.extended, pytest.mark.timeout(900)]
+EXAMPLES = 5 if IS_LONG else 2  # each is a home of its own, with some starts of the job
 TOLD = 30  # transitions, at least
 
 

@@ -9,7 +9,7 @@ from bench.compare import difference, triggers
 from bench.contenders import ON_SPARK, OURS, start
 from bench.generate import Fleet, Input, prepare
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.extended]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from bench.load import Load
 from bench.soak import SETTLED, Plan, run
 from fleetpulse.io.home import KEY_GROUPS
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.extended]
 
 
 def test_the_state_does_not_grow_under_a_constant_load(tmp_path: Path) -> None:

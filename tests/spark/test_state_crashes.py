@@ -30,6 +30,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import files_of, find_snapshot, snapshots, write_snapshot
 from fleetpulse.io.stored_state import read_snapshot
 from fleetpulse.ops.agreement import defined, told
+from tests.form import IS_DEFAULT
 from tests.histories import START
 from tests.spark.test_state_verbs import judge
 from tests.spark.test_stream import DEPLOYMENT, history, land
@@ -117,7 +118,8 @@ def test_a_verb_that_was_killed_at_any_step_finishes_when_it_is_given_again(
 
     VERBS[verb](Work(spark, home, say))
     assert len(images) >= 2, "a step has changed something"
-    for image in images.values():
+    last = list(images.values())[-2]
+    for image in [last] if IS_DEFAULT else images.values():
         before = image.generation().number
         if before == 3 and verb not in ("bootstrap", "list"):  # it was killed behind its last step
             with pytest.raises(FleetError, match="nothing is to be done"):
@@ -129,7 +131,6 @@ def test_a_verb_that_was_killed_at_any_step_finishes_when_it_is_given_again(
         assert image.generation().number >= before
         assert len(snapshots(image)) == 1 + (verb == "snapshot"), "none is there twice"
     assert verb == "snapshot" or home.generation().number == 3
-    last = list(images.values())[-2]
     want = _gone_on(spark, home) if verb == "list" else defined(ROWS, DEPLOYMENT)  # those of a list begin lives of their own
     assert _gone_on(spark, last) == want
 

@@ -12,7 +12,7 @@ from fleetpulse.core.replay import Deployment
 from tests.histories import signal, tick
 from tests.homes import landed_home
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.extended]
 ROOT = Path(__file__).parents[2]
 _SUBMIT = """
 import json, pathlib, sys

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[2]
 # What is written, in order, by an amend behind which the job has not judged yet what corrects, and by the next one.
 ROUNDS: Final = (("append_of", "spool", "append_of", "write_reached"), ("write_reached", "append_of"))
+IN_DEFAULT: Final = ((0, 2, "after"), (1, 1, "before"))  # between two writes that belong together
 CHILD = """
 import os, signal, sys
 from pathlib import Path
@@ -100,7 +101,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
 
 @pytest.mark.parametrize(
     ("round_no", "at", "moment"),
-    [(number, *where) for number, writes in enumerate(ROUNDS) for where in product(range(len(writes)), ("before", "after"))],
+    [
+        pytest.param(number, at, moment, marks=() if (number, at, moment) in IN_DEFAULT else pytest.mark.extended)
+        for number, writes in enumerate(ROUNDS)
+        for at, moment in product(range(len(writes)), ("before", "after"))
+    ],
 )
 def test_killed_at_any_write_and_given_again_it_says_everything_once(
     tmp_path: Path, undisturbed: list[dict[str, Any]], round_no: int, at: int, moment: str

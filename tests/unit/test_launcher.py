@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.develop import LAYERS, split_layers
 from cli.environment import EnvironmentFault, gist, is_ready, kind_to_install, only_one, sync
 from fleetpulse import __version__
-from fleetpulse.core.errors import Misuse
 
 ROOT = Path(__file__).parents[2]
 
@@ -136,10 +134,3 @@ def test_a_second_installer_waits_its_turn_and_says_so_when_it_never_comes(tmp_p
 def test_the_deepest_cause_is_the_gist() -> None:
     assert gist("error: outer\n  Caused by: the disk is full.\n") == "Caused by: the disk is full"
     assert gist("") == "it said nothing"
-
-
-def test_layers_come_in_their_order_and_options_go_to_pytest() -> None:
-    assert split_layers([]) == (list(LAYERS), [])
-    assert split_layers(["spark", "unit", "-k", "e2e"]) == (["unit", "spark"], ["-k", "e2e"])
-    with pytest.raises(Misuse, match='"units" is no layer'):
-        split_layers(["units"])

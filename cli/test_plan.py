@@ -1,0 +1,391 @@
+"""Plan of a test run: the selection, its parts in their order, budgets, and the lines that are printed. No process, no clock.
+
+Rule 1: a part is one pytest process; whole files go into a part, and a file is in one part only.
+Rule 2: the longest part starts first, by recorded durations; a file without a record gets an estimate by its layer.
+"""
+
+import ast
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from heapq import heapify, heapreplace
+from pathlib import PurePosixPath
+from statistics import median
+from typing import Any, Final
+
+from fleetpulse.core.errors import Misuse
+
+LAYERS: Final = ("unit", "property", "dags", "spark", "e2e")
+EXTENDED: Final = "extended"  # the marker of tests that only --all and --long run
+FORM_VARIABLE: Final = "FLEET_TEST_FORM"
+PART_S: Final = 75.0  # of unit and property: a longer part could be the last one, with the other core idle
+KEPT_RUNS: Final = 5
+APART: Final = ("tests/e2e/test_airflow.py", "tests/e2e/test_image.py")  # each needs a core: a browser, an installation
+_START_S: Final = 4.0  # imports and collection of a part
+_COLLECTS: Final = ("--co", "--collect-only")
+_INTERACTIVE: Final = ("-s", "--capture=no", "--pdb", "--trace", *_COLLECTS)
+_TAKE_PATHS: Final = ("--ignore", "--ignore-glob", "--deselect", "--rootdir", "-c", "--confcutdir", "--basetemp")
+_JOBS_OPTIONS: Final = ("-n", "--numprocesses")
+
+
+class Form(StrEnum):
+    """How much of the tests runs; a test reads it by `tests.form`."""
+
+    DEFAULT = "default"  # without what is marked extended, and few examples of a law
+    ALL = "all"
+    LONG = "long"  # all, with the long forms: more histories, a real kill at every step
+
+
+# Seconds of a file that was never measured.
+GUESSED_S: Final[Mapping[Form, Mapping[str, float]]] = {
+    Form.DEFAULT: {"unit": 5.0, "property": 12.0, "dags": 8.0, "spark": 25.0, "e2e": 60.0},
+    Form.ALL: {"unit": 5.0, "property": 27.0, "dags": 8.0, "spark": 40.0, "e2e": 90.0},
+    Form.LONG: {"unit": 8.0, "property": 50.0, "dags": 8.0, "spark": 60.0, "e2e": 150.0},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Selection of a run.
+
+    Attributes:
+        form: how much of the tests runs.
+        layers: by name, in their order.
+        targets: files and tests that were named, with the path from the root; empty: all files of the layers.
+        marker: the user's expression of markers, or None.
+        rest: further arguments for pytest.
+        jobs: parts at a time, if that was given.
+    """
+
+    form: Form
+    layers: tuple[str, ...]
+    targets: tuple[str, ...] = ()
+    marker: str | None = None
+    rest: tuple[str, ...] = ()
+    jobs: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is a whole suite, to which its budget applies."""
+        return self.layers == LAYERS and not self.narrowed
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether arguments for pytest may have left few tests of a layer."""
+        return bool(self.targets or self.marker or self.rest)
+
+    @property
+    def interactive(self) -> bool:
+        """Whether a person reads or answers pytest itself: one part at a time, with the terminal."""
+        return any(word in _INTERACTIVE or re.fullmatch(r"-[vxql]*s", word) for word in self.rest)
+
+    @property
+    def collects(self) -> bool:
+        """Whether pytest lists the tests and runs none."""
+        return any(word in _COLLECTS for word in self.rest)
+
+    def expression(self) -> str | None:
+        """Return the expression of markers for pytest's -m. A file that is named runs whole."""
+        outside = None if self.targets or self.form is not Form.DEFAULT else f"not {EXTENDED}"
+        return f"({self.marker}) and {outside}" if self.marker and outside else self.marker or outside
+
+
+def choose(words: Sequence[str], form: Form) -> Chosen:
+    """Return the selection that arguments make: layers or paths first, then pytest's options.
+
+    Raises:
+        Misuse: a word before the first option is neither a layer nor a path below tests/, or -n has no number.
+    """
+    first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+    named, options = list(words[:first]), list(words[first:])
+    paths = [word for word in named if _is_path(word)]
+    if unknown := [word for word in named if word not in LAYERS and word not in paths]:
+        raise Misuse(
+            f'"{unknown[0]}" is no layer of tests; there are {", ".join(LAYERS)}, and fuzz by itself; a test is chosen by '
+            "-k NAME, or by its path: tests/unit/test_device.py"
+        )
+    marker, jobs, rest = None, None, list[str]()
+    while options:
+        word = options.pop(0)
+        if word.startswith(("-n", "--numprocesses")):
+            jobs = _number(_value(word, options))
+        elif re.match(r"-m(?!axfail)", word):
+            marker = _value(word, options)
+        elif _is_path(word) and not (rest and rest[-1] in _TAKE_PATHS):
+            paths.append(word)
+        else:
+            rest.append(word)
+    folders = [path for path in paths if "." not in PurePosixPath(path.partition("::")[0]).name]
+    chosen = {*named, *(PurePosixPath(path).parts[1] for path in folders if len(PurePosixPath(path).parts) == 2)}
+    targets = tuple(path.rstrip("/") for path in paths if path.rstrip("/") not in {f"tests/{layer}" for layer in LAYERS})
+    layers = tuple(layer for layer in LAYERS if layer in chosen or any(layer_of(path) == layer for path in targets))
+    return Chosen(form, layers or LAYERS, targets, marker, tuple(rest), jobs)
+
+
+def _is_path(word: str) -> bool:
+    return word.removeprefix("./").startswith("tests/") and layer_of(word) in LAYERS
+
+
+def layer_of(path: str) -> str:
+    """Return the layer of a file or a test, by its folder; empty for a path elsewhere."""
+    parts = PurePosixPath(path.partition("::")[0]).parts
+    return parts[1] if len(parts) > 1 and parts[0] == "tests" else ""
+
+
+def _value(word: str, options: list[str]) -> str:
+    """Return the value of an option: joined to it, or the next word."""
+    name, _, value = word.partition("=") if word.startswith("--") else (word[:2], "", word[2:].removeprefix("="))
+    if value:
+        return value
+    if not options:
+        raise Misuse(f"{name} needs a value; got nothing")
+    return options.pop(0)
+
+
+def _number(word: str) -> int:
+    if not word.isdecimal():
+        raise Misuse(f'-n is the number of parts at a time, 0 or 1 for one after another; got "{word}"')
+    return max(1, int(word))
+
+
+def wholly_extended(source: str) -> bool:
+    """Whether a file marks all of its tests as extended, so that the default suite need not start pytest for it."""
+    return any(
+        isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id == "pytestmark" for target in node.targets)
+        and any(isinstance(inner, ast.Attribute) and inner.attr == EXTENDED for inner in ast.walk(node.value))
+        for node in ast.parse(source).body
+    )
+
+
+class Durations:
+    """Recorded durations: by form and test, wall and CPU seconds of the last runs, the newest last."""
+
+    def __init__(self, recorded: Mapping[str, Mapping[str, Sequence[Sequence[float]]]] | None = None) -> None:
+        self._runs: dict[str, dict[str, list[list[float]]]] = {
+            form: {name: [list(map(float, run)) for run in runs] for name, runs in tests.items()}
+            for form, tests in (recorded or {}).items()
+        }
+
+    def recorded(self) -> dict[str, dict[str, list[list[float]]]]:
+        """Return all that is recorded, to be stored."""
+        return self._runs
+
+    def add(self, form: Form, test: str, wall_s: float, cpu_s: float) -> None:
+        """Record a run of a test, and forget the oldest of more than five."""
+        runs = self._runs.setdefault(form, {}).setdefault(test, [])
+        runs.append([round(wall_s, 3), round(cpu_s, 3)])
+        del runs[:-KEPT_RUNS]
+
+    def forget(self, form: Form, path: str, known: Iterable[str]) -> None:
+        """Forget tests of a file that are no longer there, after a run of the whole file."""
+        tests, kept = self._runs.get(form, {}), set(known)
+        for name in [name for name in tests if name.startswith(f"{path}::") and name not in kept]:
+            del tests[name]
+
+    def of_test(self, form: Form, test: str) -> float | None:
+        """Return the median of a test's recorded wall seconds; None without a record."""
+        runs = self._runs.get(form, {}).get(test)
+        return median(wall for wall, _ in runs) if runs else None
+
+    def tests_of(self, form: Form) -> Counter[str]:
+        """Return the number of tests on record, by file."""
+        return Counter(name.partition("::")[0] for name in self._runs.get(form, {}))
+
+    def estimate(self, form: Form) -> Callable[[str], float]:
+        """Return a function that estimates the seconds of a file."""
+        known: dict[str, float] = {}
+        for name, runs in self._runs.get(form, {}).items():
+            path = name.partition("::")[0]
+            known[path] = known.get(path, 0.0) + median(wall for wall, _ in runs)
+        guessed = GUESSED_S[form]
+        return lambda path: known[path] if path in known else guessed.get(layer_of(path), guessed["unit"])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One pytest process.
+
+    Attributes:
+        label: name in the progress lines.
+        targets: files, folders or tests, as pytest takes them.
+        estimate_s: expected wall seconds.
+        apart: whether it may not run beside another such part.
+    """
+
+    label: str
+    targets: tuple[str, ...]
+    estimate_s: float
+    apart: bool = False
+
+
+def split(files: Sequence[str], into: int, estimate: Callable[[str], float]) -> list[tuple[str, ...]]:
+    """Split files into at most so many groups of about the same duration; none is empty."""
+    groups: list[tuple[float, int, list[str]]] = [(0.0, number, []) for number in range(max(1, min(into, len(files))))]
+    heapify(groups)
+    for path in sorted(files, key=lambda path: (-estimate(path), path)):
+        seconds, number, group = groups[0]
+        heapreplace(groups, (seconds + estimate(path), number, [*group, path]))
+    return [tuple(sorted(group)) for _, _, group in sorted(groups, key=lambda one: one[1]) if group]
+
+
+def parts_of(files: Mapping[str, Sequence[str]], chosen: Chosen, estimate: Callable[[str], float], jobs: int) -> list[Part]:
+    """Return the parts of a run, the longest first.
+
+    Args:
+        files: of each layer.
+        chosen: the selection.
+        estimate: the seconds of a file.
+        jobs: parts at a time.
+    """
+    parts: list[Part] = []
+    for layer, paths in files.items():
+        for number, group in enumerate(groups := _groups(layer, paths, chosen, estimate, jobs), 1):
+            label = layer if len(groups) == 1 else f"{layer} {number} of {len(groups)}"
+            if len(group) == 1:
+                label = f"{layer}/{PurePosixPath(group[0].partition('::')[0]).name}"
+            seconds = _START_S + sum(estimate(path.partition("::")[0]) for path in group)
+            parts.append(Part(label, group, seconds, any(path in APART for path in group)))
+    return parts if chosen.interactive else sorted(parts, key=lambda part: (-part.estimate_s, part.label))
+
+
+def _groups(
+    layer: str, paths: Sequence[str], chosen: Chosen, estimate: Callable[[str], float], jobs: int
+) -> list[tuple[str, ...]]:
+    if not paths:
+        return []
+    if chosen.interactive or layer == "dags":  # the DAGs' Airflow is one for the process
+        return [tuple(paths)]
+    if chosen.narrowed:
+        return split(paths, jobs, estimate)
+    if layer == "e2e":
+        return [(path,) for path in paths]
+    if layer == "spark":  # a session each
+        return split(paths, min(jobs, 2), estimate)
+    return split(paths, math.ceil(sum(map(estimate, paths)) / PART_S), estimate)
+
+
+def next_part(waiting: Sequence[Part], running: Iterable[Part]) -> Part | None:
+    """Return the part to start now: the first one that may run beside those that run; None if all must wait."""
+    taken = any(part.apart for part in running)
+    return next((part for part in waiting if not (part.apart and taken)), None)
+
+
+def time_left_s(running: Sequence[float], waiting: Sequence[float], jobs: int) -> float:
+    """Estimate the seconds until all parts have ended.
+
+    Args:
+        running: seconds left of each part that runs.
+        waiting: seconds of each part that has not started, in the order in which they start.
+        jobs: parts at a time.
+    """
+    ends = [*running, *[0.0] * (max(1, jobs) - len(running))]
+    heapify(ends)
+    for seconds in waiting:
+        heapreplace(ends, ends[0] + seconds)
+    return max(ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Most that a suite may cost.
+
+    Attributes:
+        spark_starts: starts of a Spark session, in all processes.
+        cpu_units: CPU time of the run, in units of the calibration.
+    """
+
+    spark_starts: int
+    cpu_units: float
+
+    def faults(self, form: Form, spark_starts: int, cpu_units: float) -> list[str]:
+        """Return a sentence for each limit that a run exceeds."""
+        where = f"[tool.fleet.test-budget.{form}] of pyproject.toml"
+        found: list[str] = []
+        if spark_starts > self.spark_starts:
+            found.append(
+                f"the {form} suite started Spark {spark_starts} times; its budget is {self.spark_starts}; find the new cold "
+                f"start (tests with their starts are above), or raise spark_starts in {where} with the reason in the same commit"
+            )
+        if cpu_units > self.cpu_units:
+            found.append(
+                f"the {form} suite took {cpu_units:,.0f} CPU units; its budget is {self.cpu_units:,.0f}; find what costs more "
+                f"(the slowest tests are above), or raise cpu_units in {where} with the reason in the same commit"
+            )
+        return found
+
+
+def budget_of(pyproject: Mapping[str, Any], form: Form) -> Budget | None:
+    """Return the budget of a suite as pyproject.toml has it; None where there is none."""
+    table = pyproject.get("tool", {}).get("fleet", {}).get("test-budget", {}).get(form)
+    return None if table is None else Budget(int(table["spark_starts"]), float(table["cpu_units"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Result of one test.
+
+    Attributes:
+        test: its id.
+        outcome: passed, failed or skipped; a fault of a fixture is a failure.
+        wall_s: with its fixtures.
+        cpu_s: of the process and of processes that it started, as far as they were seen.
+        spark_starts: sessions that were started meanwhile.
+        reason: of a skip.
+    """
+
+    test: str
+    outcome: str
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    spark_starts: int = 0
+    reason: str = ""
+
+
+def span(seconds: float) -> str:
+    """Return a length of time for a person, such as 4 min 10 s."""
+    whole = max(0, round(seconds))
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+
+
+def progress(ended: int, expected: int, gone_s: float, left_s: float, now: Iterable[tuple[str, float, float]]) -> str:
+    """Return the line that shows how far a run is.
+
+    Args:
+        ended: tests that have ended.
+        expected: tests of the run, as far as is known.
+        gone_s: since the beginning.
+        left_s: estimate of the rest.
+        now: of each part that runs, its label, its seconds, and those expected of it.
+    """
+    left = f"about {round(left_s / 60)} min left" if left_s >= 90 else f"about {span(math.ceil(left_s / 10) * 10)} left"
+    running = ", ".join(f"{label} ({span(so_far)} of about {span(whole)})" for label, so_far, whole in now)
+    return f"== {ended:,} of {max(ended, expected):,} tests, {span(gone_s)} gone, {left}" + (
+        f"; now: {running}" if running else ""
+    )
+
+
+def slowest(finished: Iterable[Finished], before: Callable[[str], float | None], count: int = 10) -> list[str]:
+    """Return a line for each of the slowest tests: seconds now and usually, CPU seconds, starts of Spark."""
+    lines: list[str] = []
+    for one in sorted(finished, key=lambda one: -one.wall_s)[:count]:
+        usual = before(one.test)
+        known = "new" if usual is None else f"usually {usual:.1f} s"
+        starts = f", {one.spark_starts} starts of Spark" if one.spark_starts else ""
+        lines.append(f"   {one.wall_s:7.1f} s ({known}), {one.cpu_s:.1f} CPU s{starts}  {one.test}")
+    return lines
+
+
+def skips(finished: Iterable[Finished]) -> list[str]:
+    """Return a line for each reason of skips, the most frequent first."""
+    counted = Counter(one.reason for one in finished if one.outcome == "skipped")
+    return [f"   {count:,} skipped: {reason}" for reason, count in counted.most_common()]
+
+
+def closing(finished: Iterable[Finished], broken: int = 0) -> str:
+    """Return the last line of a run; a part that ended without its results counts as one failure."""
+    counted = Counter(one.outcome for one in finished)
+    return f"{counted['passed']} passed, {counted['failed'] + broken} failed, {counted['skipped']} skipped"
