@@ -49,10 +49,11 @@ def _said(home: Home, service: Service) -> str:
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[Started]:
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     """Every service; the broker last, so that each other one waits for it. Silence is held back, batches are few."""
     (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "settings.toml").write_text(f'verdict_jitter = "24h"\nbatch_every = "{BATCH_EVERY_S}s"\n')
+    (tmp_path / "home" / "settings.toml").write_text('verdict_jitter = "24h"\n')
+    monkeypatch.setenv("FLEET_BATCH_EVERY", f"{BATCH_EVERY_S}s")
     running: Started = {}
     for service in reversed(Service):
         running[service] = begin(*_here(tmp_path, COMPOSE[service]["command"]), *(["--port", "0"] * (service is Service.BROKER)))

@@ -172,7 +172,7 @@ def test_a_file_that_marks_all_of_its_tests_is_known_without_pytest() -> None:
 def test_a_budget_that_is_exceeded_is_named_with_what_to_do() -> None:
     pyproject = {"tool": {"fleet": {"test-budget": {"default": {"spark_starts": 10, "cpu_units": 100}}}}}
     budget = budget_of(pyproject, Form.DEFAULT)
-    assert budget == Budget(10, 100.0)
+    assert budget == Budget(10, 100.0) and budget is not None
     assert budget_of(pyproject, Form.LONG) is None
     assert budget.faults(Form.DEFAULT, 10, 100.0) == []
     starts, units = budget.faults(Form.DEFAULT, 11, 100.5)
