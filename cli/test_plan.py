@@ -274,6 +274,13 @@ def next_part(waiting: Sequence[Part], running: Iterable[Part]) -> Part | None:
     return next((part for part in waiting if not (part.apart and taken)), None)
 
 
+def part_left_s(estimate_s: float, gone_s: float, ended: int, tests: int) -> float:
+    """Estimate the seconds left of a part; one that takes longer than expected is judged by the tests that have ended."""
+    if gone_s > estimate_s and 0 < ended <= tests:
+        return gone_s * (tests - ended) / ended
+    return max(estimate_s - gone_s, 0.05 * estimate_s)
+
+
 def time_left_s(running: Sequence[float], waiting: Sequence[float], jobs: int) -> float:
     """Estimate the seconds until all parts have ended.
 

@@ -36,6 +36,7 @@ from cli.test_plan import (
     closing,
     layer_of,
     next_part,
+    part_left_s,
     parts_of,
     progress,
     skips,
@@ -277,7 +278,9 @@ class Scheduler:
             for one in (*running, *ended):
                 expected += self.expected(one.part) if one.collected is None else one.collected
             so_far = [(one.part, now_s - one.began_s) for one in running]
-            left = [max(part.estimate_s - seconds, 0.05 * part.estimate_s) for part, seconds in so_far]
+            left = [
+                part_left_s(one.part.estimate_s, now_s - one.began_s, len(one.finished), one.collected or 0) for one in running
+            ]
             return progress(
                 sum(len(one.finished) for one in (*running, *ended)),
                 expected,
@@ -437,7 +440,7 @@ def _budget(chosen: Chosen) -> Budget | None:
     return budget_of(tomllib.loads((ROOT / "pyproject.toml").read_text()), chosen.form) if chosen.whole else None
 
 
-def _calibrate(repetitions: int = 3) -> float:
+def _calibrate(repetitions: int = 5) -> float:
     """Return the unit of CPU time: the least that a fixed piece of work takes here, in CPU seconds."""
     taken: list[float] = []
     for _ in range(repetitions):
@@ -478,7 +481,12 @@ def _read_durations(path: Path) -> Durations:
 
 
 def _keep(path: Path, chosen: Chosen, ended: Sequence[Running]) -> None:
-    """Record the durations of tests that passed; another run may have written meanwhile, so the file is read again."""
+    """Record the durations of tests that passed; another run may have written meanwhile, so the file is read again.
+
+    Tests that were named by a path are not recorded: extended ones among them are no part of the default suite.
+    """
+    if chosen.targets:
+        return
     fresh = _read_durations(path)
     for one in ended:
         if not chosen.narrowed and one.code() == 0:

@@ -1,5 +1,8 @@
 """The plan of a test run: what is selected, how it is split, in which order it starts, and what is printed."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from cli.test_plan import (
@@ -14,6 +17,7 @@ from cli.test_plan import (
     choose,
     closing,
     next_part,
+    part_left_s,
     parts_of,
     progress,
     skips,
@@ -26,6 +30,7 @@ from cli.test_plan import (
 from fleetpulse.core.errors import Misuse
 
 pytestmark = pytest.mark.unit
+ROOT = Path(__file__).parents[2]
 FILES = {
     "unit": [f"tests/unit/test_{name}.py" for name in "abcdef"],
     "property": ["tests/property/test_p.py"],
@@ -146,6 +151,13 @@ def test_the_time_left_is_that_of_the_core_that_ends_last() -> None:
     assert time_left_s([], [10.0, 10.0], 1) == 20
 
 
+def test_the_time_left_of_a_part_that_takes_longer_than_expected_follows_from_its_tests() -> None:
+    assert part_left_s(100, 40, 1, 50) == 60
+    assert part_left_s(100, 99, 0, 0) == 5
+    assert part_left_s(100, 150, 30, 40) == 50
+    assert part_left_s(100, 150, 0, 40) == 5
+
+
 def test_durations_are_the_median_of_the_last_five_runs() -> None:
     durations = Durations()
     for seconds in (100, 1, 2, 3, 40, 50):
@@ -169,10 +181,16 @@ def test_a_file_that_marks_all_of_its_tests_is_known_without_pytest() -> None:
     assert not wholly_extended("import pytest\npytestmark = pytest.mark.e2e\n@pytest.mark.extended\ndef test_x(): ...\n")
 
 
+def test_the_files_that_only_all_runs_are_listed() -> None:
+    marked = {path.stem for path in (ROOT / "tests").glob("*/test_*.py") if wholly_extended(path.read_text())}
+    lines = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if "| whole files: " in line]
+    assert marked == {name for line in lines for name in re.findall(r"test_\w+", line)}
+
+
 def test_a_budget_that_is_exceeded_is_named_with_what_to_do() -> None:
     pyproject = {"tool": {"fleet": {"test-budget": {"default": {"spark_starts": 10, "cpu_units": 100}}}}}
     budget = budget_of(pyproject, Form.DEFAULT)
-    assert budget == Budget(10, 100.0) and budget is not None
+    assert budget is not None and budget == Budget(10, 100.0)
     assert budget_of(pyproject, Form.LONG) is None
     assert budget.faults(Form.DEFAULT, 10, 100.0) == []
     starts, units = budget.faults(Form.DEFAULT, 11, 100.5)
