@@ -502,13 +502,13 @@ def _read_durations(path: Path) -> Durations:
 def _keep(path: Path, chosen: Chosen, ended: Sequence[Running]) -> None:
     """Record the durations of tests that passed; another run may have written meanwhile, so the file is read again.
 
-    Tests that were named by a path are not recorded: extended ones among them are no part of the default suite.
+    A narrowed run is not recorded: a file of which few tests ran would look short.
     """
-    if chosen.targets:
+    if chosen.narrowed:
         return
     fresh = _read_durations(path)
     for one in ended:
-        if not chosen.narrowed and one.code() == 0:
+        if one.code() == 0:
             for target in one.part.targets:
                 fresh.forget(chosen.form, target, (test.test for test in one.finished))
         for test in one.finished:
