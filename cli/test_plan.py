@@ -101,8 +101,8 @@ def choose(words: Sequence[str], form: Form) -> Chosen:
     """
     first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
     named, options = list(words[:first]), list(words[first:])
-    paths = [word for word in named if _is_path(word)]
-    if unknown := [word for word in named if word not in LAYERS and word not in paths]:
+    paths = [word.removeprefix("./") for word in named if _is_path(word)]
+    if unknown := [word for word in named if word not in LAYERS and not _is_path(word)]:
         raise Misuse(
             f'"{unknown[0]}" is no layer of tests; there are {", ".join(LAYERS)}, and fuzz by itself; a test is chosen by '
             "-k NAME, or by its path: tests/unit/test_device.py"
@@ -111,11 +111,11 @@ def choose(words: Sequence[str], form: Form) -> Chosen:
     while options:
         word = options.pop(0)
         if word.startswith(("-n", "--numprocesses")):
-            jobs = _number(_value(word, options))
+            jobs = number_of_jobs(_value(word, options), "-n")
         elif re.match(r"-m(?!axfail)", word):
             marker = _value(word, options)
         elif _is_path(word) and not (rest and rest[-1] in _TAKE_PATHS):
-            paths.append(word)
+            paths.append(word.removeprefix("./"))
         else:
             rest.append(word)
     folders = [path for path in paths if "." not in PurePosixPath(path.partition("::")[0]).name]
@@ -145,9 +145,14 @@ def _value(word: str, options: list[str]) -> str:
     return options.pop(0)
 
 
-def _number(word: str) -> int:
+def number_of_jobs(word: str, name: str) -> int:
+    """Return the number of parts at a time.
+
+    Raises:
+        Misuse: it is no number.
+    """
     if not word.isdecimal():
-        raise Misuse(f'-n is the number of parts at a time, 0 or 1 for one after another; got "{word}"')
+        raise Misuse(f'{name} is the number of parts at a time, 0 or 1 for one after another; got "{word}"')
     return max(1, int(word))
 
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +36,7 @@ from cli.test_plan import (
     closing,
     layer_of,
     next_part,
+    number_of_jobs,
     part_left_s,
     parts_of,
     progress,
@@ -50,8 +51,10 @@ from fleetpulse.io.kernels import compile_beside
 
 ROOT: Final = Path(__file__).parents[1]
 EVERY_S: Final = 10.0  # a line of progress; on a terminal a second
+_JOBS_VARIABLE: Final = "FLEET_TEST_JOBS"
 _POLL_S: Final = 0.1
 _ENDS_S: Final = 30.0  # patience with parts of a run that is broken off
+_HEARD_S: Final = 2.0  # until then a part has ended by itself if Ctrl-C reached it as well: a second one would cut it short
 _NO_TESTS: Final = 5  # pytest's exit code: -k may leave a part nothing
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _STOPS: Final = ("-x", "--exitfirst")
@@ -294,16 +297,15 @@ class Scheduler:
 
 def _end_all(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
     """End parts of a run that is broken off, as Ctrl-C does, and kill those that do not end."""
-    for process in processes:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-    limit_s = time.monotonic() + _ENDS_S
-    for process in processes:
-        try:
-            process.wait(max(0.0, limit_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            for one in [*psutil.Process(process.pid).children(recursive=True), process]:
-                one.kill()
+    _, left = psutil.wait_procs([psutil.Process(one.pid) for one in processes if one.poll() is None], timeout=_HEARD_S)
+    for one in left:
+        one.send_signal(signal.SIGINT)
+    _, left = psutil.wait_procs(left, timeout=_ENDS_S)
+    for one in left:
+        with suppress(psutil.NoSuchProcess):
+            for process in [*one.children(recursive=True), one]:
+                process.kill()
+    psutil.wait_procs(left, timeout=_ENDS_S)
 
 
 def run_tests(chosen: Chosen) -> bool:
@@ -313,7 +315,8 @@ def run_tests(chosen: Chosen) -> bool:
         FleetError: Java or a JAR is needed and cannot be had.
     """
     screen = Screen(_write, is_terminal=sys.stdout.isatty())
-    jobs = 1 if chosen.interactive else chosen.jobs or int(os.environ.get("FLEET_TEST_JOBS") or min(2, os.cpu_count() or 1))
+    usual = number_of_jobs(os.environ.get(_JOBS_VARIABLE) or str(min(2, os.cpu_count() or 1)), _JOBS_VARIABLE)
+    jobs = 1 if chosen.interactive else chosen.jobs or usual
     durations_path = cache_dir() / "durations.json"
     durations = _read_durations(durations_path)
     files, left_out = _files(chosen)
@@ -327,7 +330,8 @@ def run_tests(chosen: Chosen) -> bool:
     with tempfile.TemporaryDirectory(prefix="fleet-tests-", ignore_cleanup_errors=True) as folder, _subreaper() as reaps:
         if not chosen.interactive:
             left = time_left_s([], [part.estimate_s for part in parts], jobs)
-            screen.line(f"== {chosen.form}: {len(parts)} parts, {jobs} at a time; about {span(left)}")
+            several = f"{len(parts)} parts, {jobs} at a time" if len(parts) > 1 else "one part"
+            screen.line(f"== {chosen.form}: {several}; about {span(left)}")
         scheduler = Scheduler(
             command=lambda part, events: _pytest(chosen, part, events),
             environment={**os.environ, FORM_VARIABLE: chosen.form},
@@ -340,7 +344,8 @@ def run_tests(chosen: Chosen) -> bool:
             reaps=reaps,
             expected=lambda part: sum(counts[path] or _functions(path) for path in part.targets),
         )
-        ended = scheduler.run(parts)
+        with _ended_in_order():
+            ended = scheduler.run(parts)
         scheduler.reap()  # orphans that ended meanwhile
         starts = sum(one.spark_starts() for one in ended)
     cpu_s = _children_cpu_s() - before_s
@@ -460,6 +465,20 @@ def _children_cpu_s() -> float:
 
 
 @contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Let SIGTERM end the run as an error does, so that its parts end too."""
+
+    def end(*_: Any) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def _subreaper() -> Iterator[bool]:
     """Make this process the parent of orphans below it, on Linux; yield whether it is."""
     if sys.platform != "linux":
@@ -483,13 +502,13 @@ def _read_durations(path: Path) -> Durations:
 def _keep(path: Path, chosen: Chosen, ended: Sequence[Running]) -> None:
     """Record the durations of tests that passed; another run may have written meanwhile, so the file is read again.
 
-    Tests that were named by a path are not recorded: extended ones among them are no part of the default suite.
+    A narrowed run is not recorded: a file of which few tests ran would look short.
     """
-    if chosen.targets:
+    if chosen.narrowed:
         return
     fresh = _read_durations(path)
     for one in ended:
-        if not chosen.narrowed and one.code() == 0:
+        if one.code() == 0:
             for target in one.part.targets:
                 fresh.forget(chosen.form, target, (test.test for test in one.finished))
         for test in one.finished:
