@@ -88,6 +88,7 @@ def test_late_delivery_takes_an_offline_back_and_the_running_job_goes_on_from_th
     assert standing.unreachable == [{"since_ms": START + 70_000, "until_ms": START + 129_000}]
 
 
+@pytest.mark.extended
 def test_what_amend_appends_and_what_the_job_appends_do_not_hinder_each_other(spark: SparkSession, tmp_path: Path) -> None:
     home = empty(tmp_path / "home", DEPLOYMENT)
     done = threading.Event()
@@ -118,6 +119,7 @@ def test_what_amend_appends_and_what_the_job_appends_do_not_hinder_each_other(sp
     assert counted["n"] == counted["newest"] == appending.result() >= APPENDS
 
 
+@pytest.mark.extended
 def test_a_snapshot_tells_what_the_history_had_come_to(spark: SparkSession, tmp_path: Path) -> None:
     home = empty(tmp_path / "home", DEPLOYMENT)
     rows = [

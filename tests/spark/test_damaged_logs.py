@@ -76,7 +76,7 @@ def _without_its_last_batches(home: Home) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [_damage, *(pytest.param(one, marks=pytest.mark.extended) for one in (_stopped_in_the_middle, _without_its_last_batches))],
+    [pytest.param(one, marks=pytest.mark.extended) for one in (_damage, _stopped_in_the_middle, _without_its_last_batches)],
 )
 def test_what_was_said_is_not_said_again_and_what_was_not_is(
     spark: SparkSession, judged: Home, tmp_path: Path, damage: Callable[[Home], None]

@@ -61,6 +61,7 @@ def found_in(report: Report) -> dict[tuple[str, str], Any]:
     return found
 
 
+@pytest.mark.extended
 def test_pandas_and_spark_find_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
     home = damaged(tmp_path / "home")
     small = run(home, engine="pandas", keep=2)

@@ -52,7 +52,7 @@ def _versions(home: Home) -> list[int | None]:
     return [one.version for one in snapshots(home)]
 
 
-@pytest.mark.parametrize("dry", [False, True])
+@pytest.mark.parametrize("dry", [True, pytest.param(False, marks=pytest.mark.extended)])
 def test_what_the_newest_snapshot_holds_is_said_and_not_written_again(spark: SparkSession, home: Home, dry: bool) -> None:
     found, said = _taken(spark, home, dry=dry)
     assert found == find_snapshot(home) and _versions(home) == [1]
@@ -62,6 +62,7 @@ def test_what_the_newest_snapshot_holds_is_said_and_not_written_again(spark: Spa
     )
 
 
+@pytest.mark.extended
 def test_the_newest_snapshot_counts_and_no_older_one(spark: SparkSession, home: Home) -> None:
     before = committed(home.checkpoint)[-1]
     land(home, ROWS[len(ROWS) // 2 :], 2)
@@ -120,7 +121,9 @@ def _gone(spark: SparkSession, home: Home, path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("damage", [_other_rows, _torn, _flipped, _gone])
+@pytest.mark.parametrize(
+    "damage", [_flipped, *(pytest.param(one, marks=pytest.mark.extended) for one in (_other_rows, _torn, _gone))]
+)
 def test_a_snapshot_that_is_damaged_is_taken_anew_and_can_be_begun_with(
     spark: SparkSession, home: Home, damage: Callable[[SparkSession, Home, Path], None]
 ) -> None:

@@ -34,6 +34,7 @@ def _left_open(spark: SparkSession) -> int:
     return sum(one.status == psutil.CONN_CLOSE_WAIT for one in jvm.net_connections("tcp"))
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(600)
 def test_a_task_leaves_no_socket_behind(spark: SparkSession, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
