@@ -121,9 +121,10 @@ def _gone(spark: SparkSession, home: Home, path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize(
-    "damage", [_flipped, *(pytest.param(one, marks=pytest.mark.extended) for one in (_other_rows, _torn, _gone))]
-)
+_DAMAGES = [_flipped, *(pytest.param(one, marks=pytest.mark.extended) for one in (_other_rows, _torn, _gone))]
+
+
+@pytest.mark.parametrize("damage", _DAMAGES)
 def test_a_snapshot_that_is_damaged_is_taken_anew_and_can_be_begun_with(
     spark: SparkSession, home: Home, damage: Callable[[SparkSession, Home, Path], None]
 ) -> None:

@@ -303,7 +303,7 @@ def test_a_batch_that_was_said_and_not_committed_is_committed_with_the_watermark
     home = copy_of(judged, tmp_path / "home")
     middle = CUT + (len(ROWS) - CUT) // 2
     land(home, ROWS[CUT:middle], 3)
-    judge(spark, home, follows=False)  # it is killed before Spark's commit, and behind Delta's
+    judge(spark, home)  # it is killed before Spark's commit, and behind Delta's
     whole = stand(home.checkpoint)
     commit = home.checkpoint / "commits" / str(whole.batch)
     said = commit.read_text()

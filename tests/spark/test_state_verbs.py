@@ -26,7 +26,6 @@ from fleetpulse.ops.agreement import defined, told
 from tests.spark.test_stream import DEPLOYMENT, history, land
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # eight generations, one after another
-_FOLLOWS = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
 @pytest.fixture
@@ -47,16 +46,14 @@ def _verbs(say: Say) -> Iterator[Callable[[Work], object]]:
     yield lambda work: rollback(work, 1)
 
 
-def judge(spark: SparkSession, home: Home, *, follows: bool = True) -> None:
-    """Judge what there is; without a batch that follows for what became due in the last one, as where a job was stopped then."""
-    spark.conf.set(_FOLLOWS, follows)
+def judge(spark: SparkSession, home: Home) -> None:
+    """Judge what there is."""
     query = start(spark, home, None)
     try:
         assert query.awaitTermination(300)
         assert sum(one["numRowsDroppedByWatermark"] for batch in query.recentProgress for one in batch["stateOperators"]) == 0
     finally:
         query.stop()
-        spark.conf.set(_FOLLOWS, True)
 
 
 def test_the_state_is_moved_about_between_batches_and_the_verdicts_are_those_of_one_run(
@@ -70,7 +67,7 @@ def test_the_state_is_moved_about_between_batches_and_the_verdicts_are_those_of_
     edges = [0, *sorted(random.sample(range(1, len(rows)), len(verbs))), len(rows)]
     for number, (begin, end) in enumerate(pairwise(edges), 1):
         land(home, rows[begin:end], number)
-        judge(spark, home, follows=number % 2 == 0 or number > len(verbs))
+        judge(spark, home)
         if number <= len(verbs):
             verbs[number - 1](Work(spark, home, said.append))
     assert told(home) == defined(rows, DEPLOYMENT)
