@@ -42,7 +42,7 @@ OURS: Final = "this tree"
 DEVICES: Final = (100, 10_000)
 PARTS: Final = ("broker", "bridge", "landing", "lifecycle", "screen")
 COLUMNS: Final = (
-    "contender", "devices", "cpu_cores", *(f"{part}_cores" for part in PARTS), "pss_mb", "p50_ms", "p99_ms", "lateness_ms", "new",
+    "contender", "devices", "cpu_cores", *(f"{part}_cores" for part in PARTS), "pss_mb", "p50_s", "p99_s", "lateness_s", "new",
 )  # fmt: skip
 INTERVAL_S: Final = 60.0  # each device is heard so often
 SETTLE_S: Final = 120.0  # after the first verdict: the JVM compiles, and Spark's classes are kept
@@ -199,7 +199,7 @@ def _measure(contender: Contender, devices: int, place: Path, settle_s: float, w
             fleet.join(10)
     used = {part: (after.get(part, 0.0) - before.get(part, 0.0)) / (ended_s - began_s) for part in after}
     new = {name: at_s for name, at_s in fleet.published.items() if began_s <= at_s <= ended_s}
-    waited = [1000 * (commits.first_s[name] - at_s) for name, at_s in new.items() if name in commits.first_s]
+    waited = [commits.first_s[name] - at_s for name, at_s in new.items() if name in commits.first_s]
     if len(waited) < max(2, len(new) // 2):
         raise FleetError(f"{len(waited)} of {len(new)} new devices got a verdict from {contender.name}; the run is no figure")
     return {
@@ -208,9 +208,9 @@ def _measure(contender: Contender, devices: int, place: Path, settle_s: float, w
         "cpu_cores": sum(used.values()),
         **{f"{part}_cores": used.get(part, 0.0) for part in PARTS},
         "pss_mb": median(sizes) / 1e6,
-        "p50_ms": median(waited),
-        "p99_ms": quantiles(waited, n=100)[-1],
-        "lateness_ms": _LATENESS_MS,
+        "p50_s": median(waited),
+        "p99_s": quantiles(waited, n=100)[-1],
+        "lateness_s": _LATENESS_MS / 1000,
         "new": len(waited),
     }
 
