@@ -167,8 +167,6 @@ def _show_health(shown: "Console", health: dict[str, Any] | None) -> None:
         parts += f" for {newest['input_rows']:,} rows"
     if newest["input_rows_per_s"] is not None:
         parts += f", {newest['input_rows_per_s']:,.0f} a second came in"
-    if newest["watermark_delay_ms"] is not None:
-        parts += f"; watermark {format_duration(newest['watermark_delay_ms'])} behind the newest row"
     late = "" if newest["rows_late"] is None else f"; {newest['rows_late']:,} rows late"
     shown.print(f"{parts}{late}; {newest['state_rows']:,} values in the state")
 

@@ -223,7 +223,11 @@ STREAM_HEALTH: Final = Table(
         Column("state_commit_ms", "long", "committing the state, summed over partitions, in milliseconds"),
         Column("newest_received_at", "timestamp", "received_at of the newest row read in this run"),
         Column("watermark", "timestamp", "Spark's watermark in this batch; null before the first"),
-        Column("watermark_delay_ms", "long", "how far the watermark lay behind the newest row read, in milliseconds"),
+        Column(
+            "watermark_delay_ms",
+            "long",
+            "how far it lay behind the newest row read, in milliseconds: it follows a batch behind",
+        ),
         Column(
             "watermark_age_ms", "long", "how far it lay behind the clock at the batch's end, in milliseconds; years in a replay"
         ),

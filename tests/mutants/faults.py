@@ -54,7 +54,7 @@ def borrowing(function: Any) -> Any:
     return lambda *arguments: _plain(function(*arguments))
 """,
     ),
-    Change("fleetpulse/columnar/compiled.py", "SOURCES_DIGEST: Final = digest_of(_SOURCES)", 'SOURCES_DIGEST: Final = "mutants"'),
+    Change("fleetpulse/columnar/sources.py", "SOURCES_DIGEST: Final = digest_of(_SOURCES)", 'SOURCES_DIGEST: Final = "mutants"'),
 )
 
 
@@ -263,8 +263,8 @@ FAULTS: Final = (
     _fault(
         "rows-are-committed-without-their-place",
         "streaming/landing.py",
-        "{**numbers, _NEWEST: newest_ms, **more}",
-        "{_NEWEST: newest_ms, **more}",
+        "{**numbers, NEWEST: newest_ms, **more}",
+        "{NEWEST: newest_ms, **more}",
         f"{_LANDING}::test_killed_before_it_has_tidied_it_goes_on",
     ),
     _fault(

@@ -2,7 +2,9 @@
 
 import shutil
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import pairwise, takewhile
 from pathlib import Path
 from random import Random
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.spark
 DEPLOYMENT = Deployment(30_000, 300_000)
 KEEP = Keep(None, None, None, None, None, None, None, None, replaced_ms=0)
 VERSIONS, RUNS = 48, 4
+BESIDE = 10  # of the versions land beside the running job, a batch each: so many commits of judgements are worth tidying
 
 
 def _history() -> list[Row]:
@@ -45,12 +48,17 @@ def _land(home: Home, rows: list[Row], number: int) -> None:
     delta.append(home, MESSAGES, delta.to_table(MESSAGES, table), "test", number)
 
 
-def _judge(spark: SparkSession, home: Home, keep: Keep | None = None) -> Counter[tuple[str, str]]:
-    """Let the job judge what there is; return how many files maintenance joined and deleted meanwhile, by table."""
+def _judge(
+    spark: SparkSession, home: Home, keep: Keep | None = None, beside: Sequence[Callable[[], None]] = ()
+) -> Counter[tuple[str, str]]:
+    """Let the job judge what there is, and what lands beside it; return the files that maintenance changed, by table."""
     done: Counter[tuple[str, str]] = Counter()
     query = start(spark, home)
     try:
         query.processAllAvailable()
+        for land in beside:
+            land()
+            query.processAllAvailable()
         if keep is not None:  # it goes on with what it knew of the table before
             done = _maintain(home, keep)
             query.processAllAvailable()
@@ -75,10 +83,15 @@ def test_maintenance_between_any_two_batches_changes_no_verdict(spark: SparkSess
     rows, random = _history(), Random(3)
     edges = [0, *sorted(random.sample(range(1, len(rows)), VERSIONS - 1)), len(rows)]
     done: Counter[tuple[str, str]] = Counter()
+    beside: list[Callable[[], None]] = []
     for number, (begin, end) in enumerate(pairwise(edges), 1):
-        _land(home, rows[begin:end], number)
+        land = partial(_land, home, rows[begin:end], number)
+        if number > VERSIONS - BESIDE:
+            beside.append(land)
+        else:
+            land()
         if number % (VERSIONS // RUNS) == 0:
-            done += _judge(spark, home, KEEP)
+            done += _judge(spark, home, KEEP, beside)
             done += _maintain(home, KEEP)
     assert done[MESSAGES.name, "join"] >= VERSIONS // RUNS
     assert done[MESSAGES.name, "delete"] >= 2 * VERSIONS // RUNS
