@@ -28,6 +28,7 @@ from fleetpulse.io.tidying import shorten_log
 _LOG: Final = structlog.get_logger("lifecycle")
 _SPARK: Final = "spark"  # in the home; what lies in `local` and `blocks-*` there is this job's alone
 _COMPILED_S: Final = 60.0
+_LOOKS: Final = 10  # for new rows while rows are held: each costs some milliseconds
 _LOOK_S: Final = 1.0  # between two looks at the query: each asks the JVM, and writes the status
 _SHORTEN_EVERY_S: Final = 60.0
 _JVM_GONE: Final = (Py4JNetworkError, ConnectionError)  # how py4j says that nobody listens any more
@@ -82,7 +83,8 @@ def _run(home: Home, stop: Stop, habits: Habits, size: Size) -> None:
         with suppress(subprocess.TimeoutExpired):
             compiling.wait(_COMPILED_S)
     health = StreamHealth(home, home.generation().number, habits.health_ms)
-    query = start(spark, home, f"{habits.batch_every_ms} milliseconds", held_ms=habits.held_ms)
+    look_ms = max(habits.batch_every_ms, habits.held_ms // _LOOKS)
+    query = start(spark, home, f"{look_ms} milliseconds", held_ms=habits.held_ms)
     health.follow(spark, query)
     next_s = time.monotonic()
     try:

@@ -25,6 +25,12 @@ _ALLOCATOR: Final = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     "MALLOC_TOP_PAD_": str(16 << 20),
 }
+_JVM: Final = (
+    "-XX:+UseParallelGC",  # blocks are humongous objects to G1, each of which may start a marking of the heap
+    "-XX:GCTimeRatio=19",  # the heap grows where collecting it takes a twentieth of the time, not a hundredth: 300 MB less
+    "-XX:CompileThresholdScaling=4",  # what runs once a batch is not worth compiling; what runs for each row still is
+    "-Duser.timezone=UTC",
+)
 OPTIONS: Final = "spark.driver.extraJavaOptions"
 _FOLDER: Final = "spark.fleetpulse.folder"
 _LOG4J: Final = Path(__file__).parents[2] / "infra" / "spark" / "log4j2.properties"
@@ -59,8 +65,7 @@ def settings(local_dir: Path, size: Size) -> dict[str, str]:
         # spark.jars would copy them, and serve them over a socket to executors that do not exist.
         "spark.driver.extraClassPath": os.pathsep.join(str(jar) for jar in resolve_jars()),
         # As URI: the project's folder may have a space in its name, and these options are split at spaces.
-        # Blocks are humongous objects to G1, each of which may start a marking of the heap.
-        OPTIONS: f"-XX:+UseParallelGC -Dlog4j2.configurationFile={_LOG4J.as_uri()} -Duser.timezone=UTC {_temporary(local_dir)}",
+        OPTIONS: " ".join([*_JVM, f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}", _temporary(local_dir)]),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
