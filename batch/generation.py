@@ -7,7 +7,7 @@ It is refused where the two then differ in any device, or in anything that waits
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from batch.carried import Given, compare, packed, seeds, summed
 from batch.progress import Say
 from batch.session import told_of
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.judgements import Verdict
 from fleetpulse.io.checkpoint import Stand, committed, is_settled, newest_begun, note_begin, stand
 from fleetpulse.io.generations import (
     Generation,
@@ -144,11 +145,32 @@ def make(spark: SparkSession, home: Home, plan: Plan, at: Stand, say: Say) -> Ge
         say("comparing all devices, and all that waits, with the generation that runs")
         try:
             before = given if is_the_running(home, plan, at) else summed(state_of(spark, home, home.generation(), at))
+            require_emitted(before.account.pending)
             compare(before, summed(state_of(spark, home, made)), made)
         except BaseException:
             discard_generation(home.lifecycle, made)
             raise
         return made
+
+
+def require_emitted(pending: Iterable[str]) -> None:
+    """Refuse a successor of a generation that has verdicts to emit: the successor emits summaries only.
+
+    A batch emits all verdicts that its newest row makes due. A checkpoint of a version before that is the exception: it may have
+    been stopped between a batch and the one without rows after it.
+
+    Args:
+        pending: judgements that the running generation has yet to emit, as JSON.
+
+    Raises:
+        FleetError: a verdict is among them.
+    """
+    verdicts = [one["device_id"] for one in map(json.loads, pending) if one["kind"] != Verdict.SUMMARY]
+    if verdicts:
+        raise FleetError(
+            f'the running generation has verdicts to emit ({len(verdicts):,}; the first is of device "{verdicts[0]}"), and its '
+            f"successor would leave them out; nothing has changed; let the job judge one more batch (./fleet up), then try again"
+        )
 
 
 def is_the_running(home: Home, plan: Plan, at: Stand) -> bool:

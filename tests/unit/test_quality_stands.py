@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from batch.amend import Wanted, amend_home
 from batch.evidence import by_bronze, heads_of, is_chosen, listens_as, stand_at
-from batch.generation import Plan, is_the_running
+from batch.generation import Plan, is_the_running, require_emitted
 from batch.progress import Say
 from batch.quality import gate, refuse, run
 from batch.rejudging import Origin, judged_again, origin_of
@@ -345,3 +345,11 @@ def test_a_snapshot_that_the_job_has_left_behind_is_reported_and_shuts_no_gate(t
     found = {(one.expectation, one.outcome, one.severity) for one in report.findings() if one.outcome != "passed"}
     assert found == {("is recent", "failed", "warning")}
     refuse(report, "nothing")
+
+
+def test_a_generation_with_verdicts_to_emit_is_not_succeeded() -> None:
+    summary, verdict = (json.dumps({"kind": kind, "device_id": "d"}) for kind in ("summary", "transition"))
+    require_emitted([])
+    require_emitted([summary])
+    with pytest.raises(FleetError, match=r'verdicts to emit \(1; the first is of device "d"\).*\./fleet up'):
+        require_emitted([summary, verdict])
