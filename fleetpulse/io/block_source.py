@@ -2,8 +2,8 @@
 
 Rule 1: an offset is the number of the next Delta version to read; what a version appended never changes.
 Rule 2: what is read of a version is said by `delta_log`: rewrites are passed over, and one that is gone is an error, not a gap.
-Rule 3: Spark's planner and its streaming runner import this module at each start of a query, and wait ten seconds for it at most:
-what only a task needs (numba, the packing) is imported where the task begins.
+Rule 3: Spark's planner and its streaming runner import this module at each start of a query, and Spark waits ten seconds for
+each at most: what only a task needs (numba, the packing) is imported where the task begins.
 """
 
 import shutil
@@ -80,7 +80,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {"version": start["version"]}
         begin = start["version"]
         end, rows, latest = begin, 0, self.log.latest() if self.through is None else self.through - 1
-        if not self.pacer.is_due(begin, latest):
+        if self.through is None and not self.pacer.is_due(begin, latest):
             return start
         while end <= latest and (rows < self.max_rows or end == begin):
             files, end_of_span = self.log.span(end, self.through)

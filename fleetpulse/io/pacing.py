@@ -1,7 +1,7 @@
 """Adaptive batching: when the lifecycle job begins its next batch, and when landing commits.
 
-Rule 1: a trickle waits, a backlog does not. A batch costs more than half a CPU second however few rows it reads, so the rows of a
-live fleet are held back and judged together; rows that are old when they land are judged at once.
+Rule 1: a trickle waits, a backlog does not. A batch costs more than half a CPU second however few rows it reads, so the job holds
+rows of a live fleet back and judges them together; it judges rows that are old when they land at once.
 Rule 2: pacing decides only where batches are cut. It may read the wall clock, since no verdict depends on a cut.
 
 Source: docs/adr/0030-every-batch-wakes-every-key-group.md
@@ -14,16 +14,19 @@ from typing import Final
 from fleetpulse.io.delta_log import DeltaLog
 
 NEWEST: Final = "newest"  # the writer in bronze's commits whose number is the newest ``received_at`` that has landed, in epoch ms
-MAX_ROWS: Final = 1_000_000  # a batch aims at; each costs about as much CPU as 300,000 rows, however small it is
+MAX_ROWS: Final = 1_000_000  # that a batch aims at: its fixed cost is about the CPU time of 300,000 rows
 FEW_ROWS: Final = 20_000  # a batch of more rows begins at once: its fixed cost is a small part of it
 _PART_OF_LATENESS: Final = 6
-_HOLD, _LANDING = 0.6, 0.1  # parts of the verdict delay; the rest is for the batch itself
+_HOLD, _LANDING = 0.65, 0.1  # parts of the verdict delay; the rest, a quarter, is for the batch itself
+_LOOKS: Final = 10  # for new rows in a hold: each costs some milliseconds
 _SLOWEST_LANDING_S: Final = 1.0
 _LIVE_MS: Final = 15_000  # rows that are older when they land are a backlog
 
 
 def verdict_delay_ms(allowed_lateness_ms: int, setting_ms: int) -> int:
-    """Return by how much a verdict may come after the frontier allows it: at most a sixth of the lateness.
+    """Return by how much later than the frontier allows it the job aims to emit a verdict: at most a sixth of the lateness.
+
+    The aim is met while a batch takes less than a quarter of it.
 
     Args:
         allowed_lateness_ms: of the installation.
@@ -33,8 +36,22 @@ def verdict_delay_ms(allowed_lateness_ms: int, setting_ms: int) -> int:
 
 
 def hold_ms(delay_ms: int) -> int:
-    """Return for how long rows of a live fleet wait for their batch, of a verdict delay, both in milliseconds."""
+    """Return how long rows of a live fleet wait for their batch at most, of a verdict delay, both in milliseconds."""
     return int(delay_ms * _HOLD)
+
+
+def trigger_ms(hold_ms: int, batch_every_ms: int) -> tuple[int, int]:
+    """Return the interval of the trigger, and how long rows are held back between two of its looks.
+
+    A look finds rows up to an interval late, so that both together make up the hold. Where the interval alone does, nothing is
+    held back.
+
+    Args:
+        hold_ms: see `hold_ms`, milliseconds.
+        batch_every_ms: the setting ``batch_every``.
+    """
+    look_ms = max(batch_every_ms, hold_ms // _LOOKS)
+    return look_ms, max(0, hold_ms - look_ms)
 
 
 def landing_pause_s(delay_ms: int, least_s: float) -> float:
@@ -57,7 +74,7 @@ class Pacer:
 
     Args:
         log: of bronze.
-        held_ms: see `hold_ms`; 0 holds nothing back.
+        held_ms: for how long rows wait; 0 holds nothing back.
         now_s: a clock that never runs backwards, seconds.
         wall_ms: the wall clock, epoch milliseconds.
     """

@@ -11,7 +11,7 @@ from fleetpulse.io import delta
 from fleetpulse.io.block_source import BlockReader
 from fleetpulse.io.delta_log import DeltaLog
 from fleetpulse.io.home import Home
-from fleetpulse.io.pacing import FEW_ROWS, NEWEST, Pacer, hold_ms, landing_pause_s, verdict_delay_ms
+from fleetpulse.io.pacing import FEW_ROWS, NEWEST, Pacer, hold_ms, landing_pause_s, trigger_ms, verdict_delay_ms
 from tests.homes import empty
 
 pytestmark = pytest.mark.unit
@@ -114,6 +114,7 @@ def test_the_source_plans_no_batch_while_rows_are_held(home: Home, clock: Clock)
     assert reader.latestOffset({"version": begin}) == {"version": begin + 1}
     live(home, clock)
     assert reader.latestOffset({"version": begin + 1}) == {"version": begin + 1}
+    assert BlockReader({**options, "through": str(begin + 2)}).latestOffset({"version": begin + 1}) == {"version": begin + 2}
     del options["hold_ms"]
     assert BlockReader(options).latestOffset({"version": begin + 1}) == {"version": begin + 2}
 
@@ -125,3 +126,11 @@ def test_the_source_plans_no_batch_while_rows_are_held(home: Home, clock: Clock)
 def test_the_parts_of_a_verdict_delay_stay_within_it(lateness_ms: int, setting_ms: int, delay_ms: int) -> None:
     assert verdict_delay_ms(lateness_ms, setting_ms) == delay_ms
     assert hold_ms(delay_ms) + 1000 * landing_pause_s(delay_ms, 0) <= 0.75 * delay_ms
+
+
+@pytest.mark.parametrize(
+    ("hold", "batch_every", "look", "held"),
+    [(6_500, 200, 650, 5_850), (6_500, 1_000, 1_000, 5_500), (600, 1_000, 1_000, 0), (0, 200, 200, 0)],
+)
+def test_a_hold_and_the_look_that_ends_it_take_no_longer_than_the_hold(hold: int, batch_every: int, look: int, held: int) -> None:
+    assert trigger_ms(hold, batch_every) == (look, held)
