@@ -20,6 +20,7 @@ from fleetpulse.io.kernels import compile_beside
 from fleetpulse.io.leftovers import remains_of, remove_folders
 from fleetpulse.io.lifecycle_query import start
 from fleetpulse.io.making import is_maintaining, is_making
+from fleetpulse.io.pacing import trigger_ms
 from fleetpulse.io.process import Stop, write_status
 from fleetpulse.io.spark import Size, spark_session
 from fleetpulse.io.stream_health import StreamHealth
@@ -28,7 +29,6 @@ from fleetpulse.io.tidying import shorten_log
 _LOG: Final = structlog.get_logger("lifecycle")
 _SPARK: Final = "spark"  # in the home; what lies in `local` and `blocks-*` there is this job's alone
 _COMPILED_S: Final = 60.0
-_LOOKS: Final = 10  # for new rows while rows are held: each costs some milliseconds
 _LOOK_S: Final = 1.0  # between two looks at the query: each asks the JVM, and writes the status
 _SHORTEN_EVERY_S: Final = 60.0
 _JVM_GONE: Final = (Py4JNetworkError, ConnectionError)  # how py4j says that nobody listens any more
@@ -39,13 +39,13 @@ class Habits:
     """How often the job makes a batch, and for how long it keeps what it has written, in milliseconds.
 
     Attributes:
-        held_ms: for how long rows of a live fleet wait for their batch, see `pacing`.
+        hold_ms: how long rows of a live fleet wait for their batch at most, see `pacing`.
         batch_every_ms: from the begin of one batch to that of the next one at least, also where there is more to be read.
         health_ms: the rows of `stream_health`; None for ever.
         versions_ms: a version of `judgements` in the log, once a checkpoint holds all that it says.
     """
 
-    held_ms: int
+    hold_ms: int
     batch_every_ms: int
     health_ms: int | None
     versions_ms: int
@@ -83,11 +83,12 @@ def _run(home: Home, stop: Stop, habits: Habits, size: Size) -> None:
         with suppress(subprocess.TimeoutExpired):
             compiling.wait(_COMPILED_S)
     health = StreamHealth(home, home.generation().number, habits.health_ms)
-    look_ms = max(habits.batch_every_ms, habits.held_ms // _LOOKS)
-    query = start(spark, home, f"{look_ms} milliseconds", held_ms=habits.held_ms)
-    health.follow(spark, query)
+    look_ms, held_ms = trigger_ms(habits.hold_ms, habits.batch_every_ms)
+    query: StreamingQuery | None = None
     next_s = time.monotonic()
     try:
+        query = start(spark, home, f"{look_ms} milliseconds", held_ms=held_ms, stopped=stop.is_set)
+        health.follow(spark, query)
         while not stop.wait(_LOOK_S):
             if not query.isActive:
                 raise FleetError(f"the lifecycle job stopped by itself: {query.exception() or 'no reason given'}")
@@ -101,7 +102,8 @@ def _run(home: Home, stop: Stop, habits: Habits, size: Size) -> None:
         ) from error
     finally:
         with suppress(*_JVM_GONE):
-            _finish(query)
+            if query is not None:
+                _finish(query)
         health.stop()
         with suppress(*_JVM_GONE):
             spark.stop()

@@ -107,6 +107,7 @@ def start(
     told: Path | None = None,
     silent: bool = False,
     held_ms: int = 0,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> StreamingQuery:
     """Start the query of a home; it goes on where its checkpoint stands, and begins with ``begin`` where there is none.
 
@@ -121,6 +122,7 @@ def start(
         silent: judge, and say nothing: what is read has been said by another generation. Where ``told`` is given what is said
             goes there all the same, but for summaries: they are still to be said.
         held_ms: for how long rows of a live fleet wait for their batch, milliseconds, see `pacing`.
+        stopped: whether the caller no longer wants it; then it is not started again.
 
     Raises:
         FleetError: the checkpoint is another home's, or ahead of bronze.
@@ -151,13 +153,15 @@ def start(
     writer = writer.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if pause is None else writer.trigger(processingTime=pause)
     if silent and told is None:
-        return start_patiently(writer.format("noop").start)
+        return start_patiently(writer.format("noop").start, stopped)
     delta.create(home, JUDGEMENTS)
     writer = writer.format("delta").partitionBy(*JUDGEMENTS.partitioned_by)
-    return start_patiently(lambda: writer.start(str(table)))
+    return start_patiently(lambda: writer.start(str(table)), stopped)
 
 
-def start_patiently(begin: Callable[[], StreamingQuery], look_s: float = 0.05) -> StreamingQuery:
+def start_patiently(
+    begin: Callable[[], StreamingQuery], stopped: Callable[[], bool] = lambda: False, look_s: float = 0.05
+) -> StreamingQuery:
     """Start a query, and start it again if the process of its Python source did not connect in time.
 
     Spark waits ten seconds for that process, by no setting, and fails the query. A busy machine takes longer to start it.
@@ -165,6 +169,7 @@ def start_patiently(begin: Callable[[], StreamingQuery], look_s: float = 0.05) -
 
     Args:
         begin: starts the query.
+        stopped: whether the caller no longer wants it: then it is returned as it is, and not started again.
         look_s: between two looks whether its sources are initialized, seconds.
 
     Returns:
@@ -172,9 +177,9 @@ def start_patiently(begin: Callable[[], StreamingQuery], look_s: float = 0.05) -
     """
     for attempt in range(1, _STARTS + 1):
         query = begin()
-        while query.isActive and query.status["message"].startswith(_INITIALIZING):
+        while query.isActive and query.status["message"].startswith(_INITIALIZING) and not stopped():
             time.sleep(look_s)
-        if query.isActive or _NOT_CONNECTED not in str(query.exception()):
+        if query.isActive or stopped() or _NOT_CONNECTED not in str(query.exception()):
             break
         _LOG.warning("the source's Python process did not connect within Spark's 10 s", start=attempt, of=_STARTS)
     return query

@@ -105,6 +105,17 @@ def test_a_query_whose_source_connects_too_late_is_started_again_and_no_other(
         begun.append(_Query(errors[len(begun)]))
         return begun[-1]
 
-    query = start_patiently(begin, 0)
+    query = start_patiently(begin, look_s=0)
     assert (len(begun), query.isActive) == (starts, runs)
     assert query is begun[-1]
+
+
+def test_a_query_that_is_no_longer_wanted_is_not_started_again() -> None:
+    begun: list[_Query] = []
+
+    def begin() -> Any:
+        begun.append(_Query(_LATE))
+        return begun[-1]
+
+    assert start_patiently(begin, lambda: True, 0) is begun[0]
+    assert len(begun) == 1
