@@ -7,6 +7,7 @@ Rule 2: each part has an environment and a process of its own, so that a layer l
 import ctypes
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,10 +55,9 @@ EVERY_S: Final = 10.0  # a line of progress; on a terminal a second
 _JOBS_VARIABLE: Final = "FLEET_TEST_JOBS"
 _POLL_S: Final = 0.1
 _ENDS_S: Final = 30.0  # patience with parts of a run that is broken off
-_HEARD_S: Final = 2.0  # until then a part has ended by itself if Ctrl-C reached it as well: a second one would cut it short
 _NO_TESTS: Final = 5  # pytest's exit code: -k may leave a part nothing
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_STOPS: Final = ("-x", "--exitfirst")
+_STOPS: Final = re.compile(r"-[a-zA-Z]*x[a-zA-Z]*|--exitfirst|--maxfail(=.*)?")  # options that end a run at a failure
 _JUDGING: Final = ("unit", "property", "spark", "e2e")  # layers that need the compiled fold
 _STARTS_SPARK: Final = ("spark", "e2e")
 _PEERS: Final = "from bench.scala_jobs import compiled; compiled()"
@@ -82,6 +82,7 @@ class Running:
     process: "subprocess.Popen[bytes]"
     folder: Path
     began_s: float
+    collects: bool = False
     finished: list[Finished] = field(default_factory=list)
     now: str = ""
     collected: int | None = None
@@ -119,9 +120,19 @@ class Running:
         return 0 if code == _NO_TESTS else code
 
     @property
+    def incomplete(self) -> bool:
+        """Whether the process passed, though it did not report the end of each test that it collected."""
+        return self.code() == 0 and not (self.collects or (self.collected is not None and len(self.finished) >= self.collected))
+
+    @property
+    def passed(self) -> bool:
+        """Whether all of its tests ended, and none failed."""
+        return self.code() == 0 and not self.incomplete
+
+    @property
     def broken(self) -> bool:
         """Whether the process failed in another way than by a test."""
-        return self.code() != 0 and not any(one.outcome == "failed" for one in self.finished)
+        return not self.passed and not any(one.outcome == "failed" for one in self.finished)
 
     def spark_starts(self) -> int:
         """Count the sessions that this part's processes have started."""
@@ -175,6 +186,7 @@ class Scheduler:
         screen: where lines go.
         has_terminal: whether a part reads and writes the terminal itself.
         stops: whether no further part starts once one has failed.
+        collects: whether parts only list their tests.
         reaps: whether orphans of the parts are this process's children, and are to be waited for.
         expected: recorded number of tests of a part.
     """
@@ -187,6 +199,7 @@ class Scheduler:
     screen: Screen
     has_terminal: bool = False
     stops: bool = False
+    collects: bool = False
     reaps: bool = False
     expected: Callable[[Part], int] = lambda _: 0
 
@@ -209,7 +222,7 @@ class Scheduler:
                     running.remove(one)
                     ended.append(one)
                     self._end(one)
-                    if one.code() and self.stops:
+                    if self.stops and not one.passed:
                         waiting.clear()
                     self._progress(began_s, waiting, running, ended, at_once=bool(waiting or running))
                 for one in running:
@@ -217,7 +230,7 @@ class Scheduler:
                 self._progress(began_s, waiting, running, ended)
                 time.sleep(_POLL_S if running else 0)
         finally:
-            _end_all([one.process for one in running])
+            _end_all([one.process for one in running], interrupted=self.has_terminal)
         return ended
 
     def _start(self, part: Part, number: int) -> Running:
@@ -230,21 +243,27 @@ class Scheduler:
         else:
             with (folder / "output").open("wb") as output:
                 process = subprocess.Popen(
-                    command, cwd=self.root, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                    command,
+                    cwd=self.root,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,  # Ctrl-C reaches this process alone, which ends the parts in order
                 )
-        return Running(part, process, folder, time.monotonic())
+        return Running(part, process, folder, time.monotonic(), self.collects)
 
     def _end(self, one: Running) -> None:
         one.ended_s = time.monotonic()
         one.read()
         took = f"{span(one.ended_s - one.began_s)} (about {span(one.part.estimate_s)} expected)"
-        if one.code() == 0:
+        if one.passed:
             results = closing(one.finished) if one.finished else f"{one.collected or 0} tests selected"
             self.screen.line(f"== {one.part.label}: {results}, in {took}")
             return
         if output := one.output():
             self.screen.line(f"== {one.part.label}: its output follows\n{output.rstrip()}")
-        why = f"ended by itself with exit code {one.code()}" if one.broken else closing(one.finished)
+        why = _ended(one) if one.broken else closing(one.finished)
         during = f", during {one.now}" if one.now else ""
         self.screen.line(f"== {one.part.label}: FAILED, {why}{during}, in {took}")
 
@@ -295,17 +314,44 @@ class Scheduler:
         self.screen.progress(words, at_once=at_once)
 
 
-def _end_all(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """End parts of a run that is broken off, as Ctrl-C does, and kill those that do not end."""
-    _, left = psutil.wait_procs([psutil.Process(one.pid) for one in processes if one.poll() is None], timeout=_HEARD_S)
-    for one in left:
-        one.send_signal(signal.SIGINT)
-    _, left = psutil.wait_procs(left, timeout=_ENDS_S)
+def _ended(one: Running) -> str:
+    """Return how a part ended that failed in another way than by a test."""
+    if one.incomplete:
+        return f"ended after {len(one.finished)} of {'an unknown number of' if one.collected is None else one.collected} tests"
+    return f"ended by itself with exit code {one.code()}"
+
+
+def _end_all(processes: Sequence["subprocess.Popen[bytes]"], *, interrupted: bool) -> None:
+    """End parts of a run that is broken off, as Ctrl-C does, and kill what they leave.
+
+    Args:
+        processes: of the parts.
+        interrupted: whether Ctrl-C reached them as well; a second one would cut short how pytest ends.
+    """
+    parts: list[psutil.Process] = []
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):
+            if one.poll() is None:
+                parts.append(psutil.Process(one.pid))
+    started = _descendants(parts)
+    if not interrupted:
+        for part in parts:
+            with suppress(psutil.NoSuchProcess):
+                part.send_signal(signal.SIGINT)
+    psutil.wait_procs(parts, timeout=_ENDS_S)
+    left = [one for one in {*parts, *started, *_descendants(parts)} if one.is_running()]
     for one in left:
         with suppress(psutil.NoSuchProcess):
-            for process in [*one.children(recursive=True), one]:
-                process.kill()
+            one.kill()
     psutil.wait_procs(left, timeout=_ENDS_S)
+
+
+def _descendants(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
+    found: set[psutil.Process] = set()
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):
+            found.update(one.children(recursive=True))
+    return found
 
 
 def run_tests(chosen: Chosen) -> bool:
@@ -319,7 +365,7 @@ def run_tests(chosen: Chosen) -> bool:
     jobs = 1 if chosen.interactive else chosen.jobs or usual
     durations_path = cache_dir() / "durations.json"
     durations = _read_durations(durations_path)
-    files, left_out = _files(chosen)
+    files, left_out = files_of(chosen)
     parts = parts_of(files, chosen, durations.estimate(chosen.form), jobs)
     if not chosen.collects:
         _prepare(chosen.layers, screen)
@@ -340,7 +386,8 @@ def run_tests(chosen: Chosen) -> bool:
             jobs=jobs,
             screen=screen,
             has_terminal=chosen.interactive,
-            stops=any(word in _STOPS for word in chosen.rest),
+            collects=chosen.collects,
+            stops=any(_STOPS.fullmatch(word) for word in chosen.rest),
             reaps=reaps,
             expected=lambda part: sum(counts[path] or _functions(path) for path in part.targets),
         )
@@ -354,7 +401,9 @@ def run_tests(chosen: Chosen) -> bool:
     if left_out or any(one.left_out for one in ended):
         screen.line(f"== left out: {sum(one.left_out for one in ended)} tests, and {left_out} files that only --all runs")
     cost = f"== {span(time.monotonic() - began_s)}, {starts} starts of Spark, {cpu_s:,.0f} CPU s"
-    faults = [f"{one.part.label}: {_why(one)}" for one in ended if one.code()]
+    faults = [f"{one.part.label}: {_why(one)}" for one in ended if not one.passed]
+    if not (finished or faults or chosen.collects):
+        faults.append("no test ran; name tests that are there, or words of -k that match some")
     if budget:
         units = cpu_s / unit_s
         cost += f", {units:,.0f} CPU units of {unit_s:.2f} s; budget: {budget.spark_starts} starts, {budget.cpu_units:,.0f} units"
@@ -376,9 +425,7 @@ def _write(words: str) -> None:
 
 def _why(one: Running) -> str:
     failed = [test.test for test in one.finished if test.outcome == "failed"]
-    return (
-        ", ".join(failed) if failed else f"pytest ended with exit code {one.code()}" + (f" during {one.now}" if one.now else "")
-    )
+    return ", ".join(failed) if failed else _ended(one) + (f" during {one.now}" if one.now else "")
 
 
 def _say_results(screen: Screen, finished: Sequence[Finished], before: Callable[[str], float | None]) -> None:
@@ -396,18 +443,19 @@ def _say_results(screen: Screen, finished: Sequence[Finished], before: Callable[
             screen.line(line)
 
 
-def _files(chosen: Chosen) -> tuple[dict[str, list[str]], int]:
+def files_of(chosen: Chosen) -> tuple[dict[str, list[str]], int]:
     """Return the files of each layer, and the number of files that the default suite leaves out whole."""
-    if chosen.targets:
-        return {layer: [path for path in chosen.targets if layer_of(path) == layer] for layer in chosen.layers}, 0
-    files = {
-        layer: [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / layer).glob("**/test_*.py"))]
-        for layer in chosen.layers
-    }
-    if chosen.form is not Form.DEFAULT:
-        return files, 0
-    kept = {layer: [path for path in paths if not wholly_extended((ROOT / path).read_text())] for layer, paths in files.items()}
-    return kept, sum(map(len, files.values())) - sum(map(len, kept.values()))
+    files: dict[str, list[str]] = {}
+    left_out = 0
+    for layer in chosen.layers:
+        if named := [path for path in chosen.targets if layer_of(path) == layer]:
+            files[layer] = named
+            continue
+        paths = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / layer).glob("**/test_*.py"))]
+        whole = chosen.form is not Form.DEFAULT or bool(chosen.targets)
+        files[layer] = [path for path in paths if whole or not wholly_extended((ROOT / path).read_text())]
+        left_out += len(paths) - len(files[layer])
+    return files, left_out
 
 
 def _functions(path: str) -> int:
@@ -466,16 +514,17 @@ def _children_cpu_s() -> float:
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """Let SIGTERM end the run as an error does, so that its parts end too."""
+    """Let SIGTERM, and SIGHUP of a terminal that closes, end the run as an error does, so that its parts end too."""
 
-    def end(*_: Any) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
+    def end(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -508,7 +557,7 @@ def _keep(path: Path, chosen: Chosen, ended: Sequence[Running]) -> None:
         return
     fresh = _read_durations(path)
     for one in ended:
-        if one.code() == 0:
+        if one.passed:
             for target in one.part.targets:
                 fresh.forget(chosen.form, target, (test.test for test in one.finished))
         for test in one.finished:
