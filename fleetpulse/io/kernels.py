@@ -1,16 +1,19 @@
 """The fold's compiled kernels, kept on disk: compiled once for each state of their sources, and by one process at a time.
 
-Rule 1: a mark in the cache says that all kernels are compiled, and where they lie; who finds it compiles nothing.
-Rule 2: who does not find it holds a lock while it compiles, since two processes would spend 40 CPU seconds each on the same code.
+Rule 1: a mark in the cache names the folder of the compiled kernels; a process that finds it compiles nothing.
+Rule 2: a process that does not find it holds a lock while it compiles: two would spend 40 CPU seconds each on the same code.
 """
 
 import os
 import subprocess
 import sys
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
+from platform import machine
 
 from fleetpulse.columnar.sources import SOURCES_DIGEST
+from fleetpulse.io.durable import replace_text
 from fleetpulse.io.java import cache_dir
 from fleetpulse.io.locks import briefly
 
@@ -18,9 +21,10 @@ from fleetpulse.io.locks import briefly
 def kernels_are_kept() -> bool:
     """Whether the kernels of the sources as they are have been compiled, and lie where they were put; imports no numba."""
     try:
-        return Path(_mark().read_text()).is_dir()
+        folder = _mark().read_text()
     except OSError:
         return False
+    return bool(folder) and Path(folder).is_dir()
 
 
 def keep_kernels() -> None:
@@ -31,7 +35,7 @@ def keep_kernels() -> None:
         _mark().parent.mkdir(parents=True, exist_ok=True)
         with briefly(_mark().with_suffix(".lock")):
             if not kernels_are_kept():
-                _mark().write_text(str(_compile()))
+                replace_text(_mark(), str(_compile()))
     except OSError:  # the cache cannot be written: each process compiles for itself
         _compile()
 
@@ -53,7 +57,9 @@ def _compile() -> Path:
 
 
 def _mark() -> Path:
-    place = sha256(f"{Path(__file__).parents[1]}\0{os.environ.get('NUMBA_CACHE_DIR')}".encode()).hexdigest()[:8]
+    folders = f"{Path(__file__).parents[1]}\0{os.environ.get('NUMBA_CACHE_DIR')}"
+    compiler = f"{version('numba')}\0{sys.implementation.cache_tag}\0{machine()}"
+    place = sha256(f"{folders}\0{compiler}".encode()).hexdigest()[:8]
     return cache_dir() / "kernels" / f"{SOURCES_DIGEST}-{place}.kept"
 
 

@@ -9,8 +9,10 @@ Rule: whatever is imported here must leave the process with one thread: only tha
 import gc
 import os
 import sys
+from contextlib import redirect_stdout
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would start with its import
+os.environ.setdefault("VECLIB_MAXIMUM_THREADS", "1")  # likewise on macOS
 os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")  # likewise Arrow's, of an allocator that is not used
 
 
@@ -33,5 +35,6 @@ if __name__ == "__main__":
     from pyspark.daemon import manager
 
     if sys.argv[1:] == ["pyspark.worker"]:
-        preload()
+        with redirect_stdout(sys.stderr):  # Spark reads the daemon's port from standard output
+            preload()
     manager()
