@@ -13,7 +13,7 @@ from tests.histories import START
 from tests.recordings import record
 from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(600)]
 _SLOW_ONCE = """
 import os, sys, time
 

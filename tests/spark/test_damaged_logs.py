@@ -20,12 +20,11 @@ from fleetpulse.io.needs import needs
 from fleetpulse.io.snapshot_table import find_snapshot, write_snapshot
 from fleetpulse.io.stored_state import read_snapshot
 from fleetpulse.ops.agreement import defined, told
-from tests.form import IS_DEFAULT
 from tests.spark.test_state_crashes import copy_of
 from tests.spark.test_state_verbs import judge
 from tests.spark.test_stream import DEPLOYMENT, history, land
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.extended, pytest.mark.timeout(900)]
 ROWS = history(31)
 PARTS = [len(ROWS) * part // 4 for part in range(5)]
 
@@ -76,7 +75,7 @@ def _without_its_last_batches(home: Home) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [pytest.param(one, marks=pytest.mark.extended) for one in (_damage, _stopped_in_the_middle, _without_its_last_batches)],
+    [_damage, _stopped_in_the_middle, _without_its_last_batches],
 )
 def test_what_was_said_is_not_said_again_and_what_was_not_is(
     spark: SparkSession, judged: Home, tmp_path: Path, damage: Callable[[Home], None]
@@ -109,7 +108,7 @@ def test_killed_at_any_step_it_is_given_again_or_the_job_says_the_rest(spark: Sp
 
     bootstrap(Work(spark, home, say), find_snapshot(home), damaged=True)
     assert len(images) >= 4
-    for words, image in list(images.items())[-1:] if IS_DEFAULT else images.items():
+    for words, image in images.items():
         if image.generation().number == 2:
             bootstrap(Work(spark, image, _quietly), find_snapshot(image), damaged=True)
         else:

@@ -26,7 +26,7 @@ from fleetpulse.io.lifecycle_query import start
 from fleetpulse.ops.agreement import defined, told
 from tests.histories import START, row, tick
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.extended]
 DEPLOYMENT = Deployment(30_000, 300_000)
 KEEP = Keep(None, None, None, None, None, None, None, None, replaced_ms=0)
 VERSIONS, RUNS = 48, 4

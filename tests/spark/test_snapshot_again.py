@@ -74,6 +74,7 @@ def test_the_newest_snapshot_counts_and_no_older_one(spark: SparkSession, home: 
     assert _taken(spark, home, before)[0].version == 3
 
 
+@pytest.mark.extended
 def test_a_gate_looks_at_what_is_there_already(spark: SparkSession, home: Home) -> None:
     looked: list[Taken] = []
 

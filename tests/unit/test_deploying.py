@@ -229,6 +229,7 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
+@pytest.mark.extended
 def test_compose_reads_it_as_we_do(loader: Path) -> None:
     done = subprocess.run([loader, ROOT / "docker-compose.yml"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -239,6 +240,7 @@ def test_compose_reads_it_as_we_do(loader: Path) -> None:
         assert read[name]["command"] == service.get("command"), name
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("now", "then"),
     [

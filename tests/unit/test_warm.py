@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fleetpulse
 from fleetpulse.columnar.sources import SOURCES_DIGEST, digest_of
 
@@ -42,6 +44,7 @@ def _run(script: str, tree: Path, cache: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.extended
 def test_a_fold_finds_everything_compiled_until_a_table_changes(tmp_path: Path) -> None:
     tree, cache = tmp_path / "tree", tmp_path / "cache"
     shutil.copytree(_SOURCES, tree / "fleetpulse", ignore=shutil.ignore_patterns("__pycache__"))
