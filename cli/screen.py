@@ -53,10 +53,10 @@ class Screen:
         if time.monotonic() - self._read_at < _REFRESH_S:
             return
         self._read_at = time.monotonic()
-        judged = self._judged.latest()
-        if self.first_verdict_s is not None and judged == self._shown and self._read_at - self._looked_at < _COUNTED_S:
-            return
         try:
+            judged = self._judged.latest()
+            if self.first_verdict_s is not None and judged == self._shown and self._read_at - self._looked_at < _COUNTED_S:
+                return
             self._look()
             self._shown, self._looked_at, self._trouble = judged, self._read_at, ""
         except (Error, FleetError, OSError) as error:  # what runs goes on, whatever can be shown of it

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _PATIENCE_S: Final = 120.0
 _WATCH_S: Final = 0.5
-_SILENT_S: Final = 60.0  # a part writes its status twice a second
+_SILENT_S: Final = 60.0  # a part writes its status once a second
 _JUDGED_S: Final = 30.0  # less than whoever supervises us waits for our end
 _STARTING_S: Final = 600.0  # a JVM, and a large state that is read back
 

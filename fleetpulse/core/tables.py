@@ -226,7 +226,7 @@ STREAM_HEALTH: Final = Table(
         Column(
             "watermark_delay_ms",
             "long",
-            "how far it lay behind the newest row read, in milliseconds: it follows a batch behind",
+            "how far it lay behind the newest row of this batch, in milliseconds: the advance of received_at in the batch",
         ),
         Column(
             "watermark_age_ms", "long", "how far it lay behind the clock at the batch's end, in milliseconds; years in a replay"

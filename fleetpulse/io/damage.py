@@ -15,11 +15,8 @@ from fleetpulse.core.errors import FleetError
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_DELTA, _DUCKDB, _ARROW = (
-    "_internal",
-    "_duckdb",
-    "pyarrow.lib",
-)  # told by their names: who reads nothing with them does not load them
+# Modules of the libraries' errors, by name: a process that reads nothing with them does not load them.
+_DELTA, _DUCKDB, _ARROW = "_internal", "_duckdb", "pyarrow.lib"
 _NO_DAMAGE: Final = frozenset({"CommitFailedError", "SchemaMismatchError"})  # another's commit, and a column of ours
 _OF_WRITING: Final = re.compile(r"no space left|disk quota|read-only file system", re.IGNORECASE)
 _OF_A_FILE: Final = re.compile(r"\.parquet\b|\bparquet file\b", re.IGNORECASE)

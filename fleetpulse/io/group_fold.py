@@ -1,6 +1,6 @@
 """A key group in a task: its blocks are decoded and folded, its judgements encoded, and its one timer is armed.
 
-Rule 1: no rule about devices is here, and no side effect: all that a call says is in the row that it yields.
+Rule 1: no rule about devices is here, and no side effect: a call yields one row with all of its judgements.
 Rule 2: the watermark runs one millisecond behind the newest ``received_at``, so that rows that share it are kept; it
 only wakes a group. A timer may fire early; it is armed again.
 Rule 3: a batch with rows wakes every group (`bronze_blocks.with_wake_rows`), and a group is folded once in it: what is due by
@@ -102,14 +102,14 @@ class GroupFold:
             yield _OutputRow(key_group, to_bytes(pa.concat_batches(told)))
 
     def _keep(self, group: KeyGroup, step: Step, standing_ms: int | None, watermark_ms: int, *, owes: bool) -> None:
-        """Keep what came of a call, and arm the group's one timer unless the right one stands.
+        """Store a group after a call, and arm the group's one timer unless the right one stands.
 
         Args:
             group: the group.
-            step: what came of it.
+            step: the result of the call.
             standing_ms: when its timer stands; None without one.
             watermark_ms: of the batch.
-            owes: whether it still has to say how many devices it has: then it is woken as soon as the watermark moves.
+            owes: whether it has yet to emit its summary: then it wakes as soon as the watermark moves.
         """
         due_ms = watermark_ms if owes else group.due_ms
         wanted_ms = None if due_ms is None else max(due_ms - WATERMARK_DELAY_MS, watermark_ms + 1)
