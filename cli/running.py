@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import typer
 from rich.console import Console
@@ -30,6 +31,7 @@ from streaming.simulator import Simulated, remembered
 _LEAST_FREE_BYTES = 500_000_000
 _DEVICES, _SEED = 100, 1  # of a simulated fleet of which nothing else was said
 WATCH_S = 0.5  # between two looks whether everything runs
+_DRAW_S: Final = 1.0  # between two drawings of the screen: each takes some milliseconds
 _PATIENCE_S = 200.0  # less than "fleet down" has: the job may just be starting, on a busy machine
 
 
@@ -148,9 +150,12 @@ def _watch(run: Run, wanted: Wanted, address: BrokerAddress, stop: Stop, restart
         return True
 
     if console.is_terminal:
-        with Live(screen.render(), console=console, refresh_per_second=2) as live:
+        with Live(screen.render(), console=console, auto_refresh=False) as live:
+            drawn_s = time.monotonic()
             while goes_on():
-                live.update(screen.render())
+                if time.monotonic() - drawn_s >= _DRAW_S:
+                    live.update(screen.render(), refresh=True)
+                    drawn_s = time.monotonic()
     else:
         _watch_quietly(screen, goes_on, console)
     if wanted.picture:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -85,14 +86,16 @@ def _run(home: Home, stop: Stop, habits: Habits, size: Size) -> None:
     health = StreamHealth(home, home.generation().number, habits.health_ms)
     look_ms, held_ms = trigger_ms(habits.hold_ms, habits.batch_every_ms)
     query: StreamingQuery | None = None
+    status: Mapping[str, Any] = {}
     next_s = time.monotonic()
     try:
         query = start(spark, home, f"{look_ms} milliseconds", held_ms=held_ms, stopped=stop.is_set)
-        health.follow(spark, query)
+        health.follow(query)
         while not stop.wait(_LOOK_S):
             if not query.isActive:
                 raise FleetError(f"the lifecycle job stopped by itself: {query.exception() or 'no reason given'}")
-            write_status(home.run("lifecycle"), _status(home, query))
+            status = _status(home, query, status)
+            write_status(home.run("lifecycle"), status)
             if time.monotonic() >= next_s:
                 shorten(home, str(query.id), habits.versions_ms)
                 next_s = time.monotonic() + _SHORTEN_EVERY_S
@@ -128,15 +131,19 @@ def shorten(home: Home, query: str, kept_ms: int) -> None:
         _LOG.warning("the log of judgements stays as long as it is", error=str(error))
 
 
-def _status(home: Home, query: StreamingQuery) -> dict[str, Any]:
-    progress = query.lastProgress
+def _status(home: Home, query: StreamingQuery, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the job's status; the JVM is asked for the newest batch only where there is one since ``before``."""
     reached = judged_up_to(home.checkpoint)
+    batch, batch_ms = reached[0] if reached else None, before.get("batch_ms")
+    if batch_ms is None or batch != before.get("batch"):
+        progress = query.lastProgress
+        batch_ms = progress["durationMs"].get("triggerExecution") if progress else None
     return {
         "pid": os.getpid(),
         "state": "running",
-        "batch": reached[0] if reached else None,
+        "batch": batch,
         "received_at_ms": reached[1] if reached else None,
-        "batch_ms": progress["durationMs"].get("triggerExecution") if progress else None,
+        "batch_ms": batch_ms,
         "at": time.time(),
     }
 

@@ -17,7 +17,7 @@ NEWEST: Final = "newest"  # the writer in bronze's commits whose number is the n
 MAX_ROWS: Final = 1_000_000  # that a batch aims at: its fixed cost is about the CPU time of 300,000 rows
 FEW_ROWS: Final = 20_000  # a batch of more rows begins at once: its fixed cost is a small part of it
 _PART_OF_LATENESS: Final = 6
-_HOLD, _LANDING = 0.65, 0.1  # parts of the verdict delay; the rest, a quarter, is for the batch itself
+_HOLD, _LANDING = 0.8, 0.1  # parts of the verdict delay: until a row's batch has ended, and until the row has landed
 _LOOKS: Final = 10  # for new rows in a hold: each costs some milliseconds
 _SLOWEST_LANDING_S: Final = 1.0
 _LIVE_MS: Final = 15_000  # rows that are older when they land are a backlog
@@ -26,7 +26,7 @@ _LIVE_MS: Final = 15_000  # rows that are older when they land are a backlog
 def verdict_delay_ms(allowed_lateness_ms: int, setting_ms: int) -> int:
     """Return by how much later than the frontier allows it the job aims to emit a verdict: at most a sixth of the lateness.
 
-    The aim is met while a batch takes less than a quarter of it.
+    The aim is met while a batch takes less than three quarters of it.
 
     Args:
         allowed_lateness_ms: of the installation.
@@ -36,22 +36,19 @@ def verdict_delay_ms(allowed_lateness_ms: int, setting_ms: int) -> int:
 
 
 def hold_ms(delay_ms: int) -> int:
-    """Return how long rows of a live fleet wait for their batch at most, of a verdict delay, both in milliseconds."""
+    """Return how long rows of a live fleet wait for the end of their batch, of a verdict delay, both in milliseconds."""
     return int(delay_ms * _HOLD)
 
 
 def trigger_ms(hold_ms: int, batch_every_ms: int) -> tuple[int, int]:
-    """Return the interval of the trigger, and how long rows are held back between two of its looks.
-
-    A look finds rows up to an interval late, so that both together make up the hold. Where the interval alone does, nothing is
-    held back.
+    """Return the interval of the trigger, and for how long rows are held back; where the interval is as long, nothing is.
 
     Args:
         hold_ms: see `hold_ms`, milliseconds.
         batch_every_ms: the setting ``batch_every``.
     """
     look_ms = max(batch_every_ms, hold_ms // _LOOKS)
-    return look_ms, max(0, hold_ms - look_ms)
+    return look_ms, hold_ms if look_ms < hold_ms else 0
 
 
 def landing_pause_s(delay_ms: int, least_s: float) -> float:
@@ -74,7 +71,7 @@ class Pacer:
 
     Args:
         log: of bronze.
-        held_ms: for how long rows wait; 0 holds nothing back.
+        held_ms: for how long rows wait for the end of their batch; 0 holds nothing back.
         now_s: a clock that never runs backwards, seconds.
         wall_ms: the wall clock, epoch milliseconds.
     """
@@ -89,7 +86,8 @@ class Pacer:
         self._log, self._held_s = log, held_ms / 1000
         self._now_s, self._wall_ms = now_s, wall_ms
         self._begin = -1
-        self._since_s = float("-inf")
+        self._since_s = self._begun_s = float("-inf")
+        self._took_s = 0.0  # from the begin of the last batch to the first look behind it
         self._counted = -1  # versions below it are in `_rows`
         self._rows = 0
 
@@ -100,14 +98,16 @@ class Pacer:
         """
         if not self._held_s or latest < begin:
             return True
-        if self._begin < 0:
-            self._begin = begin
-            return True
+        now_s, first = self._now_s(), self._begin < 0
         if self._begin != begin:
+            self._took_s = 0.0 if first else now_s - self._begun_s
             self._begin, self._counted, self._rows = begin, begin, 0
             waited_s = (self._wall_ms() - self._log.landed_ms(begin)) / 1000  # most of it while the batch before ran
-            self._since_s = self._now_s() - min(max(waited_s, 0.0), self._held_s)
-        return self._now_s() - self._since_s >= self._held_s or self._is_backlog(latest)
+            self._since_s = now_s - min(max(waited_s, 0.0), self._held_s)
+        due = first or now_s - self._since_s >= self._held_s - self._took_s or self._is_backlog(latest)
+        if due:
+            self._begun_s = now_s
+        return due
 
     def _is_backlog(self, latest: int) -> bool:
         if self._counted > latest:

@@ -1,15 +1,14 @@
 """``stream_health``: a row for every batch of the lifecycle job, written beside the stream.
 
-Rule 1: nothing here may hold up or fail the stream. The listener puts a batch's progress into a bounded queue and is done;
-one thread takes it out, and what it cannot write is logged.
+Rule 1: nothing here may hold up or fail the stream. One thread asks the query every few seconds what it remembers of its last
+batches, and logs what it cannot write. A listener, which the JVM calls back for each batch, costs ten times as much.
 Rule 2: a row is written once: the commit that appends it says up to which batch its run has come.
 """
 
 import json
-import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -17,8 +16,6 @@ from urllib.parse import unquote
 import pyarrow.parquet as pq
 import structlog
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 
 from fleetpulse.core.health import Beside, Progress, to_row
@@ -27,6 +24,7 @@ from fleetpulse.core.machine import Mode
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
+from fleetpulse.io.appending import Appender
 from fleetpulse.io.delta_log import DeltaLog, actions_of, holds_table
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
@@ -34,27 +32,9 @@ from fleetpulse.io.home import Home
 _LOG: Final = structlog.get_logger("stream_health")
 KEPT_MS: Final = 7 * 86_400_000
 _MODES: Final = frozenset(mode.value for mode in Mode)
-_QUEUED: Final = 1_000  # batches; a tenth of that comes between two appends on a fast day
+_QUEUED: Final = 1_000  # batches whose rows wait where they cannot be written
 _EVERY_S: Final = 5.0  # between two appends: a commit a batch would be five a second
 _COMMITS: Final = 200  # between two tidyings
-
-
-class _Listener(StreamingQueryListener):
-    def __init__(self, offer: Any) -> None:
-        self.offer = offer
-
-    def onQueryStarted(self, event: Any) -> None:
-        """Nothing: it would hold up the query's start."""
-
-    def onQueryProgress(self, event: Any) -> None:
-        """Take a batch's progress."""
-        self.offer(event.progress.json)
-
-    def onQueryIdle(self, event: Any) -> None:
-        """Nothing: no batch ran."""
-
-    def onQueryTerminated(self, event: Any) -> None:
-        """Nothing: who stops the query stops this."""
 
 
 class Commits:
@@ -171,50 +151,28 @@ class StreamHealth:
     def __init__(self, home: Home, generation: int, kept_ms: int | None = KEPT_MS) -> None:
         self.home, self.generation, self._kept_ms = home, generation, kept_ms
         self._commits = Commits(home, generation)
-        self._queue: queue.Queue[str] = queue.Queue(_QUEUED)
-        self._lost = 0
-        self._followed: tuple[SparkSession, StreamingQuery] | None = None
+        self._query: StreamingQuery | None = None
+        self._appender: Appender | None = None
+        self._landed = 0
         self._rows: list[dict[str, Any]] = []
         self._newest_received_ms: int | None = None
         self._last_batch = -1
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stream-health", daemon=True)
-        self._listener = _Listener(self._offer)
 
-    def follow(self, spark: SparkSession, query: StreamingQuery) -> None:
+    def follow(self, query: StreamingQuery) -> None:
         """Begin with a query that has just been started; what it has done already is not missed."""
-        self._run_id = str(query.runId)
-        try:
-            spark.streams.addListener(self._listener)
-            self._followed = spark, query
-            self._offer_recent(query)
-        except Exception as error:  # noqa: BLE001 - the stream goes on without its figures
-            _LOG.warning("stream_health is not written", reason=str(error))
+        self._run_id, self._query = str(query.runId), query
         self._thread.start()
 
     def stop(self, limit_s: float = 5.0) -> None:
-        """Write what is left, within a limit. The listener's bus may lag: what the query remembers fills that in."""
-        try:
-            if self._followed:
-                spark, query = self._followed
-                self._offer_recent(query)
-                spark.streams.removeListener(self._listener)
-        except Exception as error:  # noqa: BLE001 - the JVM may be gone, and with it only figures
-            _LOG.warning("the last batches are not in stream_health", reason=str(error))
+        """Write what is left, within a limit; no effect where no query was followed."""
         self._closing.set()
+        if self._query is None:
+            return
         self._thread.join(limit_s)
         if self._thread.is_alive():
             _LOG.warning("stream_health is left unfinished", limit_s=limit_s)
-
-    def _offer_recent(self, query: StreamingQuery) -> None:
-        for progress in query.recentProgress:
-            self._offer(progress.json)
-
-    def _offer(self, progress: str) -> None:
-        try:
-            self._queue.put_nowait(progress)
-        except queue.Full:
-            self._lost += 1
 
     def _run(self) -> None:
         """Append what has come every few seconds, until closed and once more after that."""
@@ -223,36 +181,33 @@ class StreamHealth:
             closing = self._closing.wait(_EVERY_S)
             try:
                 self._take()
+            except Exception as error:  # noqa: BLE001 - the JVM may be gone, and with it only figures
+                _LOG.warning("the newest batches are not in stream_health", reason=str(error))
+            try:
                 if self._rows:
                     self._append()
                     version = self._tidy(version)
             except Exception as error:  # noqa: BLE001 - figures must not end what they are about; the rows wait for the next try
                 _LOG.warning("stream_health cannot be written", rows=len(self._rows), reason=str(error))
+                self._appender = None
                 del self._rows[:-_QUEUED]
-            if self._lost:
-                _LOG.warning("batches are missing in stream_health: the queue was full", batches=self._lost)
-                self._lost = 0
             if closing:
                 return
 
     def _take(self) -> None:
-        # What the query remembers is offered beside what the listener hears: a newer batch may come first.
-        for progress in sorted((Progress(json.loads(text)) for text in self._drained()), key=lambda each: each.batch_id):
+        assert self._query is not None, "there is a query to be followed"
+        for progress in (Progress(json.loads(one.json)) for one in self._query.recentProgress):
             if progress.run_id != self._run_id or progress.batch_id <= self._last_batch:
                 continue
+            if 0 <= self._last_batch < progress.batch_id - 1:
+                missed = progress.batch_id - self._last_batch - 1
+                _LOG.warning("batches are missing in stream_health: the query no longer remembers them", batches=missed)
             self._last_batch = progress.batch_id
             try:
                 self._rows.append(to_row(progress, self._beside(progress)))
             except Exception as error:  # noqa: BLE001 - one batch that cannot be read must not keep the others
                 _LOG.warning("a batch is missing in stream_health", batch=progress.batch_id, reason=repr(error))
             self._newest_received_ms = progress.newest_received_ms or self._newest_received_ms
-
-    def _drained(self) -> Iterator[str]:
-        while True:
-            try:
-                yield self._queue.get_nowait()
-            except queue.Empty:
-                return
 
     def _beside(self, progress: Progress) -> Beside:
         judgements = self._commits.through(str(progress.content["id"]), progress.batch_id)
@@ -265,21 +220,26 @@ class StreamHealth:
         )
 
     def _append(self) -> None:
-        delta.create(self.home, STREAM_HEALTH)
-        landed = delta.landed(self.home, STREAM_HEALTH, self._run_id)  # numbers are from 1: batch 0 is the first
-        fresh = [row for row in self._rows if row["batch_id"] >= landed]
+        if self._appender is None:
+            delta.create(self.home, STREAM_HEALTH)
+            self._landed = delta.landed(self.home, STREAM_HEALTH, self._run_id)  # numbers are from 1: batch 0 is the first
+            self._appender = Appender(self.home.table(STREAM_HEALTH.name))
+        fresh = [row for row in self._rows if row["batch_id"] >= self._landed]
         if fresh:
-            table = delta.to_table(STREAM_HEALTH, fresh)
-            delta.append(self.home, STREAM_HEALTH, table, self._run_id, fresh[-1]["batch_id"] + 1)
+            numbers = {self._run_id: fresh[-1]["batch_id"] + 1}
+            delta.append_of(self.home, STREAM_HEALTH, delta.to_table(STREAM_HEALTH, fresh), numbers, self._appender)
+            self._landed = numbers[self._run_id]
         self._rows.clear()
 
     def _tidy(self, before: int) -> int:
         """Keep the table small: now and then drop old rows, join small files, and clear the log."""
         path = self.home.table(STREAM_HEALTH.name)
-        version = delta.version(path)
+        log = DeltaLog(path)
+        version = log.latest()
         if before >= 0 and version // _COMMITS > before // _COMMITS:
+            self._appender = None  # what it knows of the table is of before
             tidy(path, None if self._kept_ms is None else round(time.time() * 1000) - self._kept_ms)
-            version = delta.version(path)
+            version = log.latest()
         return version
 
 

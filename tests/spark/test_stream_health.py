@@ -31,7 +31,7 @@ def _land(home: Home, rows: list[Row], number: int) -> None:
 def _run(spark: SparkSession, home: Home) -> None:
     health = StreamHealth(home, 1)
     query = start(spark, home)
-    health.follow(spark, query)
+    health.follow(query)
     try:
         query.processAllAvailable()
     finally:

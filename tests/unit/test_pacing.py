@@ -68,12 +68,14 @@ def test_a_trickle_waits_until_its_first_row_has_waited_for_the_hold(home: Home,
     begin = live(home, clock)
     pacer = clock.pacer()
     assert pacer.is_due(begin, begin), "the first batch of a reader: nobody knows for how long its rows have waited"
+    began_ms = clock.wall_ms
     second = live(home, clock)
+    clock.wall_ms = began_ms  # the first batch took no time
     assert not pacer.is_due(second, second)
     assert not pacer.is_due(second, live(home, clock)), "a tick more needs no batch"
-    clock.at(second, HOLD_MS - 1)
+    clock.wall_ms = began_ms + HOLD_MS - 1
     assert not pacer.is_due(second, second + 1)
-    clock.at(second, HOLD_MS)
+    clock.wall_ms += 1
     assert pacer.is_due(second, second + 1)
 
 
@@ -83,6 +85,21 @@ def test_rows_that_landed_while_the_last_batch_ran_have_waited_since_they_landed
     assert pacer.is_due(begin, begin)
     second = live(home, clock)
     clock.at(second, HOLD_MS)
+    assert pacer.is_due(second, second)
+
+
+def test_the_time_that_a_batch_takes_is_part_of_the_hold(home: Home, clock: Clock) -> None:
+    begin = live(home, clock)
+    pacer = clock.pacer()
+    assert pacer.is_due(begin, begin)
+    began_ms = clock.wall_ms
+    second = live(home, clock)
+    clock.wall_ms = began_ms + 2_500  # the batch has ended
+    waits_ms = HOLD_MS - 2_500 - (clock.wall_ms - clock.log.landed_ms(second))
+    assert not pacer.is_due(second, second)
+    clock.wall_ms += waits_ms - 1
+    assert not pacer.is_due(second, second)
+    clock.wall_ms += 1
     assert pacer.is_due(second, second)
 
 
@@ -125,12 +142,14 @@ def test_the_source_plans_no_batch_while_rows_are_held(home: Home, clock: Clock)
 )
 def test_the_parts_of_a_verdict_delay_stay_within_it(lateness_ms: int, setting_ms: int, delay_ms: int) -> None:
     assert verdict_delay_ms(lateness_ms, setting_ms) == delay_ms
-    assert hold_ms(delay_ms) + 1000 * landing_pause_s(delay_ms, 0) <= 0.75 * delay_ms
+    assert hold_ms(delay_ms) + 1000 * landing_pause_s(delay_ms, 0) <= 0.9 * delay_ms
 
 
 @pytest.mark.parametrize(
     ("hold", "batch_every", "look", "held"),
-    [(6_500, 200, 650, 5_850), (6_500, 1_000, 1_000, 5_500), (600, 1_000, 1_000, 0), (0, 200, 200, 0)],
+    [(8_000, 200, 800, 8_000), (8_000, 1_000, 1_000, 8_000), (800, 1_000, 1_000, 0), (0, 200, 200, 0)],
 )
-def test_a_hold_and_the_look_that_ends_it_take_no_longer_than_the_hold(hold: int, batch_every: int, look: int, held: int) -> None:
+def test_rows_are_held_back_where_the_trigger_looks_more_often_than_the_hold_ends(
+    hold: int, batch_every: int, look: int, held: int
+) -> None:
     assert trigger_ms(hold, batch_every) == (look, held)

@@ -1,10 +1,11 @@
 """What is written beside the stream: once a batch, never at the stream's expense, and not for ever."""
 
 import json
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from deltalake import DeltaTable
@@ -16,16 +17,6 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.stream_health import StreamHealth, rows_between, tidy
 from fleetpulse.ops import reports
 from tests.histories import recorded_progress
-
-
-class Streams(list[Any]):
-    """Spark's registry of listeners."""
-
-    def addListener(self, listener: Any) -> None:  # noqa: N802
-        self.append(listener)
-
-    def removeListener(self, listener: Any) -> None:  # noqa: N802
-        self.remove(listener)
 
 
 def _progress(batch: int, run: str = "run") -> Any:
@@ -41,17 +32,13 @@ def _home(tmp_path: Path) -> Home:
     return home
 
 
-def _follow(home: Home, run: str, remembered: list[int], told: list[int], limit_s: float = 10.0) -> None:
-    """One run of a query: what it remembers, and what the listener is told besides."""
-    spark: Any = SimpleNamespace(streams=Streams())
-    query: Any = SimpleNamespace(runId=run, recentProgress=[_progress(batch, run) for batch in remembered])
+def _follow(home: Home, run: str, remembered: list[int], limit_s: float = 10.0) -> None:
+    """One run of a query, and what it remembers at its end."""
+    query: Any = SimpleNamespace(runId=run, recentProgress=[_progress(99, "another run")])
     health = StreamHealth(home, 1)
-    health.follow(spark, query)
-    for batch in told:
-        spark.streams[0].onQueryProgress(SimpleNamespace(progress=_progress(batch, run)))
-    spark.streams[0].onQueryProgress(SimpleNamespace(progress=_progress(99, "another run")))
+    health.follow(query)
+    query.recentProgress += [_progress(batch, run) for batch in remembered]
     health.stop(limit_s)
-    assert not spark.streams
 
 
 def _written(home: Home) -> list[tuple[str, int]]:
@@ -61,17 +48,33 @@ def _written(home: Home) -> list[tuple[str, int]]:
 
 def test_a_batch_is_written_once_however_often_it_is_told(tmp_path: Path) -> None:
     home = _home(tmp_path)
-    _follow(home, "a", [0, 1], [1, 2, 2])
+    _follow(home, "a", [0, 1, 2])
     assert _written(home) == [("a", 0), ("a", 1), ("a", 2)]
-    _follow(home, "a", [0, 1, 2, 3], [])  # as after an append whose answer was lost
-    _follow(home, "b", [4], [5])
+    _follow(home, "a", [0, 1, 2, 3])  # as after an append whose answer was lost
+    _follow(home, "b", [4, 5])
     assert _written(home) == [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 4), ("b", 5)]
 
 
-def test_a_batch_that_is_remembered_behind_a_newer_one_is_written(tmp_path: Path) -> None:
+def test_what_was_taken_is_written_when_the_query_can_no_longer_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetpulse.io.stream_health._EVERY_S", 0.05)
     home = _home(tmp_path)
-    _follow(home, "a", [1], [0, 1])
-    assert _written(home) == [("a", 0), ("a", 1)]
+    asked = threading.Event()
+
+    class Query:
+        runId = "a"  # noqa: N815 - Spark's name
+
+        @property
+        def recentProgress(self) -> list[Any]:  # noqa: N802 - Spark's name
+            if asked.is_set():
+                raise ConnectionError("the JVM is gone")
+            asked.set()
+            return [_progress(0, "a")]
+
+    health, query = StreamHealth(home, 1), cast("Any", Query())
+    health.follow(query)
+    assert asked.wait(10)
+    health.stop(10)
+    assert _written(home) == [("a", 0)]
 
 
 def test_the_newest_batch_is_that_of_the_checkpoint_whatever_the_clock_said(tmp_path: Path) -> None:
@@ -90,9 +93,9 @@ def test_the_newest_batch_is_that_of_the_checkpoint_whatever_the_clock_said(tmp_
 def test_a_table_that_cannot_be_written_is_no_fault_of_the_stream(tmp_path: Path) -> None:
     home = _home(tmp_path)
     home.table(STREAM_HEALTH.name).write_text("in the way")
-    _follow(home, "a", [0], [1])
+    _follow(home, "a", [0, 1])
     home.table(STREAM_HEALTH.name).unlink()
-    _follow(home, "a", [0, 1], [2])
+    _follow(home, "a", [0, 1, 2])
     assert [batch for _, batch in _written(home)] == [0, 1, 2]
 
 
@@ -101,17 +104,9 @@ def test_a_progress_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> Non
     health = StreamHealth(home, 1)
     broken = SimpleNamespace(json=json.dumps({"runId": "a", "batchId": 0}))
     query: Any = SimpleNamespace(runId="a", recentProgress=[broken, _progress(1, "a")])
-    spark: Any = SimpleNamespace(streams=Streams())
-    health.follow(spark, query)
+    health.follow(query)
     health.stop()
     assert _written(home) == [("a", 1)]
-
-
-def test_a_full_queue_loses_batches_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetpulse.io.stream_health._QUEUED", 3)
-    home = _home(tmp_path)
-    _follow(home, "a", [], list(range(50)))
-    assert len(_written(home)) == 3
 
 
 def test_old_rows_and_small_files_go(tmp_path: Path) -> None:
