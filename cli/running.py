@@ -31,7 +31,7 @@ from streaming.simulator import Simulated, remembered
 _LEAST_FREE_BYTES = 500_000_000
 _DEVICES, _SEED = 100, 1  # of a simulated fleet of which nothing else was said
 WATCH_S = 0.5  # between two looks whether everything runs
-_DRAW_S: Final = 1.0  # between two drawings of the screen: each takes some milliseconds
+_DRAW_S: Final = 2.0  # between two drawings of the screen: each takes ten milliseconds
 _PATIENCE_S = 200.0  # less than "fleet down" has: the job may just be starting, on a busy machine
 
 

@@ -18,25 +18,23 @@ from fleetpulse.core.tables import JUDGEMENTS, QUARANTINE
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.delta import Mirror
-from fleetpulse.io.delta_log import DeltaLog
 from fleetpulse.io.home import bridge_job
 from fleetpulse.ops import present, reports
 
-_REFRESH_S = 2.0  # between two looks whether there is anything new
-_COUNTED_S = 10.0  # between two counts where no batch has ended: messages land each second
+_REFRESH_S = 2.0  # between two counts before the first verdict
+_COUNTED_S = 15.0  # between two counts, once there is a verdict: each reads what is new of the tables
 _LAST = 12
 _PICTURE_COLUMNS = 118
 
 
 class Screen:
-    """What is shown of a run; tables are read at most every two seconds."""
+    """What is shown of a run; tables are read every two seconds until the first verdict, and less often then."""
 
     def __init__(self, run: Run, address: BrokerAddress) -> None:
         self.run = run
         self.address = address
         self.began = time.monotonic()
         self._read_at = self._looked_at = float("-inf")
-        self._judged, self._shown = DeltaLog(run.home.table(JUDGEMENTS.name)), -1  # and the version whose figures are shown
         only = {QUARANTINE.name: ("reason",)}  # not what was refused, whole
         self._mirror = Mirror(
             run.home, present.COUNTED, only, {JUDGEMENTS.name: "kind != 'summary'"}
@@ -54,11 +52,10 @@ class Screen:
             return
         self._read_at = time.monotonic()
         try:
-            judged = self._judged.latest()
-            if self.first_verdict_s is not None and judged == self._shown and self._read_at - self._looked_at < _COUNTED_S:
+            if self.first_verdict_s is not None and self._read_at - self._looked_at < _COUNTED_S:
                 return
             self._look()
-            self._shown, self._looked_at, self._trouble = judged, self._read_at, ""
+            self._looked_at, self._trouble = self._read_at, ""
         except (Error, FleetError, OSError) as error:  # what runs goes on, whatever can be shown of it
             self._trouble = f"the figures are those of before: {str(error).splitlines()[0]}"
 

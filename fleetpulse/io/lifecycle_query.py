@@ -1,7 +1,8 @@
 """The lifecycle job's query: bronze in blocks, key groups with their state, judgements to Delta."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -31,7 +32,13 @@ _LOG: Final = structlog.get_logger("lifecycle")
 _STARTS: Final = 5  # of a query whose source's process comes too late
 _INITIALIZING: Final = "Initializing"
 _NOT_CONNECTED: Final = "Python worker failed to connect back"
-_NO_DATA_BATCHES: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
+_OF_THE_QUERY: Final = {  # settings that a query takes from its session when it starts
+    # A batch judges all key groups at its newest row: nothing is left for one without rows.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # The JVM sees few rows, a block each: to write code for a projection takes longer than to interpret it.
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +155,31 @@ def start(
         silent=silent,
         held_ms=held_ms,
     )
-    spark.conf.set(_NO_DATA_BATCHES, False)  # a batch judges all key groups at its newest row: nothing is left for one more
     writer = rows.writeStream.queryName("lifecycle").outputMode("append")
     writer = writer.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if pause is None else writer.trigger(processingTime=pause)
-    if silent and told is None:
-        return start_patiently(writer.format("noop").start, stopped)
-    delta.create(home, JUDGEMENTS)
-    writer = writer.format("delta").partitionBy(*JUDGEMENTS.partitioned_by)
-    return start_patiently(lambda: writer.start(str(table)), stopped)
+    with _set(spark, _OF_THE_QUERY):
+        if silent and told is None:
+            return start_patiently(writer.format("noop").start, stopped)
+        delta.create(home, JUDGEMENTS)
+        writer = writer.format("delta").partitionBy(*JUDGEMENTS.partitioned_by)
+        return start_patiently(lambda: writer.start(str(table)), stopped)
+
+
+@contextmanager
+def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Change settings of a session for a while."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
 
 
 def start_patiently(

@@ -77,9 +77,6 @@ def settings(local_dir: Path, size: Size) -> dict[str, str]:
         "spark.shuffle.compress": "false",  # blocks are compressed where they are packed
         # A batch with its Delta tables takes more than the default's hundred classes: each batch compiled five of them anew.
         "spark.sql.codegen.cache.maxEntries": "1000",
-        # The JVM sees few rows, a block each: to write code for a projection takes longer than to interpret it.
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.codegen.wholeStage": "false",
         "spark.sql.streaming.numRecentProgressUpdates": "50",  # they are asked for every few seconds
         "spark.sql.adaptive.enabled": "false",  # a stateful query cannot use it, and planning it costs
         f"{state}.providerClass": _ROCKSDB,  # transformWithState needs it

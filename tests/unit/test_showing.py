@@ -33,6 +33,7 @@ def test_a_screen_whose_tables_cannot_be_read_shows_what_it_had_and_says_so(
     home = empty(tmp_path / "home", Deployment())
     run = SimpleNamespace(home=home, status=lambda name: {})
     monkeypatch.setattr("cli.screen._REFRESH_S", 0)
+    monkeypatch.setattr("cli.screen._COUNTED_S", 0)
     screen = Screen(cast("Run", run), BrokerAddress("127.0.0.1", 1))
     monkeypatch.setattr("cli.screen.judged_ms", lambda home: None)
     monkeypatch.setattr("cli.screen.reports.frontier_ms", lambda home, judged: None)
