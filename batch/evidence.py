@@ -19,7 +19,7 @@ from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.device import next_due
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.machine import HELD, Mode
-from fleetpulse.core.policy import Policies
+from fleetpulse.core.policy import Policies, Policy
 from fleetpulse.core.replay import Outcome, outcome
 from fleetpulse.core.state import Device, World
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
@@ -77,6 +77,8 @@ class Stand:
         went_back: whether a generation that knew some of the devices was gone back from: what the others did meanwhile was
             judged afterwards, in the lives that they had before, and not said.
         lead_ms: how far a device's clock may be ahead.
+        backlog_ms: how old a message may be.
+        late_rules: whether some policy says of a class whether what came late proves life.
     """
 
     newest_ms: int
@@ -90,6 +92,8 @@ class Stand:
     listed: bool
     went_back: bool
     lead_ms: int
+    backlog_ms: int
+    late_rules: bool
 
     def row(self) -> dict[str, Any]:
         """Return it as a row, with instants as `one_row` takes them."""
@@ -105,7 +109,13 @@ class Stand:
             "listed": self.listed,
             "went_back": self.went_back,
             "lead_ms_": self.lead_ms,
+            "backlog_ms_": self.backlog_ms,
+            "late_rules": self.late_rules,
         }
+
+
+def _has_late_rules(policy: Policy) -> bool:
+    return any(rules.late_proves_alive is not None for rules in (policy.rules, *policy.classes.values()))
 
 
 def stand_of(home: Home) -> Stand | None:
@@ -136,6 +146,8 @@ def stand_at(home: Home, newest_ms: int, listening: Listening, policies: Policie
         any(one.made_from.get("devices") for one in had_work(record)),
         any(_chosen_before(record, one.number) - record.choices_in(one.number) for one in had_work(record)),
         deployment.max_clock_lead_ms,
+        deployment.max_backlog_ms,
+        any(_has_late_rules(dated.policy) for dated in policies.dated),
     )
 
 

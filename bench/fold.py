@@ -36,10 +36,14 @@ def _block(devices: int, each: int, call: int) -> pa.RecordBatch:
     columns |= {
         "device_id": pa.array([f"device-{one:06}" for one in who], pa.string()),
         "received_at_ms": pa.array(np.sort(at_ms)),
-        "event_time_ms": pa.array(at_ms),
+        "position": pa.array(np.zeros(count, np.int64)),
+        "presence_ms": pa.array(at_ms),
+        "offset_ms": pa.array(np.zeros(count, np.int64)),
+        "trust": pa.array(np.zeros(count, np.int8)),
         "kind": pa.array(np.full(count, KINDS.index(Kind.HEARTBEAT), np.int8)),
         "device_clock": pa.array(np.ones(count, bool)),
         "boot": pa.array(["boot-1"] * count),
+        "session": pa.nulls(count, pa.string()),
         "seq": pa.array(call * each + number),
         "digest": pa.array(np.zeros(count, np.int64)),
     }

@@ -118,8 +118,9 @@ def schema() -> str:
     named = {"anyOf": [text, {"type": "integer"}]}
     fields: dict[str, tuple[dict[str, Any], str]] = {
         "ts": ({"type": "number"}, "when it happened, epoch milliseconds; without it, when it was received"),
-        "seq": (whole, "the device's message counter; it names a message, and running backwards it is a reboot"),
-        "boot": (named, "names the run since the last start; a will of another boot is ignored"),
+        "seq": (whole, "the device's message counter; without a boot, falling back is a reboot, unless it has wrapped"),
+        "boot": (named, "names the run since the last start; a will of another boot is ignored, where no session tells"),
+        "session": (named, "names the connection to the broker; a will of another session is ignored"),
         "uptime_s": (whole, "seconds since the last start"),
         "code": (named, "error code, in messages of kind error"),
         "firmware": (text, "firmware version"),

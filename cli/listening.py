@@ -7,7 +7,7 @@ Rule 2: it only looks on: a session of its own, nothing acknowledged in another'
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import typer
@@ -15,11 +15,13 @@ import typer
 from cli.jobs import load_mappings
 from cli.looking import judged_ms
 from cli.output import as_json, as_shown, console
+from fleetpulse.core.clocks import FAULTS, offset_ms, present, trusted
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.decoding import Rejection
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.judgements import clock_fault
 from fleetpulse.core.mapping import TopicMapping
-from fleetpulse.core.messages import EVERYONE, Clock, Identity, Kind, Origin, Row, identity
+from fleetpulse.core.messages import EVERYONE, SIGNALS, Identity, Kind, Origin, Row, Trust, identity
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.sparkplug import PREFIX
 from fleetpulse.core.times import format_duration, format_instant
@@ -77,18 +79,29 @@ def fate(shown: Shown, listening: Listening | None, deployment: Deployment) -> F
     """
     row = shown.row
     assert row is not None, "what was not decoded is not judged"
-    if row.event_time_ms is None:
-        return Fate("unjudged", f"listed, not judged: {row.note}")
-    lead_ms = row.event_time_ms - shown.received_at_ms
-    if row.clock is Clock.DEVICE and lead_ms > deployment.max_clock_lead_ms:
-        return Fate("unjudged", f"listed, not judged: its clock is ahead by {format_duration(lead_ms)}")
-    heard = (listening or Listening.begin(shown.received_at_ms)).read(shown.received_at_ms, deployment.allowed_lateness_ms)
-    if heard.frontier_ms is not None and row.event_time_ms <= heard.frontier_ms:
-        return Fate("late", f"late by {format_duration(heard.frontier_ms - row.event_time_ms)}: its time has been judged")
-    due_ms = heard.due_at(row.event_time_ms, deployment.allowed_lateness_ms)
+    heard = _heard(shown, listening, deployment)
+    read, instead = read_with(row, heard.frontier_ms, deployment), ""
+    if read.trust in FAULTS:
+        instead = f"{clock_fault(read.trust, offset_ms(read))}, so it counts for when it came; "
+    if read.trust is Trust.LATE and heard.frontier_ms is not None and row.event_time_ms is not None:
+        late_by = format_duration(heard.frontier_ms - row.event_time_ms)
+        counts = "only that the device was heard counts" if read.is_direct else "it counts when history is amended"
+        return Fate("late", f"late by {late_by}: its time has been judged; {counts}")
+    due_ms = heard.due_at(read.at_ms, deployment.allowed_lateness_ms)
     if due_ms is None:
-        return Fate("waiting", "waiting: a gap is open, and nothing is judged until it is closed")
-    return Fate("waiting", f"waiting until about {format_instant(due_ms)}, when its time is judged")
+        return Fate("waiting", f"{instead}waiting: a gap is open, and nothing is judged until it is closed")
+    return Fate("waiting", f"{instead}waiting until about {format_instant(due_ms)}, when its time is judged")
+
+
+def _heard(shown: Shown, listening: Listening | None, deployment: Deployment) -> Listening:
+    return (listening or Listening.begin(shown.received_at_ms)).read(shown.received_at_ms, deployment.allowed_lateness_ms)
+
+
+def read_with(row: Row, frontier_ms: int | None, deployment: Deployment) -> Row:
+    """Return a message with its presence time, as the job reads it at a frontier."""
+    if row.kind not in SIGNALS:
+        return row
+    return present(row, trusted(row, frontier_ms, deployment.max_clock_lead_ms, deployment.max_backlog_ms))
 
 
 def read_message(
@@ -149,10 +162,10 @@ class Followed:
         return True
 
     def passed(self, frontier_ms: int | None) -> list[Shown]:
-        """Return, once each, the messages whose time is judged, in order of event time."""
+        """Return, once each, the messages whose time is judged, in order of presence time."""
         if frontier_ms is None:
             return []
-        keys = sorted((key for key in self._waiting if key[2] <= frontier_ms), key=lambda key: key[2])
+        keys = sorted((key for key in self._waiting if key[3] <= frontier_ms), key=lambda key: key[3])
         return [self._waiting.pop(key) for key in keys]
 
 
@@ -216,12 +229,10 @@ class Listener:
             shown = Shown(one["received_at_ms"], one["topic"], one["payload"], one["row"])
             if one["row"] is None:
                 self._say(shown, Fate("quarantined", f"quarantined because {one['reason']}: {one['detail']}"))
-            elif one["row"].event_time_ms is None:
-                self._say(shown, fate(shown, None, self.deployment))
             else:
-                landed.append(shown)
+                landed.append(replace(shown, row=read_with(one["row"], None, self.deployment)))
         frontier_ms = reports.frontier_ms(self.home, judged_ms(self.home))
-        known = [one for one in landed if frontier_ms is not None and one.row and (one.row.event_time_ms or 0) <= frontier_ms]
+        known = [one for one in landed if frontier_ms is not None and one.row and one.row.at_ms <= frontier_ms]
         for shown, became in verdicts(known, reports.said_of(self.home, [one.row for one in known if one.row])):
             self._say(shown, became)
         for shown in landed:
@@ -244,6 +255,9 @@ class Listener:
         if time.monotonic() - self._covered_s > _COVERAGE_S:
             self._listening, self._covered_s = reports.listening(self.home, None), time.monotonic()
         told = fate(shown, self._listening, self.deployment)
+        assert shown.row is not None, "what was not decoded is not judged"
+        heard = _heard(shown, self._listening, self.deployment)
+        shown = replace(shown, row=read_with(shown.row, heard.frontier_ms, self.deployment))
         if told.state == "waiting" and not self.followed.add(shown):
             told = Fate("duplicate", "a copy of a message that waits: the one received first counts")
         self._say(shown, told)

@@ -138,7 +138,10 @@ class Settings(BaseSettings):
 
     Attributes:
         allowed_lateness: how late a message may come and still be judged; fixed when a home is made.
-        max_clock_lead: how far ahead of us a device's clock may be; fixed when a home is made.
+        max_clock_lead: how far ahead of us a device's clock may be; a message beyond it counts for when it was received. Fixed
+            when a home is made.
+        max_backlog: how old a message may be; an older one has a clock that is not set, and counts for when it was received.
+            Fixed when a home is made.
         verdict_jitter: over how long the verdicts of one deadline are spread; fixed when a home is made.
         canary_interval: how often the bridge asks the broker whether we are listening; well below the lateness.
         reconnect_grace: how long after a return devices may still be on their way back.
@@ -196,6 +199,7 @@ class Settings(BaseSettings):
 
     allowed_lateness: Annotated[Milliseconds, Field(ge=1_000)] = "60s"  # pyright: ignore[reportAssignmentType]
     max_clock_lead: Annotated[Milliseconds, Field(ge=0)] = "5m"  # pyright: ignore[reportAssignmentType]
+    max_backlog: Annotated[Milliseconds, Field(ge=60_000)] = "31d"  # pyright: ignore[reportAssignmentType]
     verdict_jitter: Annotated[Milliseconds, AfterValidator(_is_bounded)] = "0s"  # pyright: ignore[reportAssignmentType]
     canary_interval: Annotated[Milliseconds, Field(ge=500)] = "5s"  # pyright: ignore[reportAssignmentType]
     reconnect_grace: Annotated[Milliseconds, Field(ge=0)] = "2m"  # pyright: ignore[reportAssignmentType]
@@ -247,10 +251,11 @@ class Settings(BaseSettings):
         Args:
             allowed_lateness_ms: from the command line; it wins.
         """
-        asked = {"allowed_lateness", "max_clock_lead", "verdict_jitter"} & self.model_fields_set
+        asked = {"allowed_lateness", "max_clock_lead", "max_backlog", "verdict_jitter"} & self.model_fields_set
         if allowed_lateness_ms is None and not asked:
             return None
-        return Deployment(allowed_lateness_ms or self.allowed_lateness, self.max_clock_lead, self.verdict_jitter)
+        lateness_ms = allowed_lateness_ms or self.allowed_lateness
+        return Deployment(lateness_ms, self.max_clock_lead, self.verdict_jitter, self.max_backlog)
 
 
 def _rule(fault: Mapping[str, Any]) -> str:

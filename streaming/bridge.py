@@ -23,7 +23,7 @@ from fleetpulse.io.durable import no_room
 from fleetpulse.io.leases import Lease, kept_sites, read_lease, write_lease
 from fleetpulse.io.process import Stop, write_status
 from fleetpulse.io.receiver import Arrived, Presence, Receiver, Token
-from fleetpulse.io.segments import SegmentTakenError, commands_in, position, remove_leftovers, write_segment
+from fleetpulse.io.segments import SegmentTakenError, commands_in, position, remove_leftovers, tail_of, write_segment
 from streaming.flood import Floods
 from streaming.intake import Intake
 from streaming.spool import Spool
@@ -155,7 +155,7 @@ class Bridge:
         """Begin where the newest segment says."""
         settings = self.settings
         stands = position(settings.segments_dir)
-        self.number = stands.number if stands else 0
+        self.number, self._tail = (stands.number, stands.tail) if stands else (0, None)
         fenced = stands is not None and stands.fence
         ours = self.number - 1 if fenced else self.number
         named = None if stands is None or fenced else commands_in(settings.segments_dir, ours)
@@ -300,8 +300,9 @@ class Bridge:
             shared=self.intake.shared,
             left_open=self.intake.history.left_open,
             gap_rows=self.intake.history.gap_rows_at(self.intake.last_ms or 0),
+            tail=self._tail,
         )
-        self.number += 1
+        self.number, self._tail = self.number + 1, tail_of(table, self._tail)
         self.rows += table.num_rows
         if self.spool:
             self.spool.written()

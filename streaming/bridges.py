@@ -20,6 +20,7 @@ from fleetpulse.io.segments import (
     SegmentTakenError,
     list_segments,
     position,
+    positions,
     read_segment,
     remove_leftovers,
     rows_table,
@@ -84,7 +85,7 @@ class Bridges:
             table, first = read_segment(path), max(0, begin - number * PLACES)
             self._landed[name] = (number, place(number, table.num_rows))
             if first < table.num_rows:
-                parts.append(Part(name, number, first, table.slice(first)))
+                parts.append(Part(name, number, first, table.slice(first), positions(table)[first:]))
                 rows, size = rows + table.num_rows - first, size + table.nbytes
         return Backlog(parts, through_ms)
 
@@ -126,6 +127,7 @@ def _write_gap(folder: Path, name: str, stands: Position, at_ms: int) -> None:
         shared=stands.shared,
         fence=True,
         left_open=stands.left_open,
+        tail=stands.tail,
     )
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fleetpulse.core.coverage import MAX_RECORDED
 from fleetpulse.core.decoding import Rejection
 from fleetpulse.core.envelope import TOPIC_PREFIX, is_end
-from fleetpulse.core.messages import Kind, Origin, Reason, Row, hash64
+from fleetpulse.core.messages import OF_READING, Kind, Origin, Reason, Row, hash64
 from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE, Table
 from fleetpulse.io import delta
 from fleetpulse.io.arrivals import read_arrivals
@@ -26,7 +26,7 @@ from fleetpulse.io.segments import SegmentRow
 from streaming.merging import Part, place
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
-_OF_ROW: Final = tuple(field.name for field in fields(Row))
+_OF_ROW: Final = tuple(field.name for field in fields(Row) if field.name not in OF_READING)
 _OF_MESSAGE: Final = (*_OF_ROW, "device_hash", "origin", "recording", "line")
 _OF_SEGMENT: Final = ("origin", "recording", "line")
 _OF_END: Final = ("origin", "topic", "recording")
@@ -131,7 +131,8 @@ def _in_columns(part: Part) -> tuple[NDArray[np.int64], pa.Table]:
 def _messages(columns: Mapping[str, Any], part: Part, at: NDArray[np.int64]) -> pa.Table:
     where = {"bridge": pa.repeat(pa.scalar(part.bridge), len(at)), "segment": pa.repeat(pa.scalar(part.segment), len(at))}
     stamped = {} if part.stamped is None else {"stamped_at_ms": part.stamped.take(pa.array(at))}
-    return delta.from_columns(MESSAGES, {**columns, **where, **stamped}, len(at))
+    placed = {"position": pa.array(part.placed()[at])}
+    return delta.from_columns(MESSAGES, {**columns, **where, **stamped, **placed}, len(at))
 
 
 def _in_order(parts: list[tuple[NDArray[np.int64], pa.Table]]) -> tuple[NDArray[np.int64], pa.Table]:

@@ -10,6 +10,7 @@ alone, and a recording may not say it.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from fleetpulse.core.messages import EVERYONE, Kind, Origin
-from fleetpulse.io.segments import SEGMENT_SCHEMA
+from fleetpulse.io.segments import SEGMENT_SCHEMA, runs
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 PLACES: Final = 2**20  # more than a segment has rows
@@ -41,6 +42,7 @@ class Part:
         segment: its number.
         first: how many of its rows come before.
         rows: columns of `SEGMENT_SCHEMA`.
+        positions: of each, see `Row.position`; None: none of its instants began before it.
         stamped: ``received_at_ms`` as the bridge had it, where rows were lifted.
     """
 
@@ -48,7 +50,12 @@ class Part:
     segment: int
     first: int
     rows: pa.Table
+    positions: NDArray[np.int64] | None = None
     stamped: pa.Array | None = None
+
+    def placed(self) -> NDArray[np.int64]:
+        """Return ``positions``; without any, counted from its first row on."""
+        return runs(_received(self)) if self.positions is None else self.positions
 
     @property
     def end(self) -> int:
@@ -117,7 +124,14 @@ def _lifted(backlog: Backlog, landed_ms: int | None) -> Backlog:
         lifted = reached + numbers
         rows = _column(part, "received_at_ms", pa.array(lifted))
         parts.append(replace(part, rows=rows, stamped=pa.array(stamps, mask=stamps == lifted)))
-    return replace(backlog, parts=parts)
+    return replace(backlog, parts=_placed(parts))
+
+
+def _placed(parts: Sequence[Part]) -> list[Part]:
+    """Return lifted parts with their positions: rows that were lifted to one instant land at once, in their order."""
+    places = runs(np.concatenate([_received(part) for part in parts]))
+    edges = np.cumsum([0, *(part.rows.num_rows for part in parts)])
+    return [replace(part, positions=places[begin:end]) for part, (begin, end) in zip(parts, pairwise(edges), strict=True)]
 
 
 def _read_through(backlog: Backlog, landed_ms: int | None) -> int:
@@ -135,7 +149,7 @@ def _until(parts: Sequence[Part], limit_ms: int) -> list[Part]:
         count = int(np.searchsorted(_received(part), limit_ms, side="right"))
         if count:
             stamped = None if part.stamped is None else part.stamped.slice(0, count)
-            kept.append(replace(part, rows=part.rows.slice(0, count), stamped=stamped))
+            kept.append(replace(part, rows=part.rows.slice(0, count), positions=part.placed()[:count], stamped=stamped))
         if count < part.rows.num_rows:
             break
     return kept

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fleetpulse.core.decoding import decode
 from fleetpulse.core.judgements import COMPARED, Judgement, Verdict
-from fleetpulse.core.messages import Clock, Kind, Origin, Row, gateway_death
+from fleetpulse.core.messages import OF_READING, Clock, Kind, Origin, Row, gateway_death
 from fleetpulse.core.policy import parse_policy
 
 START = 1_700_000_000_000
@@ -54,11 +54,12 @@ def stored_rows(table: pa.Table) -> Iterator[Row]:
     """Yield the rows that a table of messages holds."""
     for stored in table.to_pylist():
         values: dict[str, Any] = {}
-        for name in (field.name for field in fields(Row)):
+        for name in (field.name for field in fields(Row) if field.name not in OF_READING):
             value = stored.get(name.removesuffix("_ms"))
             if name.endswith("_ms") and value:
                 value = round(value.timestamp() * 1000)
             values[name] = _STORED[name](value) if name in _STORED else value
+        values["position"] = values["position"] or 0
         yield Row(**values)
 
 
@@ -108,7 +109,17 @@ def _any_rules(choose: Choose) -> dict[str, Any]:
         "flagged": {"window": f"{choose([10, 25, 60])}s", "hold": f"{choose([15, 60])}s", "codes": choose(SEQUENCES)},
         "longest_hold": "100s",
         "last_errors": choose([5, 5, 0, 1, 16]),
+        **choose([{}, {}, {"late_proves_alive": True}, {"late_proves_alive": False}]),
     }
+
+
+def positioned(rows: Iterable[Row]) -> list[Row]:
+    """Return rows in the order of ``received_at``, those of one instant numbered in the order in which they are given."""
+    placed: list[Row] = []
+    for one in sorted(rows, key=lambda each: each.received_at_ms):
+        after = placed and placed[-1].received_at_ms == one.received_at_ms
+        placed.append(replace(one, position=placed[-1].position + 1 if after else 0))
+    return placed
 
 
 def any_signal(
@@ -122,13 +133,19 @@ def any_signal(
         through = choose([None, device, through])
     payload = {
         "seq": choose([None, None, 0, 1, 2, 3]),
-        "boot": choose([None, "p", "q"]),
+        "boot": choose([None, None, "p", "q"]),
+        "session": choose([None, None, "s", "t"]),
         "code": choose(CODES),
         "gateway": through,
     }
     payload = {name: value for name, value in payload.items() if value is not None}
-    if choose([True] * 8 + [False]):
+    clock = choose(["device"] * 16 + ["none", "none", "odd", "ahead", "behind"])
+    if clock == "device":
         payload["ts_s"] = received - choose(delays)
+    elif clock == "odd":
+        payload["ts"] = choose([5, "noon"])
+    elif clock != "none":
+        payload["ts_s"] = received + choose([200, 300]) * (1 if clock == "ahead" else -3_000_000)
     return row(received, f"fleet/{choose(['north', 'south'])}/{device}/{kind}", **payload)
 
 
@@ -168,7 +185,7 @@ def with_gateway_deaths(rows: Iterable[Row]) -> list[Row]:
 def as_the_bridge_says(rows: Iterable[Row]) -> list[Row]:
     """Return rows in the order of ``received_at``, gap rows saying how far we had come: the instant of the row before."""
     told: list[Row] = []
-    for one in sorted(rows, key=lambda each: each.received_at_ms):
+    for one in positioned(rows):
         if one.kind is Kind.GAP and told:
             one = replace(one, body=json.dumps({**one.contents(), "after": told[-1].received_at_ms}))
         told.append(one)

@@ -72,7 +72,7 @@ def begun(path: Path) -> Kept:
     """A device that was heard on the first two days, with a snapshot after that, and ticks on a third."""
     told = Kept(empty(path, DEPLOYMENT))
     policy = row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000)
-    told.take(policy, signal(10, "g"), signal(10), tick(5000))
+    told.take(policy, signal(10, "g"), signal(10, gateway="gw"), tick(5000))
     told.take(signal(day(1, 10)), tick(day(1, 100)))
     told.snapshot()
     told.take(signal(day(1, 100)), tick(day(1, 8000)))  # received in the very millisecond of the snapshot's last row
@@ -81,4 +81,4 @@ def begun(path: Path) -> Kept:
 
 
 def late(*at_s: float, received_s: float) -> Sequence[Row]:
-    return [signal(one, received_s=received_s) for one in at_s]
+    return [signal(one, received_s=received_s, gateway="gw") for one in at_s]

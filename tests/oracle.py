@@ -6,6 +6,10 @@ Rule 2: where the text leaves a choice, the choice is named here.
 - Of deadlines at one instant silence acts first, then death, ``until``, recovered, hold over, forget.
 - A gap is there while any bridge says so. A bridge that said so says nothing by saying it again.
 - A life begins with a registration or a signal; a death of nobody is nothing. What was forgotten is unknown.
+- A signal counts for its event time, but for no instant after it was received; where its clock is at fault, or it came late
+  and proves life, for the instant at which it was received. A late one says nothing else: no error, no boot, no counter.
+- Of a device's own words (boot, session, counter) those received last count; a signal that was received before one already judged
+  says nothing of them. A signal that has no place of its own in event time and repeats the number of the one before it is a copy.
 - Of several wills the newest counts. Its grace is a limit of silence: each instant by the policy and class then in force.
 - A gateway's death is a will of the devices behind it, in whatever boot; it adds nothing to a will that stands. At one instant
   what is a device's own comes first. It is for those whose gateway died, and not for those behind them.
@@ -20,7 +24,7 @@ Rule 2: where the text leaves a choice, the choice is named here.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -28,6 +32,7 @@ from tests.oracle_world import Listening, Message, World
 
 KINDS = ("heartbeat", "telemetry", "error", "birth", "death", "control", "registry", "policy", "gap", "tick", "correct")
 SIGNALS = KINDS[:4]
+FAULTS = ("invalid", "ahead", "behind")
 PRESENT = ("online", "degraded", "flagged")
 HELD = ("updating", "maintenance")
 ENDS = {"degraded": ("recovered",), "flagged": ("hold_over", "release"), "hold": ("until",)}  # facts, and what ends them
@@ -55,6 +60,9 @@ class Life:
     before: list[Message] = field(default_factory=list)  # the log until it was registered again
     told: list[tuple[Any, ...]] = field(default_factory=list)
     heard: list[Heard] = field(default_factory=list)
+    clocks: list[str] = field(
+        default_factory=lambda: ["on_time"]
+    )  # the standing of each signal, after that of a clock that is set
     unsaid: int = 0  # of ``told``: what the amended history has, from which the device goes on
     numbered: int = 0  # transitions of this life that were judged before that
 
@@ -82,21 +90,45 @@ class Life:
 
     def gateway(self, index: int) -> str | None:
         """Return the gateway that signals and the registry have named before the row at ``index``."""
-        told = [one for one in [*self.before, *self.log[:index]] if one.kind in (*SIGNALS, "registry")]
+        told = [one for one in [*self.before, *self.log[:index]] if one.kind in (*SIGNALS, "registry") and one.standing != "late"]
         named = [one.gateway if one.kind in SIGNALS else one.content.get("gateway") for one in told]
         return [None, *(one for one in named if one)][-1]
 
     def death(self) -> Message | None:
-        """Return the will that stands: no signal received later was heard."""
+        """Return the will that stands: the device was not heard after it, in arrival order."""
         stands: Message | None = None
         for index, one in enumerate(self.log):
-            boots = [old.boot for old in self.log[:index] if old.kind in SIGNALS and old.boot is not None]
-            if one.kind in SIGNALS and stands and one.received_at > stands.received_at:
+            if one.kind in SIGNALS and stands and one.arrival > stands.arrival and (_is_proof(one) or one.at > stands.at):
                 stands = None
-            own = one.device_id == self.device_id and (not boots or one.boot in (None, boots[-1]))
-            if one.kind == "death" and (own or (one.device_id == self.gateway(index) != self.device_id and stands is None)):
+            if one.kind != "death":
+                continue
+            own = one.device_id == self.device_id and self.is_of_this_session(one, index)
+            gateways = one.device_id == self.gateway(index) != self.device_id and stands is None
+            proofs = [old for old in self.log[:index] if old.kind in SIGNALS and _is_proof(old)]
+            if (own or gateways) and not any(old.arrival > one.arrival for old in proofs):
                 stands = one
         return stands
+
+    def words(self, index: int, word: str) -> Any:
+        """Return what signals judged before the row at ``index`` have said of a word of the device: boot, session or seq."""
+        said, newest = None, (-1, -1)
+        for old in self.log[:index]:
+            if old.kind in SIGNALS and old.arrival > newest:
+                newest = old.arrival
+                said = getattr(old, word) if old.standing != "late" and getattr(old, word) is not None else said
+        return said
+
+    def is_of_this_session(self, will: Message, index: int) -> bool:
+        session, boot = self.words(index, "session"), self.words(index, "boot")
+        if session is not None and will.session is not None:
+            return session == will.session
+        return boot is None or will.boot in (None, boot)
+
+    def says_nothing_new(self, row: Message) -> bool:
+        """Whether an error does not count: it came late, or is a copy of what has no place of its own."""
+        placeless = row.standing not in ("on_time", "late") or row.at != row.event_time
+        seq, boot = self.words(len(self.log), "seq"), self.words(len(self.log), "boot")
+        return row.standing == "late" or (placeless and row.seq is not None and row.seq == seq and row.boot in (None, boot))
 
     def errors(self, through: int) -> list[int]:
         return [index for index, one in enumerate(self.log[: through + 1]) if one.kind == "error"]
@@ -191,9 +223,12 @@ class Life:
         if row.kind == "control":
             return self.control(row)
         index = len(self.log)
+        if row.kind == "error" and self.says_nothing_new(row):
+            row = replace(row, kind="heartbeat")
         self.log.append(row)
         if row.kind in SIGNALS:
             self.heard.append(Heard(row.at, self.mode, self.device_class(), self.since))
+            self.clocks.append(row.standing)
         if row.kind in SIGNALS and self.mode in ("provisioned", "offline") and self.death() is None:
             self.go(self.live(), "signal")
         if row.kind == "error" and (until := self.too_many(index)) is not None:
@@ -210,6 +245,7 @@ class Life:
             return
         if self.mode == "decommissioned":
             self.before, self.log, self.since = [*self.before, *self.log], [], row.at
+            self.clocks.append("on_time")
             self.go("provisioned", "registered")
         self.log.append(row)
 
@@ -231,8 +267,29 @@ def _about(verdict: str, row: Message, late_by: int | None = None) -> tuple[Any,
     return (verdict, row.device_id, row.kind, row.event_time, row.received_at, late_by)
 
 
-def judge(rows: Iterable[Message], lateness: int, lead: int, built_in: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Judge rows, in any order, up to their frontier; ``lateness`` and ``lead`` are in milliseconds.
+def _is_proof(signal: Message) -> bool:
+    """Whether a signal proves, whatever its clock, that its device lived when it was received."""
+    return signal.is_direct or signal.kind == "birth"
+
+
+def _standing(row: Message, frontier: int | None, lead: int, backlog: int) -> str:
+    if row.event_time is None:
+        return "invalid"
+    if row.own_clock and row.event_time > row.received_at + lead:
+        return "ahead"
+    if row.own_clock and row.event_time < row.received_at - backlog:
+        return "behind"
+    return "late" if frontier is not None and row.event_time <= frontier else "on_time"
+
+
+def _present(row: Message, standing: str) -> Message:
+    on_time = standing == "on_time" and row.event_time is not None
+    presence = min(row.event_time or 0, row.received_at) if on_time else row.received_at
+    return replace(row, standing=standing, presence=presence)
+
+
+def judge(rows: Iterable[Message], lateness: int, lead: int, backlog: int, built_in: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Judge rows, in any order, up to their frontier; ``lateness``, ``lead`` and ``backlog`` are in milliseconds.
 
     Returns:
         ("transition", device_id, life, transition_no, from_mode, to_mode, trigger, event_time, last_seen, runtime), and of
@@ -249,12 +306,15 @@ def judge(rows: Iterable[Message], lateness: int, lead: int, built_in: dict[str,
         frontier = max((one for one in (frontier, reach) if one is not None), default=None)
         if row.kind in ("gap", "tick"):
             continue
-        if row.event_time is None or (row.own_clock and row.event_time > row.received_at + lead):
-            told.append(_about("clock", row))
-        elif frontier is not None and row.event_time <= frontier:
-            late = _about("late", row, frontier - row.event_time)
-            told.append(late if row.kind in SIGNALS else _about("refused", row))
-            belated += [row] if row.kind in (*SIGNALS, "registry") else []
+        if row.kind in SIGNALS:
+            standing = _standing(row, frontier, lead, backlog)
+            waiting.append(_present(row, standing))
+            if standing == "late":
+                told.append(_about("late", row, (frontier or 0) - (row.event_time or 0)))
+                belated.append(_present(row, "on_time"))
+        elif frontier is not None and row.at <= frontier:
+            told.append(_about("refused", row))
+            belated += [row] if row.kind == "registry" else []
         elif row.kind == "policy":
             world.policies.append((row.at, row.received_at, row.content["policy"]))
         else:
@@ -273,11 +333,12 @@ def _place(row: Message) -> tuple[Any, ...]:
     unnumbered = row.seq is None
     return (
         row.at,
+        row.kind == "death",
         -1 if unnumbered else row.seq,
         KINDS.index(row.kind),
         row.digest if unnumbered else 0,
         row.boot or "",
-        row.received_at,
+        row.arrival,
     )
 
 
@@ -297,14 +358,17 @@ def _lives(
 ) -> tuple[list[Life], list[tuple[Any, ...]]]:
     """Return the lives of a device through an instant, and what is said of rows that change nothing."""
     first: dict[tuple[Any, ...], Message] = {}
-    for row in sorted(rows, key=lambda row: row.received_at):  # as they were received
-        first.setdefault((row.kind, row.at, row.boot, row.seq, row.digest if row.seq is None else None), row)
+    for row in sorted(rows, key=lambda row: row.arrival):  # as they were received
+        place = (row.kind, row.event_time, row.at, row.boot, row.seq, row.digest if row.seq is None else None)
+        first.setdefault(place, row)
     counted = list(first.values())
-    told = [_about("duplicate", row) for row in rows if not any(row is one for one in counted)]
+    told = [_about("duplicate", row) for row in rows if row.standing != "late" and not any(row is one for one in counted)]
     lives: list[Life] = []
     for row in sorted([*counted, *deaths], key=lambda row: (row.at, row.device_id != rows[0].device_id, _place(row))):
         if lives:
             lives[-1].expire(row.at)
+        if row.standing == "late" and not _proves_alive(row, lives, world):
+            continue
         if row.kind == "correct":
             known = [one for one in [*rows, *belated] if one.received_at < row.received_at and one.at < row.at]
             known = [one for one in known if one.kind != "correct"]
@@ -314,14 +378,24 @@ def _lives(
         if not lives or lives[-1].mode == "forgotten":
             admitted = row.kind in SIGNALS and world.policy(row.at)["unknown_devices"] == "admit"
             if not admitted and not (row.kind == "registry" and row.content["op"] == "add"):
-                told += [_about("unknown_device" if row.kind in SIGNALS else "refused", row)] if row.kind != "death" else []
+                listed = "unknown_device" if row.kind in SIGNALS else "refused"
+                told += [_about(listed, row)] if row.kind != "death" and row.standing != "late" else []
                 continue
             lives.append(Life(world, row.device_id, born=row.at, since=row.at, now=row.at))
-        verdict = lives[-1].judge(row)
-        told += [_about(verdict, row)] if verdict else []
+        verdict, clock = lives[-1].judge(row), lives[-1].clocks[-2:]
+        told += [_about(verdict, row)] if verdict and row.standing != "late" else []
+        heard = row.kind in SIGNALS and verdict is None
+        told += [_about("clock", row)] if heard and clock[-1] != clock[0] and clock[-1] in FAULTS else []
     if lives:
         lives[-1].expire(through + 1)
     return lives, told
+
+
+def _proves_alive(row: Message, lives: list[Life], world: World) -> bool:
+    """Whether a signal that came late counts as heard when it was received."""
+    known = lives and lives[-1].mode != "forgotten"
+    said = world.rules(row.at, lives[-1].device_class() if known else "default").get("late_proves_alive")
+    return row.is_direct if said is None else said
 
 
 def _correct(lives: list[Life], amended: list[Life], row: Message) -> None:

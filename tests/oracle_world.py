@@ -25,11 +25,24 @@ class Message:
     gateway: str | None = None
     body: str | None = None
     digest: int = 0
+    session: str | None = None
+    position: int = 0  # among the rows of its bridge that were received at one instant
+    presence: int | None = None  # the instant at which it is judged, where that is not its event time
+    standing: str = "on_time"  # of a signal: on_time, late, or why its clock cannot be believed
 
     @property
     def at(self) -> int:
-        assert self.event_time is not None
-        return self.event_time
+        at = self.event_time if self.presence is None else self.presence
+        assert at is not None
+        return at
+
+    @property
+    def arrival(self) -> tuple[int, int]:
+        return (self.received_at, self.position)
+
+    @property
+    def is_direct(self) -> bool:
+        return self.gateway in (None, self.device_id)
 
     @property
     def content(self) -> dict[str, Any]:

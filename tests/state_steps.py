@@ -106,7 +106,7 @@ ON_ONE_HOME = (  # one after another; the verdicts are then those of an undistur
         ),
     ),
     Call(
-        ("migrate", "--form", "3", "--gate"),
+        ("migrate", "--form", "4", "--gate"),
         (CHANGED, SPARK, FINISHING, BUILDING, COMPARING, LOOKING, SWITCHED),
         _NOTHING,
         "unfinished",
@@ -178,7 +178,7 @@ ON_ANOTHER = (  # these choose devices, so that other verdicts follow
     Call(("bootstrap", "--registry"), (FROM_LIST, SPARK, BUILDING, SWITCHED)),
 )
 BESIDE_THE_JOB = Call(
-    ("migrate", "--form", "3", "--canary", "--for", "2s"),
+    ("migrate", "--form", "4", "--canary", "--for", "2s"),
     (
         SPARK,
         BUILDING,

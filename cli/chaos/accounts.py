@@ -15,7 +15,7 @@ from typing import Any, Final
 from cli.chaos.kills import Kill
 from cli.chaos.load import Acknowledged, Identity
 from cli.chaos.victims import Victim
-from fleetpulse.core.messages import FROM_DEVICES, Row
+from fleetpulse.core.messages import FROM_DEVICES, Row, Trust
 from fleetpulse.core.replay import outcome
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
@@ -23,9 +23,9 @@ from fleetpulse.ops import bronze, reports
 from fleetpulse.ops.agreement import defined, differences, told
 
 FAULTS: Final = ("lost", "judged_twice", "differences", "false_offline")
-_SAID_OF: Final = ("late", "duplicate", "clock")  # judgements about a message that does not act
+_SAID_OF: Final = ("late", "duplicate")  # judgements about a message whose data do not act
 _ABOUT: Final = """SELECT kind, device_id, message_kind, epoch_ms(event_time) AS at_ms, boot, seq, count(*) AS count
-                   FROM judgements WHERE message_kind IS NOT NULL AND kind != 'transition' GROUP BY ALL"""
+                   FROM judgements WHERE message_kind IS NOT NULL AND kind NOT IN ('transition', 'clock') GROUP BY ALL"""
 _TRANSITIONS: Final = """SELECT device_id, epoch_ms(life) AS life_ms, transition_no, to_mode, epoch_ms(event_time) AS at_ms
                          FROM transitions"""
 
@@ -65,7 +65,7 @@ class Account:
 
     Attributes:
         lines: by kind of kill.
-        balance: of the messages received: judged, waiting, late, duplicate, clock, quarantined.
+        balance: of the messages received: judged, waiting, late, duplicate, quarantined.
         transitions: how many verdicts there are.
         unasked: how often a job ended that nobody had killed.
         faults: what is wrong, a sentence each, the first ones.
@@ -131,7 +131,8 @@ def account(home: Home, acknowledged: Sequence[Acknowledged], kills: Sequence[Ki
     quarantined = Counter(one["payload"] for one in reports.quarantine(home))
     for one in missing(acknowledged, landed, quarantined):
         ledger.enter("lost", one.at_ms, one.message)
-    waiting = Counter(identity_of(row) for row in outcome(rows, home.deployment()).waiting)
+    wait = outcome(rows, home.deployment()).waiting
+    waiting = Counter(identity_of(row) for row in wait if row.trust is not Trust.LATE)  # of those only the presence waits
     said = said_of(home)
     for identity in acted_twice(landed, waiting, said):
         ledger.enter("judged_twice", identity[2], identity)

@@ -1,8 +1,9 @@
 """Rows as Arrow columns: the forms in which they travel to a key group and wait in it.
 
-Rule 1: signals and wills travel as columns and never become objects; what operators, the registry and the bridge say, what
-a gateway's death says to everyone, and what has no event time, travels as it is, since it is rare.
-Rule 2: the columns of `ROW_SCHEMA` are the fields of `Row`.
+Rule 1: signals and wills travel as columns and never become objects; what operators, the registry and the bridge say, and what
+a gateway's death says to everyone, travels as it is, since it is rare.
+Rule 2: the columns of `ROW_SCHEMA` are the fields of `Row` that bronze has.
+Rule 3: a signal has its event time as presence time, or ``received_at`` where it has none, until `due.sift` has read it.
 """
 
 from collections.abc import Iterable
@@ -11,12 +12,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from fleetpulse.core.messages import EVERYONE, FROM_DEVICES, Clock, Kind, Row, told_apart
+from fleetpulse.core.messages import EVERYONE, FROM_DEVICES, OF_READING, Clock, Kind, Row, Trust, told_apart
 
 # A worker is one of many, and its blocks are small: threads would only wait for each other.
 WRITING: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 READING: Final = pa.ipc.IpcReadOptions(use_threads=False)
 KINDS: Final = tuple(Kind)  # a kind's number is its place here, which is its rank
+TRUSTS: Final = tuple(Trust)
+_INVALID: Final = TRUSTS.index(Trust.INVALID)
 ROW_SCHEMA: Final = pa.schema(
     [
         ("received_at_ms", pa.int64()),
@@ -35,9 +38,11 @@ ROW_SCHEMA: Final = pa.schema(
         ("body", pa.string()),
         ("note", pa.string()),
         ("digest", pa.int64()),
+        ("session", pa.string()),
+        ("position", pa.int64()),
     ]
 )
-assert [field.name for field in fields(Row)] == ROW_SCHEMA.names, "rows are stored as they are declared"
+assert [field.name for field in fields(Row)] == [*ROW_SCHEMA.names, *OF_READING], "rows are stored as they are declared"
 
 _WORD: Final = pa.dictionary(pa.int32(), pa.string())  # few of them, each in many rows
 SIGNAL_SCHEMA: Final = pa.schema(
@@ -45,10 +50,14 @@ SIGNAL_SCHEMA: Final = pa.schema(
         ("device_id", pa.string()),
         ("site", _WORD),
         ("received_at_ms", pa.int64()),
-        ("event_time_ms", pa.int64()),
+        ("position", pa.int64()),  # see `Row.position`
+        ("presence_ms", pa.int64()),  # the instant at which it is judged
+        ("offset_ms", pa.int64()),  # event time less presence time; 0 where the event time is no time
+        ("trust", pa.int8()),  # its number in `TRUSTS`
         ("kind", pa.int8()),  # its number in `KINDS`
         ("device_clock", pa.bool_()),  # event time is the device's, not ours
         ("boot", pa.string()),
+        ("session", pa.string()),
         ("seq", pa.int64()),  # -1 without
         ("code", _WORD),
         ("gateway", _WORD),
@@ -61,9 +70,8 @@ NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=ROW_SCHEMA)
 
 
 def is_signal(row: Row) -> bool:
-    """Whether a row travels as columns: a signal or a will with a time."""
-    named = row.device_id != EVERYONE
-    return named and row.kind in FROM_DEVICES and row.clock is not Clock.INVALID and row.event_time_ms is not None
+    """Whether a row travels as columns: a signal or a will."""
+    return row.device_id != EVERYONE and row.kind in FROM_DEVICES
 
 
 def rows_to_batch(rows: Iterable[Row]) -> pa.RecordBatch:
@@ -74,8 +82,10 @@ def rows_to_batch(rows: Iterable[Row]) -> pa.RecordBatch:
 
 
 def batch_to_rows(batch: pa.RecordBatch | pa.Table) -> list[Row]:
-    """Return the rows of a batch of `ROW_SCHEMA`; further columns are passed over."""
-    columns = {name: batch.column(name).to_pylist() for name in ROW_SCHEMA.names}
+    """Return the rows of a batch of `ROW_SCHEMA`; further columns are passed over, and what version 1 has not is nothing."""
+    names, nothing = batch.schema.names, [None] * batch.num_rows
+    columns = {name: batch.column(name).to_pylist() if name in names else nothing for name in ROW_SCHEMA.names}
+    columns["position"] = [place or 0 for place in columns["position"]]
     columns["kind"] = [Kind(word) for word in columns["kind"]]
     columns["clock"] = [Clock(word) for word in columns["clock"]]
     return [Row(*values) for values in zip(*columns.values(), strict=True)]
@@ -84,9 +94,13 @@ def batch_to_rows(batch: pa.RecordBatch | pa.Table) -> list[Row]:
 def signals_to_batch(rows: Iterable[Row]) -> pa.RecordBatch:
     """Return rows (see `is_signal`) as one record batch of `SIGNAL_SCHEMA`."""
     kept = list(rows)
+    derived = ("device_clock", "presence_ms", "offset_ms", "trust")
     columns: dict[str, list[Any]] = {
-        name: [getattr(row, name) for row in kept] for name in SIGNAL_SCHEMA.names if name != "device_clock"
+        name: [getattr(row, name) for row in kept] for name in SIGNAL_SCHEMA.names if name not in derived
     }
+    columns["presence_ms"] = [_presence_ms(row) for row in kept]
+    columns["offset_ms"] = [0 if row.event_time_ms is None else row.event_time_ms - _presence_ms(row) for row in kept]
+    columns["trust"] = [_INVALID if row.event_time_ms is None else TRUSTS.index(row.trust) for row in kept]
     columns["kind"] = [KINDS.index(row.kind) for row in kept]
     columns["seq"] = [-1 if row.seq is None else row.seq for row in kept]
     columns["digest"] = [told_apart(row) for row in kept]
@@ -96,10 +110,24 @@ def signals_to_batch(rows: Iterable[Row]) -> pa.RecordBatch:
     )
 
 
+def _presence_ms(row: Row) -> int:
+    if row.presence_ms is None and row.event_time_ms is None:
+        return row.received_at_ms
+    return row.at_ms
+
+
 def batch_to_signals(batch: pa.RecordBatch) -> list[Row]:
     """Return the rows of a batch of `SIGNAL_SCHEMA`, with what it keeps of them."""
     columns = {name: batch.column(name).to_pylist() for name in SIGNAL_SCHEMA.names}
-    clocks = [Clock.DEVICE if own else Clock.RECEIVED for own in columns.pop("device_clock")]
+    columns["trust"] = [TRUSTS[number] for number in columns["trust"]]
+    clocks = [
+        Clock.INVALID if trust is Trust.INVALID else Clock.DEVICE if own else Clock.RECEIVED
+        for own, trust in zip(columns.pop("device_clock"), columns["trust"], strict=True)
+    ]
+    columns["event_time_ms"] = [
+        None if clock is Clock.INVALID else presence_ms + offset_ms
+        for clock, presence_ms, offset_ms in zip(clocks, columns["presence_ms"], columns.pop("offset_ms"), strict=True)
+    ]
     columns["kind"] = [KINDS[number] for number in columns["kind"]]
     columns["seq"] = [None if number < 0 else number for number in columns["seq"]]
     values = zip(*columns.values(), strict=True)

@@ -12,10 +12,12 @@ import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
+from fleetpulse.columnar.blocks import TRUSTS
 from fleetpulse.columnar.finding import places_of, text_of
 from fleetpulse.columnar.layout import (
     ABSENT,
     CLASS,
+    CLOCK,
     CODES,
     DEVICE_FIELDS,
     GATEWAY,
@@ -35,7 +37,7 @@ from fleetpulse.core.device import Device
 from fleetpulse.core.policy import DEFAULT_CLASS
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
-_WORDS: Final = ("site", "device_class", "gateway", "boot", "mode", "memory")
+_WORDS: Final = ("site", "device_class", "gateway", "boot", "mode", "clock", "memory")
 _PLAIN: Final = tuple((place, name) for place, name in enumerate(DEVICE_FIELDS) if name not in _WORDS)
 
 
@@ -131,7 +133,8 @@ class Devices:
         values: dict[str, Any] = {name: _instant(row[field]) for field, name in _PLAIN}
         values["seq"] = None if values["seq"] in (None, -1) else values["seq"]
         values["gateway_died"] = bool(values["gateway_died"])
-        values |= {"device_id": self.ids[place].as_py(), "boot": self.boots[place].as_py(), "mode": MODES[row[MODE]]}
+        values |= {"device_id": self.ids[place].as_py(), "boot": self.boots[place].as_py()}
+        values |= {"mode": MODES[row[MODE]], "clock": TRUSTS[row[CLOCK]]}
         values |= {"site": self.sites.words[row[SITE]], "device_class": self.classes.words[row[CLASS]]}
         values["gateway"] = self.gateways.words[row[GATEWAY]] if row[GATEWAY] >= 0 else None
         return Device(**values, **self.remembered(place))
@@ -159,7 +162,8 @@ class Devices:
         for field_no, name in _PLAIN:
             value = getattr(device, name)
             row[field_no] = (-1 if name == "seq" else NONE) if value is None else value
-        row[MODE], row[SITE] = MODES.index(device.mode), self.sites.number(device.site)
+        row[MODE], row[CLOCK] = MODES.index(device.mode), TRUSTS.index(device.clock)
+        row[SITE] = self.sites.number(device.site)
         row[CLASS] = self.classes.number(device.device_class)
         row[GATEWAY] = -1 if device.gateway is None else self.gateways.number(device.gateway)
         if device.error_times_ms or device.codes or device.progress:

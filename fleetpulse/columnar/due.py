@@ -10,14 +10,20 @@ import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
+from fleetpulse.columnar.blocks import KINDS, SIGNAL_SCHEMA, TRUSTS
 from fleetpulse.columnar.compiled import borrowing, kept
 from fleetpulse.columnar.told import of_signals
 from fleetpulse.columnar.world import Int64s, World, covered, greatest
-from fleetpulse.core.judgements import Verdict, clock_ahead, clock_behind
+from fleetpulse.core.judgements import Verdict, clock_behind
+from fleetpulse.core.messages import MAX_POSITION, POSITION_BITS, Kind, Trust
 from fleetpulse.core.replay import Deployment
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _MANY_ROWS: Final = 64  # of one device: more are sorted by merging
+_ON_TIME, _LATE, _INVALID, _AHEAD, _BEHIND = (
+    TRUSTS.index(one) for one in (Trust.ON_TIME, Trust.LATE, Trust.INVALID, Trust.AHEAD, Trust.BEHIND)
+)
+_DEATH: Final = KINDS.index(Kind.DEATH)
 
 
 def frontiers(world: World, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int) -> Int64s:
@@ -43,11 +49,11 @@ def _reach(world: World, received_ms: Int64s, lateness_ms: int, newest_ms: int, 
 
 
 class Sifted(NamedTuple):
-    """Rows, parted.
+    """Signals and wills as they were read.
 
     Attributes:
-        kept: those that may still act.
-        told: what is said of the others, columns of `TOLD_SCHEMA`.
+        kept: all of them, with their presence times.
+        told: what is said of those that came late, columns of `TOLD_SCHEMA`.
     """
 
     kept: pa.RecordBatch
@@ -55,27 +61,35 @@ class Sifted(NamedTuple):
 
 
 def sift(signals: pa.RecordBatch, frontier_ms: Int64s, deployment: Deployment) -> Sifted:
-    """Part rows that may still act from those that came too late, or whose clock cannot be believed.
+    """Give signals their presence time, as `core.clocks` does, and list those that came late.
 
     Args:
-        signals: columns of `SIGNAL_SCHEMA`.
+        signals: columns of `SIGNAL_SCHEMA`, not read yet.
         frontier_ms: the frontier at each of them, see `frontiers`.
-        deployment: clock lead.
+        deployment: clock lead and backlog.
     """
-    event_ms = signals["event_time_ms"].to_numpy()
-    lead_ms = event_ms - signals["received_at_ms"].to_numpy()
-    ahead = lead_ms > deployment.max_clock_lead_ms
-    if ahead.any():
-        ahead &= signals["device_clock"].to_numpy(zero_copy_only=False)
-    late = (event_ms <= frontier_ms) & ~ahead
+    event_ms, received_ms = signals["presence_ms"].to_numpy(), signals["received_at_ms"].to_numpy()
+    lead_ms = event_ms - received_ms
+    late = event_ms <= frontier_ms
+    if not late.any() and lead_ms.max(initial=0) <= 0 and -lead_ms.min(initial=0) <= deployment.max_backlog_ms:
+        invalid = signals["trust"].to_numpy()
+        if not invalid.any():
+            return Sifted(signals, [])
+    trust = signals["trust"].to_numpy().astype(np.int8)
+    own = signals["device_clock"].to_numpy(zero_copy_only=False) & (trust != _INVALID)
+    trust[own & (lead_ms > deployment.max_clock_lead_ms)] = _AHEAD
+    trust[own & (-lead_ms > deployment.max_backlog_ms)] = _BEHIND
+    late &= trust == _ON_TIME
+    trust[late] = _LATE
     told: list[pa.RecordBatch] = []
-    if ahead.any():
-        why = [clock_ahead(lead) for lead in lead_ms[ahead].tolist()]
-        told.append(of_signals(signals.filter(pa.array(ahead)), Verdict.CLOCK, why))
     if late.any():
         why = [clock_behind(lead) for lead in lead_ms[late].tolist()]
         told.append(of_signals(signals.filter(pa.array(late)), Verdict.LATE, why, (frontier_ms - event_ms)[late]))
-    return Sifted(signals.filter(pa.array(~(ahead | late))) if told else signals, told)
+    presence_ms = np.where(trust == _ON_TIME, np.minimum(event_ms, received_ms), received_ms)
+    found = {"presence_ms": presence_ms, "offset_ms": event_ms - presence_ms, "trust": trust}
+    for name, values in found.items():
+        signals = signals.set_column(SIGNAL_SCHEMA.get_field_index(name), SIGNAL_SCHEMA.field(name), pa.array(values))
+    return Sifted(signals, told)
 
 
 def in_order(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
@@ -85,7 +99,7 @@ def in_order(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
         signals: columns of `SIGNAL_SCHEMA`, all rows of their devices that are due.
         places: the device of each, as a number; rows of -1 are passed over.
     """
-    order, tied = _by_device(places, signals["event_time_ms"].to_numpy(), int(places.max()) + 1)
+    order, tied = _by_device(places, signals["presence_ms"].to_numpy(), int(places.max()) + 1)
     rows = order[tied]
     if not len(rows):
         return order, rows
@@ -98,7 +112,7 @@ def in_order(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
 
 @kept
 def _by_device(places: Int64s, event_ms: Int64s, count: int) -> tuple[Int64s, NDArray[np.bool_]]:
-    """Order rows by device, then by event time; say which of them share both with a neighbour.
+    """Order rows by device, then by presence time; say which of them share both with a neighbour.
 
     Counted by device first: what is left to sort is a device's few rows, which mostly stand in order.
     """
@@ -134,13 +148,20 @@ def _by_device(places: Int64s, event_ms: Int64s, count: int) -> tuple[Int64s, ND
 
 def _untie(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
     """Return the order of rows of which each shares device and instant with another, and the copies among them."""
-    event, received, digest, seq = (signals[name].to_numpy() for name in ("event_time_ms", "received_at_ms", "digest", "seq"))
-    kind, boot = signals["kind"].to_numpy(), _rank(signals["boot"])
-    identity = (boot, digest, kind, seq, event, places)
-    first = np.lexsort((_rank(signals["gateway"]), _rank(signals["site"]), _rank(signals["code"]), received, *identity))
+    digest, seq, kind, offset, trust = (signals[name].to_numpy() for name in ("digest", "seq", "kind", "offset_ms", "trust"))
+    boot, arrival = _rank(signals["boot"]), arrivals(signals)
+    judged = (boot, digest, kind, seq, kind == _DEATH, signals["presence_ms"].to_numpy(), places)
+    identity = (offset, trust == _INVALID, *judged)
+    first = np.lexsort((_rank(signals["gateway"]), _rank(signals["site"]), _rank(signals["code"]), arrival, *identity))
     copy = np.zeros(len(first), bool)
     copy[1:] = np.logical_and.reduce([key[first[1:]] == key[first[:-1]] for key in identity])
-    return np.lexsort((received, *identity)), first[copy]
+    return np.lexsort((arrival, *judged)), first[copy]
+
+
+def arrivals(signals: pa.RecordBatch) -> Int64s:
+    """Return the place of each row in arrival order, as `Row.arrival` has it."""
+    position = np.minimum(signals["position"].to_numpy(), MAX_POSITION)
+    return (signals["received_at_ms"].to_numpy() << POSITION_BITS) + position
 
 
 def _rank(words: pa.StringArray | pa.DictionaryArray) -> Int64s:

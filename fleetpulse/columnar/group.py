@@ -95,7 +95,7 @@ class KeyGroup:
         early = np.ones(signals.num_rows, bool)
         if frontier_ms is not None:
             due_signals, due_others, gone = self.waiting.take(before_ms, frontier_ms, read)
-            early = signals["event_time_ms"].to_numpy() > frontier_ms
+            early = signals["presence_ms"].to_numpy() > frontier_ms
             commands = [row for batch in due_others for row in batch_to_rows(batch)]
             commands += [row for row in others if _at(row) <= frontier_ms]
             others = [row for row in others if _at(row) > frontier_ms]
@@ -179,7 +179,7 @@ class KeyGroup:
         judging.rows(signals, due, commands)
         width_ms, at_least_ms = deployment.verdict_jitter_ms, _BEFORE_ALL if flushed_ms is None else flushed_ms
         through_ms = np.maximum(frontier_ms - self._delays(width_ms), at_least_ms)
-        left_ms = judging.pass_time(through_ms)
+        left_ms = judging.pass_time(through_ms, frontier_ms)
         self.devices.drop_absent()
         behind_ms = max(frontier_ms - width_ms, at_least_ms)
         self.listening = replace(self.listening, coverage=self.listening.coverage.forget_before(behind_ms))
@@ -207,7 +207,7 @@ class KeyGroup:
             frontier_ms = _BEFORE_ALL
         through_ms = np.full(len(self.devices), frontier_ms) - self._delays(deployment.verdict_jitter_ms)
         judging = Judging(self.devices, self.listening.coverage, self.policies)
-        left_ms = judging.pass_time(through_ms)
+        left_ms = judging.pass_time(through_ms, _BEFORE_ALL)
         assert not judging.told, "what is brought in is judged up to its frontier"
         if left_ms is not None:
             self._be_due(self.listening.due_at(frontier_ms + left_ms, deployment.allowed_lateness_ms))

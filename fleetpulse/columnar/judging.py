@@ -13,17 +13,17 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from fleetpulse.columnar import kernel, layout
-from fleetpulse.columnar.blocks import KINDS, NO_SIGNALS, batch_to_signals
+from fleetpulse.columnar.blocks import KINDS, NO_SIGNALS, TRUSTS, batch_to_signals
 from fleetpulse.columnar.devices import Devices
-from fleetpulse.columnar.due import in_order
+from fleetpulse.columnar.due import arrivals, in_order
 from fleetpulse.columnar.finding import KNOWN, NOTHING, OTHER, compare, text_of
 from fleetpulse.columnar.told import from_judgements, of_signals, transitions
-from fleetpulse.columnar.world import NEVER, Int64s, World, world_arrays
+from fleetpulse.columnar.world import NEVER, NONE, Int64s, World, world_arrays
 from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.device import NO_CODE, Fold
 from fleetpulse.core.device import World as CoreWorld
-from fleetpulse.core.judgements import REASONS, Verdict
-from fleetpulse.core.messages import EVERYONE, Kind, Row
+from fleetpulse.core.judgements import REASONS, Verdict, clock_fault
+from fleetpulse.core.messages import EVERYONE, Kind, Row, Trust, session_number
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.replay import in_order as core_in_order
 from fleetpulse.core.replay import with_deaths
@@ -31,7 +31,38 @@ from fleetpulse.core.replay import with_deaths
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _TOLD_ROWS: Final = 16_384
 _ERROR: Final = KINDS.index(Kind.ERROR)
-_NOTES: Final = {layout.AFTER_DECOMMISSION: Verdict.AFTER_DECOMMISSION, layout.UNKNOWN_DEVICE: Verdict.UNKNOWN_DEVICE}
+_LATE: Final = TRUSTS.index(Trust.LATE)
+_NOTES: Final = {
+    layout.AFTER_DECOMMISSION: Verdict.AFTER_DECOMMISSION,
+    layout.UNKNOWN_DEVICE: Verdict.UNKNOWN_DEVICE,
+    layout.CLOCK_FAULT: Verdict.CLOCK,
+}
+
+
+def _direct(signals: pa.RecordBatch) -> NDArray[np.bool_]:
+    """Return which signals their device delivered itself, as `Row.is_direct` has it."""
+    gateways = signals["gateway"]
+    if gateways.null_count == len(gateways):
+        return np.ones(len(gateways), bool)
+    own = pc.equal(gateways.cast(pa.string()), signals["device_id"])
+    return pc.fill_null(own, fill_value=True).to_numpy(zero_copy_only=False)
+
+
+def _sessions(signals: pa.RecordBatch) -> Int64s:
+    """Return the number of each signal's session; `NONE` without one."""
+    sessions = signals["session"]
+    if sessions.null_count == len(sessions):
+        return np.full(len(sessions), NONE)
+    encoded = sessions.dictionary_encode()
+    numbers = np.array([*map(session_number, encoded.dictionary.to_pylist()), NONE], np.int64)
+    return numbers[encoded.indices.fill_null(len(numbers) - 1).to_numpy()]
+
+
+def _faults(signals: pa.RecordBatch) -> list[str]:
+    """Return why the event time of each signal cannot be believed."""
+    trusts = [TRUSTS[number] for number in signals["trust"].to_pylist()]
+    told = zip(trusts, signals["offset_ms"].to_pylist(), strict=True)
+    return [clock_fault(trust, None if trust is Trust.INVALID else offset_ms) for trust, offset_ms in told]
 
 
 class Judging:
@@ -107,6 +138,7 @@ class Judging:
         """Judge the signals that have a place: the number of their device."""
         devices = self._devices
         order, copies = in_order(signals, places)
+        copies = copies[signals["trust"].to_numpy()[copies] != _LATE]  # those are listed already
         if len(copies):
             self.told.append(of_signals(signals.take(pa.array(copies)), Verdict.DUPLICATE, [REASONS[Verdict.DUPLICATE]]))
         kinds = signals["kind"].to_numpy()
@@ -115,10 +147,14 @@ class Judging:
         rows = kernel.matrix(
             order,
             places,
-            signals["event_time_ms"].to_numpy(),
-            signals["received_at_ms"].to_numpy(),
+            signals["presence_ms"].to_numpy(),
+            signals["offset_ms"].to_numpy(),
+            arrivals(signals),
+            signals["trust"].to_numpy(),
+            _direct(signals),
             kinds,
             boots,
+            _sessions(signals),
             signals["seq"].to_numpy(),
             *devices.codes.mapped(signals["code"], NO_CODE),
             *devices.gateways.mapped(signals["gateway"]),
@@ -148,8 +184,12 @@ class Judging:
         numbers[others] += encoded.indices.to_numpy()
         return numbers, encoded.dictionary
 
-    def pass_time(self, through_ms: Int64s) -> int | None:
+    def pass_time(self, through_ms: Int64s, frontier_ms: int) -> int | None:
         """Let silence act on each device through its instant, and put into words what came of it and of `rows`.
+
+        Args:
+            through_ms: an instant for each device.
+            frontier_ms: the frontier, see `core.device.settle`.
 
         Returns:
             The earliest deadline that is left, counted from each device's own instant; None without one.
@@ -157,7 +197,7 @@ class Judging:
         devices, world, first, left_ms = self._devices, self._arrays(), 0, NEVER
         while first < len(devices):
             buffer = self._room(len(devices) - first)
-            first, said, left = kernel.let_pass(devices.rows, devices.memory, world, through_ms, first, buffer)
+            first, said, left = kernel.let_pass(devices.rows, devices.memory, world, through_ms, frontier_ms, first, buffer)
             left_ms = min(left_ms, left)
             self._note(buffer[:said], None)
         self._tell()
@@ -186,7 +226,8 @@ class Judging:
         for note, verdict in _NOTES.items():
             noted = row[what == note]
             if len(noted):
-                self.told.append(of_signals(signals.take(pa.array(noted)), verdict, [REASONS[verdict]]))
+                listed = signals.take(pa.array(noted))
+                self.told.append(of_signals(listed, verdict, _faults(listed) if verdict is Verdict.CLOCK else [REASONS[verdict]]))
         changes = told[what == layout.TRANSITION]
         if len(changes):
             self.told.append(transitions(changes, self._devices, self._policies, signals))

@@ -9,6 +9,7 @@ Rule 3: it stops between two rows when ``told`` is full, and goes on from there.
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetpulse.columnar.blocks import TRUSTS
 from fleetpulse.columnar.compiled import borrowing, kept
 from fleetpulse.columnar.deadlines import next_due
 from fleetpulse.columnar.layout import (
@@ -17,6 +18,9 @@ from fleetpulse.columnar.layout import (
     BOOT,
     CLASS,
     CLASS_SINCE,
+    CLOCK,
+    CLOCK_FAULT,
+    CLOCK_OFFSET,
     CODES,
     DEATH,
     DEATH_COVERED,
@@ -24,6 +28,7 @@ from fleetpulse.columnar.layout import (
     FLAGGED_UNTIL,
     GATEWAY,
     GATEWAY_DIED,
+    HEARD,
     HELD_UNTIL,
     LAST_SEEN,
     LIFE,
@@ -35,22 +40,28 @@ from fleetpulse.columnar.layout import (
     NUMBER,
     PROGRESS,
     PROGRESS_OF,
+    PROVED,
     QUIET_COVERED,
     QUIET_SINCE,
+    R_ARRIVAL,
+    R_AT,
     R_BOOT,
     R_CODE,
     R_DEVICE,
-    R_EVENT,
+    R_DIRECT,
     R_GATEWAY,
     R_KIND,
-    R_RECEIVED,
+    R_OFFSET,
     R_SEQ,
+    R_SESSION,
     R_SITE,
+    R_TRUST,
     REBOOTS,
     ROOM,
     ROW_FIELDS,
     RUNTIME,
     SEQ,
+    SESSION,
     SITE,
     T_AT,
     T_CLASS,
@@ -83,6 +94,7 @@ from fleetpulse.columnar.world import (
     IS_HELD,
     IS_PRESENT,
     LAST_ERRORS,
+    LATE_PROVES,
     MODES,
     NEVER,
     NONE,
@@ -96,11 +108,13 @@ from fleetpulse.columnar.world import (
     covered,
     in_force,
 )
+from fleetpulse.core.device import WRAP_SLACK
 from fleetpulse.core.machine import Mode, Trigger
-from fleetpulse.core.messages import RANK, Kind
+from fleetpulse.core.messages import POSITION_BITS, RANK, Kind, Trust
 from fleetpulse.core.policy import MAX_SEQUENCE
 
-_ERROR, _DEATH = RANK[Kind.ERROR], RANK[Kind.DEATH]
+_ERROR, _DEATH, _BIRTH = RANK[Kind.ERROR], RANK[Kind.DEATH], RANK[Kind.BIRTH]
+_ON_TIME, _LATE, _INVALID = (TRUSTS.index(one) for one in (Trust.ON_TIME, Trust.LATE, Trust.INVALID))
 _PROVISIONED, _ONLINE, _DEGRADED, _FLAGGED, _DECOMMISSIONED, _FORGOTTEN = (
     MODES.index(mode)
     for mode in (
@@ -185,39 +199,74 @@ def _expire(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: i
 @borrowing
 def _born(devices: Matrix, memory: Matrix, world: World, i: int, rows: Matrix, j: int) -> None:
     """Begin a life, of the default class (number 0)."""
-    at_ms = rows[j, R_EVENT]
+    at_ms = rows[j, R_AT]
     slot = devices[i, MEMORY]
     devices[i, :] = NONE
     devices[i, SITE], devices[i, CLASS], devices[i, GATEWAY] = rows[j, R_SITE], 0, rows[j, R_GATEWAY]
     devices[i, LIFE], devices[i, QUIET_SINCE], devices[i, QUIET_COVERED] = at_ms, at_ms, covered(world, at_ms)
     devices[i, MODE], devices[i, NUMBER], devices[i, MODE_SINCE], devices[i, CLASS_SINCE] = _PROVISIONED, 0, at_ms, at_ms
     devices[i, BOOT], devices[i, SEQ], devices[i, REBOOTS], devices[i, RUNTIME], devices[i, GATEWAY_DIED] = -1, -1, 0, 0, 0
+    devices[i, CLOCK] = _ON_TIME
     devices[i, MEMORY] = slot
     if slot >= 0:
         memory[slot, N_TIMES], memory[slot, N_CODES], memory[slot, PROGRESS_OF] = 0, 0, -1
 
 
 @borrowing
-def _heard(devices: Matrix, world: World, i: int, rows: Matrix, j: int) -> None:
-    """Note a signal: last seen, runtime, reboots, gateway."""
-    at_ms, mode = rows[j, R_EVENT], devices[i, MODE]
+def _fell_back(before: int, after: int) -> bool:
+    """Whether a counter fell back by a restart, as `core.device.fell_back`."""
+    if after >= before:
+        return False
+    wraps = False
+    for bits in (8, 16, 32):
+        wraps |= (1 << bits) - WRAP_SLACK <= before < (1 << bits) and after < WRAP_SLACK
+    return not wraps
+
+
+@borrowing
+def _heard(devices: Matrix, world: World, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
+    """Note a signal: last seen, runtime, clock, and, of one that is not late, reboots and gateway; return what is told."""
+    at_ms, mode = rows[j, R_AT], devices[i, MODE]
     now_covered = covered(world, at_ms)
     gap = now_covered - devices[i, QUIET_COVERED]
     timeout_ms = world.rules[in_force(world, at_ms), devices[i, CLASS], TIMEOUT]
     if devices[i, LAST_SEEN] != NONE and (IS_PRESENT[mode] or IS_HELD[mode]) and gap <= timeout_ms:
         devices[i, RUNTIME] += gap
-    boot, seq = rows[j, R_BOOT], rows[j, R_SEQ]
-    backwards = 0 <= seq < devices[i, SEQ]
-    if backwards or (boot >= 0 and devices[i, BOOT] >= 0 and boot != devices[i, BOOT]):
-        devices[i, REBOOTS] += 1
     devices[i, LAST_SEEN] = devices[i, QUIET_SINCE] = at_ms
     devices[i, QUIET_COVERED] = now_covered
+    trust, arrival = rows[j, R_TRUST], rows[j, R_ARRIVAL]
+    if trust >= _INVALID and trust != devices[i, CLOCK]:
+        said = _note(told, said, CLOCK_FAULT, i, j)
+    devices[i, CLOCK] = trust
+    devices[i, CLOCK_OFFSET] = NONE if trust in (_ON_TIME, _INVALID) else rows[j, R_OFFSET]
+    newest = devices[i, HEARD] == NONE or devices[i, HEARD] < arrival
+    if trust != _LATE:
+        if rows[j, R_GATEWAY] >= 0:
+            devices[i, GATEWAY] = rows[j, R_GATEWAY]
+        if newest:
+            _number(devices, i, rows, j)
+    if newest:
+        devices[i, HEARD] = arrival
+    if rows[j, R_DIRECT] or rows[j, R_KIND] == _BIRTH:
+        devices[i, PROVED] = max(devices[i, PROVED], arrival)
+    return said
+
+
+@borrowing
+def _number(devices: Matrix, i: int, rows: Matrix, j: int) -> None:
+    """Note what a signal, received after those heard before, says of its run: session, boot and counter."""
+    boot, seq = rows[j, R_BOOT], rows[j, R_SEQ]
+    if boot >= 0 and devices[i, BOOT] >= 0:
+        if boot != devices[i, BOOT]:
+            devices[i, REBOOTS] += 1
+    elif seq >= 0 and devices[i, SEQ] >= 0 and _fell_back(devices[i, SEQ], seq):
+        devices[i, REBOOTS] += 1
     if boot >= 0:
         devices[i, BOOT] = boot
     if seq >= 0:
         devices[i, SEQ] = seq
-    if rows[j, R_GATEWAY] >= 0:
-        devices[i, GATEWAY] = rows[j, R_GATEWAY]
+    if rows[j, R_SESSION] != NONE:
+        devices[i, SESSION] = rows[j, R_SESSION]
 
 
 @borrowing
@@ -250,7 +299,7 @@ def _advance(memory: Matrix, slot: int, world: World, policy: int, of_class: int
 @borrowing
 def _error(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
     """Count an error into the facts: degraded by number, flagged by order."""
-    at_ms, slot, of_class = rows[j, R_EVENT], devices[i, MEMORY], devices[i, CLASS]
+    at_ms, slot, of_class = rows[j, R_AT], devices[i, MEMORY], devices[i, CLASS]
     policy = in_force(world, at_ms)
     least_ms = at_ms - world.rules[policy, of_class, DEGRADED_WINDOW]
     needed, shown = world.rules[policy, of_class, DEGRADED_ERRORS], world.rules[policy, of_class, LAST_ERRORS]
@@ -286,36 +335,74 @@ def _note(told: Matrix, said: int, what: int, i: int, j: int) -> int:
 @borrowing
 def _apply(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, rows: Matrix, j: int) -> int:
     """Let one signal or will act."""
-    i, at_ms, boot = rows[j, R_DEVICE], rows[j, R_EVENT], rows[j, R_BOOT]
+    i, at_ms, late = rows[j, R_DEVICE], rows[j, R_AT], rows[j, R_TRUST] == _LATE
     if rows[j, R_KIND] == _DEATH:
-        mode = devices[i, MODE]
-        earlier = boot >= 0 and devices[i, BOOT] >= 0 and boot != devices[i, BOOT]
-        if mode not in (ABSENT, _DECOMMISSIONED) and not earlier:
+        alive = devices[i, MODE] != ABSENT and devices[i, MODE] != _DECOMMISSIONED
+        if alive and devices[i, PROVED] < rows[j, R_ARRIVAL] and _is_of_its_session(devices, i, rows, j):
             devices[i, DEATH], devices[i, DEATH_COVERED], devices[i, GATEWAY_DIED] = at_ms, covered(world, at_ms), 0
         return said
-    if devices[i, MODE] == ABSENT:
+    absent = devices[i, MODE] == ABSENT
+    if late and not _proves_alive(world, 0 if absent else devices[i, CLASS], rows, j):
+        return said
+    if absent:
         if world.rules[in_force(world, at_ms), 0, QUARANTINES]:
-            return _note(told, said, UNKNOWN_DEVICE, i, j)
+            return said if late else _note(told, said, UNKNOWN_DEVICE, i, j)
         _born(devices, memory, world, i, rows, j)
     if devices[i, MODE] == _DECOMMISSIONED:
-        return _note(told, said, AFTER_DECOMMISSION, i, j)
-    _heard(devices, world, i, rows, j)
-    if devices[i, DEATH] == NONE or rows[j, R_RECEIVED] > devices[i, DEATH]:
-        devices[i, DEATH] = devices[i, DEATH_COVERED] = NONE
-        said = _change(devices, memory, world, told, said, i, _SIGNAL, at_ms, j)
-    if rows[j, R_KIND] == _ERROR:
+        return said if late else _note(told, said, AFTER_DECOMMISSION, i, j)
+    copied = _is_copy(devices, i, rows, j)
+    said = _heard(devices, world, told, said, i, rows, j)
+    devices[i, DEATH] = devices[i, DEATH_COVERED] = NONE
+    said = _change(devices, memory, world, told, said, i, _SIGNAL, at_ms, j)
+    if rows[j, R_KIND] == _ERROR and not (late or copied):
         said = _error(devices, memory, world, told, said, i, rows, j)
     return said
+
+
+@borrowing
+def _is_of_its_session(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
+    """Whether a will is of the device's session; of its boot where not both name a session."""
+    session, boot = rows[j, R_SESSION], rows[j, R_BOOT]
+    if session != NONE and devices[i, SESSION] != NONE:
+        return session == devices[i, SESSION]
+    return boot < 0 or devices[i, BOOT] < 0 or boot == devices[i, BOOT]
+
+
+@borrowing
+def _proves_alive(world: World, of_class: int, rows: Matrix, j: int) -> bool:
+    """Whether a signal that came late proves that its device was alive when it was received."""
+    said = world.rules[in_force(world, rows[j, R_AT]), of_class, LATE_PROVES]
+    return rows[j, R_DIRECT] != 0 if said == NONE else said != 0
+
+
+@borrowing
+def _is_copy(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
+    """Whether a signal without a place of its own in event time has the number of the one before it: a copy of that."""
+    placeless = rows[j, R_TRUST] >= _INVALID or rows[j, R_OFFSET] != 0
+    boot = rows[j, R_BOOT]
+    return placeless and 0 <= rows[j, R_SEQ] == devices[i, SEQ] and (boot < 0 or boot == devices[i, BOOT])
+
+
+@borrowing
+def _settle(devices: Matrix, i: int, least: int) -> None:
+    """Forget of arrival order what can decide nothing any more, as `core.device.settle`."""
+    for field in (HEARD, PROVED):
+        if devices[i, field] < least:
+            devices[i, field] = NONE
 
 
 @kept
 def matrix(
     order: Int64s,
     device: Int64s,
-    event_ms: Int64s,
-    received_ms: Int64s,
+    presence_ms: Int64s,
+    offset_ms: Int64s,
+    arrival: Int64s,
+    trust: NDArray[np.int8],
+    direct: NDArray[np.bool_],
     kind: NDArray[np.int8],
     boot: Int64s,
+    session: Int64s,
     seq: Int64s,
     code: NDArray[np.int32],
     codes: Int64s,
@@ -331,8 +418,9 @@ def matrix(
     rows = np.empty((len(order), len(ROW_FIELDS)), np.int64)
     for j in range(len(order)):
         at = order[j]
-        rows[j, R_DEVICE], rows[j, R_EVENT], rows[j, R_RECEIVED] = device[at], event_ms[at], received_ms[at]
-        rows[j, R_KIND], rows[j, R_BOOT], rows[j, R_SEQ] = kind[at], boot[at], seq[at]
+        rows[j, R_DEVICE], rows[j, R_AT], rows[j, R_OFFSET] = device[at], presence_ms[at], offset_ms[at]
+        rows[j, R_ARRIVAL], rows[j, R_TRUST], rows[j, R_DIRECT] = arrival[at], trust[at], direct[at]
+        rows[j, R_KIND], rows[j, R_BOOT], rows[j, R_SESSION], rows[j, R_SEQ] = kind[at], boot[at], session[at], seq[at]
         rows[j, R_CODE], rows[j, R_GATEWAY], rows[j, R_SITE] = codes[code[at]], gateways[gateway[at]], sites[site[at]]
     return rows
 
@@ -348,7 +436,7 @@ def judge_rows(devices: Matrix, memory: Matrix, world: World, rows: Matrix, firs
     for j in range(first, len(rows)):
         if said + ROOM > len(told):
             return j, said
-        said, _ = _expire(devices, memory, world, told, said, rows[j, R_DEVICE], rows[j, R_EVENT])
+        said, _ = _expire(devices, memory, world, told, said, rows[j, R_DEVICE], rows[j, R_AT])
         said = _apply(devices, memory, world, told, said, rows, j)
     return len(rows), said
 
@@ -372,18 +460,22 @@ def spread(offsets: NDArray[np.int32], text: NDArray[np.uint8], width_ms: int) -
 
 
 @borrowing
-def let_pass(devices: Matrix, memory: Matrix, world: World, through_ms: Int64s, first: int, told: Matrix) -> tuple[int, int, int]:
-    """Let silence act on each device from ``first`` on, through its instant of ``through_ms``.
+def let_pass(
+    devices: Matrix, memory: Matrix, world: World, through_ms: Int64s, frontier_ms: int, first: int, told: Matrix
+) -> tuple[int, int, int]:
+    """Let silence act on each device from ``first`` on, through its instant of ``through_ms``; settle it at the frontier.
 
     Returns:
         The device to go on with, how many judgements are told, and the earliest deadline that is left, counted from
         each device's own instant (`NEVER` without one).
     """
     said, left_ms = 0, NEVER
+    least = max(0, frontier_ms + 1) << POSITION_BITS
     for i in range(first, len(devices)):
         if said + ROOM > len(told):
             return i, said, left_ms
         said, due_ms = _expire(devices, memory, world, told, said, i, through_ms[i] + 1)
         if due_ms != NEVER:
             left_ms = min(left_ms, due_ms - through_ms[i])
+        _settle(devices, i, least)
     return len(devices), said, left_ms

@@ -15,11 +15,12 @@ Matrix = NDArray[np.int64]
 DEVICE_FIELDS: Final = (
     "site", "device_class", "gateway", "life_ms", "quiet_since_ms", "quiet_covered_ms", "mode", "transition_no", "mode_since_ms",
     "class_since_ms", "last_seen_ms", "boot", "seq", "reboots", "runtime_ms", "degraded_until_ms", "flagged_until_ms",
-    "held_until_ms", "death_ms", "death_covered_ms", "gateway_died", "memory",
+    "held_until_ms", "death_ms", "death_covered_ms", "gateway_died", "session", "heard_arrival", "proved_arrival",
+    "clock", "clock_offset_ms", "memory",
 )  # fmt: skip
 (SITE, CLASS, GATEWAY, LIFE, QUIET_SINCE, QUIET_COVERED, MODE, NUMBER, MODE_SINCE, CLASS_SINCE, LAST_SEEN, BOOT, SEQ, REBOOTS,
- RUNTIME, DEGRADED_UNTIL, FLAGGED_UNTIL, HELD_UNTIL, DEATH, DEATH_COVERED, GATEWAY_DIED,
- MEMORY) = range(len(DEVICE_FIELDS))  # fmt: skip
+ RUNTIME, DEGRADED_UNTIL, FLAGGED_UNTIL, HELD_UNTIL, DEATH, DEATH_COVERED, GATEWAY_DIED, SESSION, HEARD, PROVED,
+ CLOCK, CLOCK_OFFSET, MEMORY) = range(len(DEVICE_FIELDS))  # fmt: skip
 ABSENT: Final = -1  # the mode of a device without a state
 
 # What is remembered of errors: a row of its own for each device that had any.
@@ -28,8 +29,10 @@ CODES, N_CODES = N_TIMES + 1, N_TIMES + 1 + MAX_ERRORS
 PROGRESS, PROGRESS_OF = N_CODES + 1, N_CODES + 1 + MAX_SEQUENCE
 MEMORY_WIDTH: Final = PROGRESS_OF + 1
 
-ROW_FIELDS: Final = ("device", "event_time_ms", "received_at_ms", "kind", "boot", "seq", "code", "gateway", "site")
-R_DEVICE, R_EVENT, R_RECEIVED, R_KIND, R_BOOT, R_SEQ, R_CODE, R_GATEWAY, R_SITE = range(len(ROW_FIELDS))
+ROW_FIELDS: Final = ("device", "presence_ms", "offset_ms", "arrival", "trust", "direct", "kind", "boot", "session", "seq", "code",
+                     "gateway", "site")  # fmt: skip
+(R_DEVICE, R_AT, R_OFFSET, R_ARRIVAL, R_TRUST, R_DIRECT, R_KIND, R_BOOT, R_SESSION, R_SEQ, R_CODE, R_GATEWAY,
+ R_SITE) = range(len(ROW_FIELDS))  # fmt: skip
 
 TOLD_FIELDS: Final = ("what", "device", "at_ms", "row", "from", "to", "trigger", "number", "last_seen_ms", "runtime_ms",
                       "life_ms", "device_class", "site", "gateway", "policy", "shown")  # fmt: skip
@@ -37,5 +40,5 @@ TOLD_FIELDS: Final = ("what", "device", "at_ms", "row", "from", "to", "trigger",
  T_POLICY, T_SHOWN) = range(len(TOLD_FIELDS))  # fmt: skip
 T_CODES: Final = len(TOLD_FIELDS)
 TOLD_WIDTH: Final = T_CODES + MAX_ERRORS
-TRANSITION, AFTER_DECOMMISSION, UNKNOWN_DEVICE = range(3)
+TRANSITION, AFTER_DECOMMISSION, UNKNOWN_DEVICE, CLOCK_FAULT = range(4)
 ROOM: Final = 16  # more than one row, with the deadlines before it, can tell

@@ -21,6 +21,7 @@ from fleetpulse.columnar.layout import (
     BOOT,
     CLASS,
     CLASS_SINCE,
+    CLOCK,
     GATEWAY,
     GATEWAY_DIED,
     LIFE,
@@ -180,13 +181,13 @@ def _group(registered: pa.Table, listening: Listening, policies: Policies) -> Ke
     rows[:, CLASS_SINCE] = registered[CLASS_SINCE_FIELD.name].cast(pa.int64()).to_numpy() // 1000
     rows[:, QUIET_COVERED] = _covered(listening.coverage, since_ms)
     rows[:, MODE] = MODES.index(Mode.PROVISIONED)
-    rows[:, [NUMBER, REBOOTS, RUNTIME, GATEWAY_DIED]] = 0
+    rows[:, [NUMBER, REBOOTS, RUNTIME, GATEWAY_DIED, CLOCK]] = 0
     rows[:, [BOOT, SEQ, MEMORY]] = -1
     rows[:, SITE] = devices.sites.numbers(_words(registered["site"]))
     rows[:, CLASS] = devices.classes.numbers(_words(pc.fill_null(_given(registered["device_class"]), DEFAULT_CLASS)))
     rows[:, GATEWAY] = devices.gateways.numbers(_words(_given(registered["gateway"])))
     assert listening.frontier_ms is not None, "it was checked"
-    Judging(devices, listening.coverage, policies).pass_time(np.full(len(devices), listening.frontier_ms))
+    Judging(devices, listening.coverage, policies).pass_time(np.full(len(devices), listening.frontier_ms), listening.frontier_ms)
     devices.drop_absent()
     return KeyGroup(listening, policies, devices)
 

@@ -19,6 +19,7 @@ from fleetpulse.columnar.blocks import (
     NO_SIGNALS,
     ROW_SCHEMA,
     SIGNAL_SCHEMA,
+    TRUSTS,
     batch_to_rows,
     batch_to_signals,
     from_bytes,
@@ -27,13 +28,14 @@ from fleetpulse.columnar.blocks import (
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.digests import digests, hashes_of
 from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.columnar.layout import BOOT, CLASS, DEVICE_FIELDS, GATEWAY, MEMORY, MODE, SEQ, SITE
+from fleetpulse.columnar.layout import BOOT, CLASS, CLOCK, DEVICE_FIELDS, GATEWAY, MEMORY, MODE, SEQ, SITE
 from fleetpulse.columnar.seeds import SEED_SCHEMA
 from fleetpulse.columnar.standing import world_from_plain, world_to_plain
+from fleetpulse.columnar.told import event_times
 from fleetpulse.columnar.wire import from_wire
 from fleetpulse.columnar.world import MODES, NONE, Vocabulary
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import EVERYONE, Row, identity
+from fleetpulse.core.messages import EVERYONE, OF_READING, Row, Trust, identity
 from fleetpulse.core.replay import Deployment, Outcome
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, Column
 
@@ -58,9 +60,14 @@ _INSTANTS: Final = {
 _NUMBERS: Final = tuple(
     (place, _INSTANTS.get(name, name))
     for place, name in enumerate(DEVICE_FIELDS)
-    if name not in (*_WORDS, "mode", "boot", "memory")
+    if name not in (*_WORDS, "mode", "clock", "boot", "memory")
 )
-_OF_SIGNALS: Final = {"received_at_ms": "received_at", "event_time_ms": "event_time", "kind": "message_kind"}
+_OF_SIGNALS: Final = {  # by column of `SIGNAL_SCHEMA`; how far its event time lies from there follows
+    "received_at_ms": "received_at", "presence_ms": "presence", "kind": "message_kind", "trust": "clock", "session": "connection",
+    "offset_ms": "event_time",
+}  # fmt: skip
+_TIMES: Final = ("received_at_ms", "presence_ms")
+_TRUST_WORDS: Final = pa.array([trust.value for trust in TRUSTS])
 assert all(_declared(name) for _, name in _NUMBERS), "every field of a device is a column of its own"
 
 
@@ -106,7 +113,8 @@ def _left(group: KeyGroup, written: Mapping[int, bytes], after_ms: int | None) -
     for chunk in group.waiting.chunks:
         batch = from_wire(written[chunk.number]) if chunk.signals else from_bytes(written[chunk.number])
         if after_ms is not None:
-            batch = batch.filter(pa.array(batch["event_time_ms"].to_numpy() > after_ms))
+            instants = batch["presence_ms" if chunk.signals else "event_time_ms"]
+            batch = batch.filter(pa.array(instants.to_numpy() > after_ms))
         if chunk.signals:
             signals.append(batch)
         else:
@@ -126,6 +134,7 @@ def _devices(key_group: int, devices: Devices) -> pa.RecordBatch:
     columns: dict[str, pa.Array] = {"device_id": devices.ids, "boot": devices.boots}
     columns["device_hash"] = pa.array(hashes_of(devices.ids))
     columns["mode"] = pa.array([mode.value for mode in MODES], pa.string()).take(pa.array(rows[:, MODE]))
+    columns["clock"] = _TRUST_WORDS.take(pa.array(rows[:, CLOCK]))
     for (name, place), words in zip(_WORDS.items(), (devices.sites, devices.classes, devices.gateways), strict=True):
         numbers = rows[:, place]
         columns[name] = pa.array(words.words, pa.string()).take(pa.array(numbers, mask=numbers < 0))
@@ -150,8 +159,12 @@ def _signals(key_group: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         column = batch[field.name]
         if pa.types.is_dictionary(field.type):
             column = column.dictionary_decode()
-        if field.name in ("received_at_ms", "event_time_ms"):
+        if field.name == "offset_ms":
+            column = event_times(batch)
+        if field.name in (*_TIMES, "offset_ms"):
             column = pc.multiply(column, 1000).cast(_ARROW["timestamp"])
+        if field.name == "trust":
+            column = _TRUST_WORDS.take(column)
         columns[_OF_SIGNALS.get(field.name, field.name)] = column
     columns["device_hash"] = pa.array(hashes_of(batch["device_id"]))
     columns["message_kind"] = pc.cast(columns["message_kind"], pa.int32())
@@ -170,7 +183,8 @@ def _plain(key_group: int, part: str, contents: Sequence[Mapping[str, Any]], ids
 
 
 def _row_to_plain(row: Row) -> dict[str, Any]:
-    return {**asdict(row), "kind": row.kind.value, "clock": row.clock.value}
+    values = {name: value for name, value in asdict(row).items() if name not in OF_READING}
+    return {**values, "kind": row.kind.value, "clock": row.clock.value}
 
 
 def the_world(groups: Iterable[str]) -> str:
@@ -263,8 +277,9 @@ def _to_devices(rows: pa.Table) -> Devices:
         matrix[:, place] = pc.fill_null(values, -1 if place == SEQ else NONE).to_numpy()
     for (name, place), words in zip(_WORDS.items(), (devices.sites, devices.classes, devices.gateways), strict=True):
         matrix[:, place] = words.numbers(_one(rows[name]).dictionary_encode())
-    modes = Vocabulary([mode.value for mode in MODES])
+    modes, trusts = Vocabulary([mode.value for mode in MODES]), Vocabulary([trust.value for trust in TRUSTS])
     matrix[:, MODE] = modes.numbers(_one(rows["mode"]).dictionary_encode())
+    matrix[:, CLOCK] = trusts.numbers(_one(pc.fill_null(rows["clock"], Trust.ON_TIME.value)).dictionary_encode())
     matrix[:, [BOOT, MEMORY]] = -1
     devices.boots = _one(rows["boot"])
     told = rows["errors"].is_valid().to_numpy()
@@ -279,13 +294,21 @@ def _to_signals(rows: pa.Table) -> pa.RecordBatch:
     arrays: list[pa.Array] = []
     for field in SIGNAL_SCHEMA:
         column = rows[_OF_SIGNALS.get(field.name, field.name)]
-        if field.name in ("received_at_ms", "event_time_ms"):
-            column = pc.divide(column.cast(pa.int64()), 1000)
+        if field.name in _TIMES:
+            column = _millis(column)
+        elif field.name == "offset_ms":
+            column = pc.fill_null(pc.subtract(_millis(column), _millis(rows["presence"])), 0)
+        elif field.name == "trust":
+            column = pc.index_in(column, value_set=_TRUST_WORDS)
         array = _one(pc.fill_null(column, -1) if field.name == "seq" else column)
         arrays.append(
             array.dictionary_encode().cast(field.type) if pa.types.is_dictionary(field.type) else array.cast(field.type)
         )
     return pa.RecordBatch.from_arrays(arrays, schema=SIGNAL_SCHEMA)
+
+
+def _millis(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.divide(column.cast(pa.int64()), 1000)
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

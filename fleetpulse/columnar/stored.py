@@ -31,7 +31,6 @@ from fleetpulse.columnar.world import NONE, Vocabulary
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import MAX_SEQUENCE
 
-_IDS_WITHOUT_ENDS: Final = 4
 assert {*FIELDS, "boot", "memory"} == set(DEVICE_FIELDS), "every field is stored"
 
 
@@ -44,10 +43,8 @@ def to_stored(devices: Devices, metadata: Mapping[str, Any], form: int = STORED_
         form: one of `forms.WRITTEN_FORMS`.
     """
     packed, known = Packed(), {**metadata, "version": form, "count": len(devices)}
-    if len(devices) and form >= _IDS_WITHOUT_ENDS:
+    if len(devices):
         packed.text("device_id", devices.ids)
-    elif len(devices):
-        packed.columns["device_id"] = devices.ids
     if devices.boots.null_count < len(devices.boots):
         packed.columns["boot"] = devices.boots
     found, extents = distances(devices.rows)
@@ -87,16 +84,16 @@ def _memory_to_stored(devices: Devices) -> bytes:
     return packed.to_bytes(known)
 
 
-def _gateways_lived(packed: Unpacked) -> None:
-    """Form 3 says whether a device's death is its gateway's; before, no gateway's death was told to it."""
-    packed.known["base"]["gateway_died"] = 0
+def _without_presence(packed: Unpacked) -> None:
+    """Form 5 knows of sessions, clocks and arrival order. One of form 4 that this version wrote knows of them too."""
+    packed.known["base"] = {**_UNKNOWN_BEFORE, **packed.known["base"]}
 
 
-def _ids_with_ends(packed: Unpacked) -> None:
-    """Form 4 leaves out where each id begins where all are of one length; with it they read the same."""
-
-
-UPGRADES: Final = {2: _gateways_lived, 3: _ids_with_ends}  # by the form that a step begins with
+_UNKNOWN_BEFORE: Final = {
+    **dict.fromkeys(("session", "heard_arrival", "proved_arrival", "clock_offset_ms")),
+    "clock": 0,
+}
+UPGRADES: Final = {4: _without_presence}  # by the form that a step begins with
 
 
 def from_stored(stored: bytes) -> tuple[Devices, dict[str, Any]]:

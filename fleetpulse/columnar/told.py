@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from fleetpulse.columnar.blocks import KINDS
+from fleetpulse.columnar.blocks import KINDS, TRUSTS
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.layout import (
     T_AT,
@@ -36,7 +36,7 @@ from fleetpulse.columnar.layout import (
 from fleetpulse.columnar.packing import firsts, in_use
 from fleetpulse.columnar.world import MODES, NONE, TRIGGERS, Int64s
 from fleetpulse.core.judgements import Judgement, Verdict
-from fleetpulse.core.messages import FOR_EVERYONE
+from fleetpulse.core.messages import FOR_EVERYONE, Trust
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.tables import JUDGEMENTS
 
@@ -51,6 +51,7 @@ TOLD_SCHEMA: Final = pa.schema(
     ]
 )
 _OF_EVERYBODY: Final = pa.array(sorted(kind.value for kind in FOR_EVERYONE))
+_INVALID: Final = TRUSTS.index(Trust.INVALID)
 _KIND_WORDS: Final = pa.array([kind.value for kind in KINDS])
 _MODE_WORDS: Final = pa.array([mode.value for mode in MODES])
 _TRIGGER_WORDS: Final = pa.array([trigger.value for trigger in TRIGGERS])
@@ -93,10 +94,16 @@ def said_by(key_group: int, told: pa.RecordBatch) -> pa.RecordBatch:
     return told.filter(pc.invert(pc.is_in(told["message_kind"], value_set=_OF_EVERYBODY)))
 
 
+def event_times(signals: pa.RecordBatch) -> pa.Array:
+    """Return the event times of signals; null where one is no time."""
+    event_ms = signals["presence_ms"].to_numpy() + signals["offset_ms"].to_numpy()
+    return pa.array(event_ms, mask=signals["trust"].to_numpy() == _INVALID)
+
+
 def of_signals(
     signals: pa.RecordBatch, verdict: Verdict, reasons: Sequence[str], late_by_ms: Int64s | None = None
 ) -> pa.RecordBatch:
-    """Say of signals why they were not judged.
+    """List signals, with the reason.
 
     Args:
         signals: columns of `SIGNAL_SCHEMA`.
@@ -110,7 +117,7 @@ def of_signals(
         "kind": _same(verdict.value, count),
         "device_id": signals["device_id"],
         "site": signals["site"].dictionary_decode(),
-        "event_time_ms": signals["event_time_ms"],
+        "event_time_ms": event_times(signals),
         "gateway": signals["gateway"].dictionary_decode(),
         "received_at_ms": signals["received_at_ms"],
         "message_kind": _KIND_WORDS.take(signals["kind"]),

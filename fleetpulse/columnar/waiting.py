@@ -1,6 +1,6 @@
 """What waits for its time: chunks that are written once, read when they come due, and deleted.
 
-Rule 1: a chunk holds rows of one span of event time, so that few are open at a time; it is rewritten only where many wait: for
+Rule 1: a chunk holds rows of one span of time, so that few are open at a time; it is rewritten only where many wait: for
 a frontier that stands still, as in a gap that is open, or for a lateness of very many batches. Then neighbours are joined, those
 of the fewest rows first and of like size, so that a row is written again a few times at most. So there is a bound: ``MOST``, or
 ``MOST_MOVING``, and one more for each 4,096 rows.
@@ -83,7 +83,7 @@ class Waiting:
         if not len(order):
             return []
         signals = batch.schema.equals(SIGNAL_SCHEMA)
-        event_ms = batch["event_time_ms"].to_numpy()[order]
+        event_ms = _instants(batch)[order]
         spans = event_ms // width_ms
         if spans.min() != spans.max():
             by_span = np.argsort(spans, kind="stable")
@@ -120,8 +120,8 @@ class Waiting:
                 parts = {one.number for one in near}
                 whole = pa.concat_batches([read_from(read(number)) for number in sorted(parts)])
                 if through_ms is not None:
-                    whole = filtered(whole, whole["event_time_ms"].to_numpy() > through_ms)
-                event_ms = whole["event_time_ms"].to_numpy()
+                    whole = filtered(whole, _instants(whole) > through_ms)
+                event_ms = _instants(whole)
                 joined = Chunk(self.written, int(event_ms.min()), int(event_ms.max()), whole.num_rows, signals)
                 self.chunks = [*(chunk for chunk in self.chunks if chunk.number not in parts), joined]
                 self.written += 1
@@ -154,7 +154,7 @@ class Waiting:
                 continue
             written = read(chunk.number)
             batch = from_wire(written) if chunk.signals else from_bytes(written)
-            event_ms = batch["event_time_ms"].to_numpy()
+            event_ms = _instants(batch)
             due = event_ms <= through_ms
             if after_ms is not None:
                 due &= event_ms > after_ms
@@ -174,6 +174,12 @@ class Waiting:
     def from_plain(cls, plain: dict[str, Any]) -> "Waiting":
         """The inverse of `to_plain`."""
         return cls([Chunk(*values[:4], signals=bool(values[4])) for values in plain["chunks"]], plain["written"])
+
+
+def _instants(batch: pa.RecordBatch) -> Int64s:
+    """Return the instants at which rows are judged: presence time of signals, event time of other rows."""
+    signals = batch.schema.equals(SIGNAL_SCHEMA)
+    return batch["presence_ms" if signals else "event_time_ms"].to_numpy()
 
 
 def _to_parts(batch: pa.RecordBatch, order: Int64s, edges: Sequence[int]) -> list[bytes]:

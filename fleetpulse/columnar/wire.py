@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from fleetpulse.columnar.blocks import SIGNAL_SCHEMA, from_bytes
+from fleetpulse.columnar.blocks import SIGNAL_SCHEMA
 from fleetpulse.columnar.choosing import of_one_length
 from fleetpulse.columnar.packing import Packed, Unpacked, extent, narrow
 from fleetpulse.columnar.world import Int64s
@@ -52,6 +52,8 @@ def to_wires(signals: pa.RecordBatch, order: Int64s | None, edges: Sequence[int]
             if low != high:
                 columns[field.name] = pa.array(narrow(values, low, high, order))
             continue
+        if column.null_count == len(column):
+            continue  # nothing of it is said
         if pa.types.is_dictionary(field.type):
             column = _indexed(column)
         elif pa.types.is_string(field.type) and (fixed := of_one_length(column)) is not None:
@@ -86,23 +88,26 @@ def _own_words(column: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def from_wire(written: bytes) -> pa.RecordBatch:
-    """Read what `to_wire` wrote, or what waited before there was a `to_wire`: whole columns, and a digest with each."""
-    try:
-        packed = Unpacked(pa.py_buffer(written))
-    except KeyError:
-        return _as_it_was(from_bytes(written))
+    """Read what `to_wire` wrote, or version 1 did."""
+    packed = Unpacked(pa.py_buffer(written))
     count = packed.known["count"]
+    if "presence_ms" not in packed.known["base"]:
+        _upgrade(packed)
     return pa.RecordBatch.from_arrays([_column(packed, field, count) for field in SIGNAL_SCHEMA], schema=SIGNAL_SCHEMA)
 
 
-def _as_it_was(signals: pa.RecordBatch) -> pa.RecordBatch:
-    numbered = pc.greater_equal(signals["seq"], 0)
-    return signals.set_column(signals.schema.get_field_index("digest"), "digest", pc.if_else(numbered, 0, signals["digest"]))
+def _upgrade(packed: Unpacked) -> None:
+    """Version 1 judged what waits by its event time, and knew neither sessions nor positions."""
+    packed.known["base"] |= {"presence_ms": packed.known["base"]["event_time_ms"], "offset_ms": 0, "trust": 0, "position": 0}
+    if "event_time_ms" in packed.columns:
+        packed.columns["presence_ms"] = packed.columns["event_time_ms"]
 
 
 def _column(packed: Unpacked, field: pa.Field, count: int) -> pa.Array:
     if pa.types.is_integer(field.type):
         return pa.array(packed.number(field.name, count, np.dtype(field.type.to_pandas_dtype())))
+    if field.name not in packed.columns:
+        return pa.nulls(count, field.type)
     if pa.types.is_string(field.type):
         return packed.text(field.name)
     column: Any = packed.columns[field.name]

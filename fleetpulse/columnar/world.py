@@ -22,8 +22,9 @@ MODES: Final = tuple(Mode)
 TRIGGERS: Final = tuple(Trigger)
 
 RULES: Final = ("timeout_ms", "death_grace_ms", "forget_after_ms", "degraded_errors", "degraded_window_ms", "flagged_window_ms",
-                "flagged_hold_ms", "last_errors")  # fmt: skip
-TIMEOUT, DEATH_GRACE, FORGET_AFTER, DEGRADED_ERRORS, DEGRADED_WINDOW, FLAGGED_WINDOW, FLAGGED_HOLD, LAST_ERRORS = range(8)
+                "flagged_hold_ms", "last_errors", "late_proves_alive")  # fmt: skip
+(TIMEOUT, DEATH_GRACE, FORGET_AFTER, DEGRADED_ERRORS, DEGRADED_WINDOW, FLAGGED_WINDOW, FLAGGED_HOLD, LAST_ERRORS,
+ LATE_PROVES) = range(len(RULES))  # fmt: skip
 STEPS: Final = len(RULES)  # the flagged sequence as error codes, -1 behind its end
 SEQUENCE: Final = STEPS + MAX_SEQUENCE  # the number of that sequence
 QUARANTINES: Final = SEQUENCE + 1  # whether unknown devices are listed instead of judged
@@ -84,6 +85,10 @@ class Vocabulary:
         return words.indices.fill_null(len(numbers) - 1).to_numpy(), numbers
 
 
+def _number(value: int | bool | None) -> int:
+    return NONE if value is None else int(value)
+
+
 def world_arrays(
     coverage: Coverage, policies: Policies, classes: Sequence[str], codes: Vocabulary, sequences: Vocabulary
 ) -> World:
@@ -101,7 +106,7 @@ def world_arrays(
     for p, one in enumerate(dated):
         for c, name in enumerate(classes):
             rule = one.policy.of(name)
-            rules[p, c, : len(RULES)] = [getattr(rule, field) for field in RULES]
+            rules[p, c, : len(RULES)] = [_number(getattr(rule, field)) for field in RULES]
             rules[p, c, STEPS : STEPS + len(rule.flagged_codes)] = [codes.number(code) for code in rule.flagged_codes]
             rules[p, c, SEQUENCE] = sequences.number(rule.flagged_codes)
         rules[p, :, QUARANTINES] = one.policy.unknown_devices == "quarantine"

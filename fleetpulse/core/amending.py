@@ -241,7 +241,7 @@ def corrections(
     at_ms = coverage.earliest(coverage.covered(frontier_ms) + lead_ms)
     if at_ms is None:
         return None
-    taken = {row.event_time_ms for row in now.waiting}
+    taken = {row.at_ms for row in now.waiting}
     while at_ms in taken:  # what else is at that instant would have to be put in order with it
         at_ms += 1
     under_way = {row.device_id for row in now.waiting if row.kind is Kind.CORRECT}
@@ -258,8 +258,8 @@ def corrections(
         payload = {
             "effective_from": at_ms,
             "frontier_ms": frontier_ms,
-            "was": fingerprint(was, covered_ms),
-            "device": None if wanted is None else plain(wanted, covered_ms),
+            "was": fingerprint(was, covered_ms, at_ms),
+            "device": None if wanted is None else plain(wanted, covered_ms, at_ms),
         }
         found.append(Correction(device_id, payload))
     return found

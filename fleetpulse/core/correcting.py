@@ -14,21 +14,25 @@ from typing import Any, Final, cast
 
 from fleetpulse.core.decoding import MAX_TEXT
 from fleetpulse.core.machine import HELD, Mode
+from fleetpulse.core.messages import POSITION_BITS, Trust
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE
 from fleetpulse.core.state import Device
 
 _WHOLE: Final = range(2**53)  # instants, durations and counts: sums of some still fit into 64 bits
 _SEQ: Final = range(2**63)  # as devices may send it
 _SINCE: Final = {"quiet_covered_ms": "quiet_for_ms", "death_covered_ms": "dead_for_ms"}  # covered time, and how it is told
+_SIGNED: Final = range(-(2**63), 2**63)
+_ARRIVALS: Final = ("heard_arrival", "proved_arrival")
 _LISTS: Final = ("error_times_ms", "codes", "progress", "progress_of")
 
 
-def plain(device: Device, covered_ms: int) -> dict[str, Any]:
+def plain(device: Device, covered_ms: int, at_ms: int = 0) -> dict[str, Any]:
     """Return a device as JSON has it.
 
     Args:
         device: the device.
         covered_ms: covered time at the instant at which it is told, in milliseconds.
+        at_ms: that instant: what was received before it has no place in arrival order any more.
     """
     values: dict[str, Any] = {item.name: getattr(device, item.name) for item in fields(Device) if item.name != "device_id"}
     if not any(start is not None for start in device.progress):
@@ -37,10 +41,13 @@ def plain(device: Device, covered_ms: int) -> dict[str, Any]:
         values["held_until_ms"] = None
     if device.death_ms is None:
         values |= {"gateway_died": False, "death_covered_ms": None}
+    for name in _ARRIVALS:
+        if values[name] is not None and values[name] < at_ms << POSITION_BITS:
+            values[name] = None
     for name, told in _SINCE.items():
         value = values.pop(name)
         values[told] = None if value is None else covered_ms - value
-    return values | {"mode": device.mode.value} | {name: list(values[name]) for name in _LISTS}
+    return values | {"mode": device.mode.value, "clock": device.clock.value} | {name: list(values[name]) for name in _LISTS}
 
 
 def alike(one: Device | None, other: Device | None) -> bool:
@@ -50,9 +57,9 @@ def alike(one: Device | None, other: Device | None) -> bool:
     return plain(replace(one, transition_no=0), 0) == plain(replace(other, transition_no=0), 0)
 
 
-def fingerprint(device: Device | None, covered_ms: int) -> str:
+def fingerprint(device: Device | None, covered_ms: int, at_ms: int) -> str:
     """Return a digest of a device, or of there being none: 16 hexadecimal digits."""
-    told = None if device is None else plain(device, covered_ms)
+    told = None if device is None else plain(device, covered_ms, at_ms)
     text = json.dumps(told, sort_keys=True, separators=(",", ":"))
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -72,7 +79,8 @@ def corrected(device_id: str, told: Any, covered_ms: int) -> Device | None:
     if wrong:
         raise ValueError(f"a row that corrects carries a device as amend writes it; wrong: {', '.join(wrong)[:200]}")
     read: dict[str, Any] = {name: values[name] for name in _CHECKS if name not in _SINCE.values()}
-    read |= {name: tuple(values[name]) for name in _LISTS} | {"mode": Mode(values["mode"])}
+    read |= {name: tuple(values[name]) for name in _LISTS}
+    read |= {"mode": Mode(values["mode"]), "clock": Trust(values["clock"])}
     for name, since in _SINCE.items():
         read[name] = None if values[since] is None else covered_ms - values[since]
     return Device(device_id, **read)
@@ -113,6 +121,10 @@ _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = MappingProxyType(
         **dict.fromkeys(("degraded_until_ms", "flagged_until_ms", "held_until_ms"), _maybe(_whole)),
         "mode": lambda value: isinstance(value, str) and value in {mode.value for mode in Mode} - {Mode.FORGOTTEN.value},
         "gateway_died": lambda value: isinstance(value, bool),
+        "session": _maybe(lambda value: type(value) is int and value in _SIGNED),
+        **dict.fromkeys(_ARRIVALS, _maybe(_is_seq)),
+        "clock": lambda value: isinstance(value, str) and value in {trust.value for trust in Trust},
+        "clock_offset_ms": _maybe(lambda value: type(value) is int and -value in _SIGNED),
         "error_times_ms": _several(_whole, MAX_ERRORS),
         "codes": _several(_text, MAX_ERRORS),
         "progress": _several(_maybe(_whole), MAX_SEQUENCE - 1),

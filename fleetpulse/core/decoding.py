@@ -193,6 +193,7 @@ def to_row(address: Address, content: Mapping[str, Any], received_at_ms: int, di
         metrics=_metrics(content),
         note=note,
         digest=digest,
+        session=_text(content, "session", numbers=True),
     )
 
 

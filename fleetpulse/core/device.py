@@ -1,6 +1,6 @@
-"""One device: what is remembered of it, and how rows and silence act on it, in event-time order.
+"""One device: what is remembered of it, and how rows and silence act on it, in the order of presence time.
 
-Rule 1: ``expire`` and ``apply`` are called in event-time order; what they answer depends on nothing else.
+Rule 1: ``expire`` and ``apply`` are called in the order of presence time (`core.clocks`); arrival order decides about wills.
 Rule 2: silence, death and forgetting count covered time; windows and holds count event time.
 Rule 3: a row that corrects counts where the device is as it was when the row was worked out, and nowhere else.
 """
@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from fleetpulse.core.clocks import FAULTS, offset_ms
 from fleetpulse.core.correcting import corrected, fingerprint
-from fleetpulse.core.judgements import Judgement, Verdict, about
+from fleetpulse.core.judgements import Judgement, Verdict, about, clock_fault
 from fleetpulse.core.machine import HELD, PRESENT, Mode, Trigger, next_mode
-from fleetpulse.core.messages import EVERYONE, SIGNALS, Kind, Row
+from fleetpulse.core.messages import EVERYONE, POSITION_BITS, SIGNALS, Kind, Row, Trust, session_number
 from fleetpulse.core.policy import DEFAULT_CLASS, Rules
 from fleetpulse.core.state import Device, World
 
 NO_CODE: Final = "unknown"  # what an error without a code is remembered as
+WRAP_SLACK: Final = 16  # how near to its end a counter is that begins anew, and how near to its begin then
 
 
 @dataclass(slots=True)
@@ -38,10 +40,9 @@ class Fold:
             The device afterwards; None where it is unknown or forgotten.
         """
         for row in rows:
-            assert row.event_time_ms is not None
             if row.device_id == EVERYONE and (device is None or device.gateway != row.gateway):
                 continue  # its gateway no more: no row of the device's, so no time passes for it
-            device = self.expire(device, row.event_time_ms)
+            device = self.expire(device, row.at_ms)
             device = self.apply(device, row)
         return device if through_ms is None else self.expire(device, through_ms + 1)
 
@@ -129,8 +130,7 @@ class Fold:
         return None if device.mode is Mode.FORGOTTEN else device
 
     def _born(self, row: Row, device_class: str) -> Device:
-        assert row.event_time_ms is not None
-        at_ms = row.event_time_ms
+        at_ms = row.at_ms
         return Device(
             row.device_id,
             row.site,
@@ -168,7 +168,9 @@ class Fold:
 
     def _recommission(self, device: Device, row: Row) -> None:
         assert row.event_time_ms is not None
-        device.last_seen_ms = device.boot = device.seq = None
+        device.last_seen_ms = device.boot = device.seq = device.session = None
+        device.heard_arrival = device.proved_arrival = device.clock_offset_ms = None
+        device.clock = Trust.ON_TIME
         device.degraded_until_ms = device.flagged_until_ms = device.death_ms = device.death_covered_ms = None
         device.error_times_ms, device.progress = (), ()
         device.quiet_since_ms, device.quiet_covered_ms = row.event_time_ms, self.world.coverage.covered(row.event_time_ms)
@@ -200,7 +202,7 @@ class Fold:
         assert row.event_time_ms is not None
         content, at_ms = row.contents(), row.event_time_ms
         covered_ms = self.world.coverage.covered(at_ms)
-        if content.get("was") != fingerprint(device, covered_ms):
+        if content.get("was") != fingerprint(device, covered_ms, at_ms):
             self._refuse(row, "the device has moved on since this was worked out: amend again")
             return device
         try:
@@ -223,59 +225,83 @@ class Fold:
         self.judgements.append(about(row, Verdict.REFUSED, why))
 
     def _death(self, device: Device | None, row: Row) -> None:
-        """Note a will: silence has its grace left. One of an earlier boot says nothing; its gateway's adds nothing to another."""
-        assert row.event_time_ms is not None
+        """Note a will: silence has its grace left. One of another session says nothing; its gateway's adds nothing to another.
+
+        A device that was heard after it, in arrival order, has voided it, be its signal judged by now or not.
+        """
         from_gateway = row.device_id == EVERYONE
         if device is None or device.mode is Mode.DECOMMISSIONED:
             return
         if not from_gateway:
-            counts = row.boot is None or device.boot is None or row.boot == device.boot
+            counts = _is_of_its_session(device, row)
         else:
             counts = row.gateway == device.gateway != device.device_id and device.death_ms is None
-        if counts:
-            device.death_ms, device.gateway_died = row.event_time_ms, from_gateway
-            device.death_covered_ms = self.world.coverage.covered(row.event_time_ms)
+        if counts and (device.proved_arrival is None or device.proved_arrival < row.arrival):
+            device.death_ms, device.gateway_died = row.at_ms, from_gateway
+            device.death_covered_ms = self.world.coverage.covered(row.at_ms)
 
     def _signal(self, device: Device | None, row: Row) -> Device | None:
-        assert row.event_time_ms is not None
-        at_ms = row.event_time_ms
+        at_ms = row.at_ms
+        dated, is_late = self.world.policies.at(at_ms), row.trust is Trust.LATE
+        rules = dated.policy.of(DEFAULT_CLASS if device is None else device.device_class)
+        if is_late and not proves_alive(row, rules):
+            return device
         if device is None:
-            if self.world.policies.at(at_ms).policy.unknown_devices == "quarantine":
-                self.judgements.append(about(row, Verdict.UNKNOWN_DEVICE))
+            if dated.policy.unknown_devices == "quarantine":
+                self._list(row, Verdict.UNKNOWN_DEVICE)
                 return None
             device = self._born(row, DEFAULT_CLASS)
         if device.mode is Mode.DECOMMISSIONED:
-            self.judgements.append(about(row, Verdict.AFTER_DECOMMISSION))
+            self._list(row, Verdict.AFTER_DECOMMISSION)
             return device
+        copied = _is_copy(device, row)
         self._heard(device, row)
-        if device.death_ms is None or row.received_at_ms > device.death_ms:
-            device.death_ms = device.death_covered_ms = None
-            self._change(device, Trigger.SIGNAL, at_ms, row)
-        if row.kind is Kind.ERROR:
+        device.death_ms = device.death_covered_ms = None  # no signal is judged after a will that was received before it
+        self._change(device, Trigger.SIGNAL, at_ms, row)
+        if row.kind is Kind.ERROR and not (is_late or copied):
             self._error(device, row)
         return device
 
+    def _list(self, row: Row, verdict: Verdict) -> None:
+        """List a signal that changes nothing; one that came late is listed already."""
+        if row.trust is not Trust.LATE:
+            self.judgements.append(about(row, verdict))
+
     def _heard(self, device: Device, row: Row) -> None:
-        """Note a signal: last seen, runtime, reboots, gateway."""
-        assert row.event_time_ms is not None
-        at_ms, covered = row.event_time_ms, self.world.coverage.covered(row.event_time_ms)
+        """Note a signal: last seen, runtime, clock, and, of one that is not late, reboots and gateway."""
+        at_ms, covered = row.at_ms, self.world.coverage.covered(row.at_ms)
         gap = covered - device.quiet_covered_ms
         present = device.mode in PRESENT or device.mode in HELD
         if device.last_seen_ms is not None and present and gap <= self._rules(device, at_ms).timeout_ms:
             device.runtime_ms += gap
-        backwards = row.seq is not None and device.seq is not None and row.seq < device.seq
-        if backwards or (row.boot is not None and device.boot is not None and row.boot != device.boot):
-            device.reboots += 1
         device.last_seen_ms = device.quiet_since_ms = at_ms
         device.quiet_covered_ms = covered
+        if row.trust in FAULTS and row.trust is not device.clock:
+            self.judgements.append(about(row, Verdict.CLOCK, clock_fault(row.trust, offset_ms(row))))
+        device.clock, device.clock_offset_ms = row.trust, offset_ms(row)
+        newest = device.heard_arrival is None or device.heard_arrival < row.arrival
+        if row.trust is not Trust.LATE:
+            device.gateway = row.gateway if row.gateway is not None else device.gateway
+            if newest:
+                self._numbered(device, row)
+        if newest:
+            device.heard_arrival = row.arrival
+        if row.is_direct or row.kind is Kind.BIRTH:
+            device.proved_arrival = max(device.proved_arrival or row.arrival, row.arrival)
+
+    def _numbered(self, device: Device, row: Row) -> None:
+        """Note what a signal, received after those heard before, says of its run: session, boot and counter."""
+        if row.boot is not None and device.boot is not None:
+            device.reboots += row.boot != device.boot
+        elif row.seq is not None and device.seq is not None:
+            device.reboots += fell_back(device.seq, row.seq)
         device.boot = row.boot if row.boot is not None else device.boot
         device.seq = row.seq if row.seq is not None else device.seq
-        device.gateway = row.gateway if row.gateway is not None else device.gateway
+        device.session = session_number(row.session) if row.session is not None else device.session
 
     def _error(self, device: Device, row: Row) -> None:
         """Count an error into the facts: degraded by number, flagged by order."""
-        assert row.event_time_ms is not None
-        at_ms, rules = row.event_time_ms, self._rules(device, row.event_time_ms)
+        at_ms, rules = row.at_ms, self._rules(device, row.at_ms)
         counted = (*device.error_times_ms, at_ms)[-rules.degraded_errors :]
         device.error_times_ms = tuple(then for then in counted if at_ms - then <= rules.degraded_window_ms)
         device.codes = (*device.codes, row.code or NO_CODE)[-rules.last_errors :] if rules.last_errors else ()
@@ -285,6 +311,39 @@ class Fold:
         if _advance(device, rules, row.code or NO_CODE, at_ms):
             device.flagged_until_ms = at_ms + rules.flagged_hold_ms
             self._change(device, Trigger.SEQUENCE, at_ms, row)
+
+
+def proves_alive(row: Row, rules: Rules) -> bool:
+    """Whether a signal that came late proves that its device was alive when it was received."""
+    return row.is_direct if rules.late_proves_alive is None else rules.late_proves_alive
+
+
+def _is_of_its_session(device: Device, row: Row) -> bool:
+    """Whether a will is of the device's session; of its boot where not both name a session."""
+    if row.session is not None and device.session is not None:
+        return session_number(row.session) == device.session
+    return row.boot is None or device.boot is None or row.boot == device.boot
+
+
+def _is_copy(device: Device, row: Row) -> bool:
+    """Whether a signal without a place of its own in event time has the number of the one before it: a copy of that."""
+    placeless = row.trust in FAULTS or row.at_ms != row.event_time_ms
+    return placeless and row.seq is not None and row.seq == device.seq and row.boot in (None, device.boot)
+
+
+def fell_back(before: int, after: int) -> bool:
+    """Whether a counter fell back by a restart, and not by its end: those of 8, 16 and 32 bits begin anew there."""
+    wraps = any(2**bits - WRAP_SLACK <= before < 2**bits and after < WRAP_SLACK for bits in (8, 16, 32))
+    return after < before and not wraps
+
+
+def settle(device: Device, frontier_ms: int) -> None:
+    """Forget of arrival order what can decide nothing any more: all that is judged later was received after the frontier."""
+    least = (frontier_ms + 1) << POSITION_BITS
+    for name in ("heard_arrival", "proved_arrival"):
+        value = getattr(device, name)
+        if value is not None and value < least:
+            setattr(device, name, None)
 
 
 def _advance(device: Device, rules: Rules, code: str, at_ms: int) -> bool:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from fleetpulse.core.machine import Mode, Trigger
-from fleetpulse.core.messages import Row
+from fleetpulse.core.messages import Row, Trust
 from fleetpulse.core.times import format_duration
 
 
@@ -17,7 +17,7 @@ class Verdict(StrEnum):
 
     TRANSITION = "transition"  # a device changed its mode
     LATE = "late"  # a message came when its time had been judged
-    CLOCK = "clock"  # a message whose event time cannot be believed
+    CLOCK = "clock"  # a device's clock cannot be believed from this message on: its signals count when they are received
     DUPLICATE = "duplicate"  # a copy of a message, said when their time is judged
     AFTER_DECOMMISSION = "after_decommission"  # a signal of a device out of service
     UNKNOWN_DEVICE = "unknown_device"  # a signal of a device that nobody registered, or that was forgotten since
@@ -37,14 +37,23 @@ REASONS: Final[Mapping[Verdict, str]] = MappingProxyType(
 )
 CORRECTED_ENTRY: Final = "a corrected entry of the registry says otherwise"  # likewise, where no message was late
 AMENDMENTS: Final = (Verdict.RETRACT, Verdict.ADD)
-LISTED: Final = (  # what is said of messages that were not judged
+LISTED: Final = (  # what is said of messages beside transitions
     Verdict.LATE, Verdict.CLOCK, Verdict.DUPLICATE, Verdict.AFTER_DECOMMISSION, Verdict.UNKNOWN_DEVICE, Verdict.REFUSED,
 )  # fmt: skip
 
 
-def clock_ahead(lead_ms: int) -> str:
-    """Say why a message's time cannot be believed."""
-    return f"clock ahead by {format_duration(lead_ms)}"
+def clock_fault(trust: Trust, offset_ms: int | None) -> str:
+    """Say why a signal's event time cannot be believed, and so counts for the instant at which it was received.
+
+    Args:
+        trust: one of `clocks.FAULTS`.
+        offset_ms: event time less ``received_at``; None where the event time is no time.
+    """
+    if offset_ms is None:
+        return "ts is not a time"
+    if trust is Trust.AHEAD:
+        return f"clock ahead by {format_duration(offset_ms)}"
+    return f"clock behind by {format_duration(-offset_ms)}: not set, or set back"
 
 
 def clock_behind(lead_ms: int) -> str:

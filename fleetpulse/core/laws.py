@@ -10,7 +10,7 @@ from typing import Final
 
 from fleetpulse.core.judgements import LISTED
 from fleetpulse.core.machine import PRESENT, TRANSITIONS, Mode
-from fleetpulse.core.messages import FROM_DEVICES, SIGNALS
+from fleetpulse.core.messages import SIGNALS
 from fleetpulse.core.state_laws import OF_STATE
 from fleetpulse.core.suites import CORRECTED, STRUCTURE, Severity, Suite, among, holds
 
@@ -159,7 +159,7 @@ _VERDICTS: Final = Suite(
 _ACCOUNTS: Final = Suite(
     "accounts",
     "judgements",
-    "What was said of messages that were not judged, beside what bronze comes to: what is listed nowhere was judged, or waits.",
+    "What was said of messages beside transitions, and what bronze comes to: what is listed nowhere was judged, or waits.",
     ("judgements", "defined", "stand"),
     _beside(
         f"kind IN ({among(LISTED)}) "
@@ -276,23 +276,25 @@ _COVERAGE: Final = Suite(
     ),
     ("op", "begun_or_ended", "op_before", "at_before"),
 )
-_FUTURE: Final = Suite(
+_CLOCKS: Final = Suite(
     "clocks",
     "messages",
-    "Messages whose clock ran further ahead of us than it may.",
+    "The devices whose clock ran further ahead of us than it may, each with the first such message that was judged.",
     ("messages", "judgements", "stand"),
     f"""
     WITH ahead AS (
-        SELECT device_id, kind, received_at, event_time FROM messages CROSS JOIN stand
-        WHERE clock = 'device' AND kind IN ({among(FROM_DEVICES)}) AND received_at < stand.newest AND received_at >= stand.told
-            AND unix_millis(event_time) - unix_millis(received_at) > stand.lead_ms),
-    listed AS (SELECT DISTINCT device_id AS id, message_kind, received_at AS listed_at FROM judgements WHERE kind = 'clock')
-    SELECT device_id, kind, received_at, event_time, listed.id IS NOT NULL AS is_listed_and_not_judged
-    FROM ahead LEFT JOIN listed ON id = device_id AND message_kind = kind AND listed_at = received_at
+        SELECT device_id, min(received_at) AS received_at, count(*) AS messages FROM messages CROSS JOIN stand
+        WHERE clock = 'device' AND kind IN ({among(SIGNALS)}) AND received_at <= stand.settled AND received_at >= stand.told
+            AND unix_millis(event_time) - unix_millis(received_at) > stand.lead_ms GROUP BY 1),
+    listed AS (SELECT device_id AS id, min(received_at) AS listed_at FROM judgements
+               WHERE kind IN ('clock', 'unknown_device', 'after_decommission', 'duplicate') GROUP BY 1)
+    SELECT device_id, received_at, messages,
+        CASE WHEN stand.told <= stand.kept THEN coalesce(listed_at <= received_at, false) END AS is_listed
+    FROM ahead CROSS JOIN stand LEFT JOIN listed ON id = device_id
     """,
-    ("device_id", "kind", "received_at"),
-    (holds("is_listed_and_not_judged", "a message from the future is listed as a clock's fault", Severity.WARNING),),
-    ("event_time",),
+    ("device_id",),
+    (holds("is_listed", "a clock that is ahead is listed from its first message on", Severity.WARNING),),
+    ("received_at", "messages"),
 )
 _VOLUME: Final = Suite(
     "volume",
@@ -335,7 +337,7 @@ _VOLUME: Final = Suite(
     ("messages_of_the_hour", "usual", "heard_at", "longest_ms"),
 )
 OF_TABLES: Final = (
-    *STRUCTURE, _TRANSITIONS, _AMENDMENTS, _DEADLINES, _VERDICTS, _ACCOUNTS, _LISTED, _CONSERVATION, _LINES, _COVERAGE, _FUTURE,
+    *STRUCTURE, _TRANSITIONS, _AMENDMENTS, _DEADLINES, _VERDICTS, _ACCOUNTS, _LISTED, _CONSERVATION, _LINES, _COVERAGE, _CLOCKS,
     _VOLUME,
 )  # fmt: skip
 SUITES: Final = (*OF_TABLES, *OF_STATE)

@@ -14,7 +14,7 @@ from fleetpulse.core.messages import FROM_DEVICES, Origin, Row
 from fleetpulse.core.times import END_OF_TIME_MS, parse_instant_ms
 
 UNITS: Final = ("ms", "s", "iso")
-_KEYS: Final = frozenset({"topic", "site", "device", "kind", "ts", "ts_unit", "seq", "code"})
+_KEYS: Final = frozenset({"topic", "site", "device", "kind", "ts", "ts_unit", "seq", "code", "boot", "session"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class TopicMapping:
         site, device, kind: what to take where the topic does not say.
         ts: dotted path of the time in the payload, such as ``meta.time``; empty where it has none.
         ts_unit: ms, s or iso.
-        seq, code: dotted paths of the counter and the error code; empty where there is none.
+        seq, code, boot, session: dotted paths of the counter, the error code, and the names of the device's run and of its
+            connection; empty where there is none.
     """
 
     topic: tuple[str, ...]
@@ -37,6 +38,8 @@ class TopicMapping:
     ts_unit: str
     seq: str
     code: str
+    boot: str = ""
+    session: str = ""
 
     @property
     def subscription(self) -> str:
@@ -125,7 +128,8 @@ def _ours(mapping: TopicMapping, payload: bytes) -> dict[str, Any]:
     ts = _at(content, mapping.ts)
     if ts is not None:
         ours["ts"] = _in_ms(ts, mapping.ts_unit)
-    for name, path in (("seq", mapping.seq), ("code", mapping.code)):
+    named = {"seq": mapping.seq, "code": mapping.code, "boot": mapping.boot, "session": mapping.session}
+    for name, path in named.items():
         value = _at(content, path)
         if value is not None:
             ours[name] = value

@@ -42,6 +42,8 @@ FROM_DEVICES: Final = SIGNALS | {Kind.DEATH}
 RESERVED: Final = frozenset(Kind) - FROM_DEVICES
 FOR_EVERYONE: Final = frozenset({Kind.POLICY, Kind.GAP, Kind.TICK})
 FLUSH: Final = "flush"  # the operation of a tick after which no verdict is held back
+POSITION_BITS: Final = 20
+MAX_POSITION: Final = 2**POSITION_BITS - 1  # beyond it, rows of one instant have no order
 RANK: Final[Mapping[Kind, int]] = {kind: rank for rank, kind in enumerate(Kind)}
 
 
@@ -66,9 +68,19 @@ class Clock(StrEnum):
     INVALID = "invalid"  # ts is not a time: kept and listed, not judged
 
 
+class Trust(StrEnum):
+    """How far a signal's event time can be believed, see `core.clocks`."""
+
+    ON_TIME = "on_time"  # it is believed: the signal is judged by it
+    LATE = "late"  # its time had been judged when it came: of a direct signal only its presence counts
+    INVALID = "invalid"  # it is no time
+    AHEAD = "ahead"  # it lies more than ``max_clock_lead`` after ``received_at``
+    BEHIND = "behind"  # it lies more than ``max_backlog`` before ``received_at``
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of bronze.
+    """One row of bronze, and from `presence_ms` on what its reader makes of its clock.
 
     Attributes:
         received_at_ms: when the bridge had it in its hands.
@@ -87,6 +99,10 @@ class Row:
         body: JSON object of our own rows (control, registry, policy, gap, tick, correct).
         note: what is odd about it, with a hint.
         digest: 64 bits of BLAKE2b over the payload's bytes.
+        session: names the device's connection to the broker.
+        position: its place among the rows of its bridge that share ``received_at_ms``, in the order of delivery.
+        presence_ms: the instant at which it is judged, where that is not its event time; None before it is read.
+        trust: how far its event time can be believed; what it was before it is read has no meaning.
     """
 
     received_at_ms: int
@@ -105,13 +121,35 @@ class Row:
     body: str | None = None
     note: str | None = None
     digest: int = 0
+    session: str | None = None
+    position: int = 0
+    presence_ms: int | None = None
+    trust: Trust = Trust.ON_TIME
+
+    @property
+    def at_ms(self) -> int:
+        """The instant at which it is judged, epoch milliseconds."""
+        at_ms = self.event_time_ms if self.presence_ms is None else self.presence_ms
+        assert at_ms is not None, "a row without event time is judged by its presence time"
+        return at_ms
+
+    @property
+    def arrival(self) -> int:
+        """Its place in arrival order: the greater number was received later."""
+        return (self.received_at_ms << POSITION_BITS) + min(self.position, MAX_POSITION)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether its device delivered it itself, and no gateway."""
+        return self.gateway is None or self.gateway == self.device_id
 
     def contents(self) -> Mapping[str, Any]:
         """Return ``body`` as a mapping; empty where there is none."""
         return json.loads(self.body) if self.body else {}
 
 
-Identity = tuple[str, Kind, int, str | None, int | None, int]
+OF_READING: Final = ("presence_ms", "trust")  # fields of a row that bronze has not
+Identity = tuple[str, Kind, int | None, int, str | None, int | None, int]
 
 
 def told_apart(row: Row) -> int:
@@ -121,22 +159,21 @@ def told_apart(row: Row) -> int:
 
 def identity(row: Row) -> Identity:
     """Return what makes two rows copies of one message."""
-    assert row.event_time_ms is not None, "a row without event time has no place in the order"
     return (
         row.device_id,
         row.kind,
         row.event_time_ms,
+        row.at_ms,
         row.boot,
         row.seq,
         told_apart(row),
     )
 
 
-def order(row: Row) -> tuple[int, int, int, int, str, int]:
-    """Return the key by which a device's rows are judged: event time, seq, kind, digest where there is no seq."""
-    assert row.event_time_ms is not None, "a row without event time has no place in the order"
+def order(row: Row) -> tuple[int, bool, int, int, int, str, int]:
+    """Return the key by which a device's rows are judged: instant, wills last, seq, kind, digest where there is no seq."""
     seq = -1 if row.seq is None else row.seq
-    return (row.event_time_ms, seq, RANK[row.kind], told_apart(row), row.boot or "", row.received_at_ms)
+    return (row.at_ms, row.kind is Kind.DEATH, seq, RANK[row.kind], told_apart(row), row.boot or "", row.arrival)
 
 
 def gateway_death(row: Row) -> Row | None:
@@ -144,6 +181,11 @@ def gateway_death(row: Row) -> Row | None:
     if row.kind is not Kind.DEATH or row.gateway != row.device_id:
         return None
     return replace(row, device_id=EVERYONE)
+
+
+def session_number(session: str) -> int:
+    """Return the number that stands for a session in a device's state: 62 bits, so that differences of two have 63."""
+    return hash64(session) >> 2
 
 
 @lru_cache(KNOWN_NAMES)

@@ -49,6 +49,7 @@ class Rules:
         flagged_hold_ms: ... until an operator releases it, or for so long.
         longest_hold_ms: how far ahead the ``until`` of maintenance or updating may lie.
         last_errors: how many of the last error codes a row shows.
+        late_proves_alive: whether a signal that came late proves that its device is alive; None: where no gateway delivered it.
     """
 
     timeout_ms: int = 3_600_000
@@ -61,6 +62,7 @@ class Rules:
     flagged_hold_ms: int = 86_400_000
     longest_hold_ms: int = 7 * 86_400_000
     last_errors: int = 5
+    late_proves_alive: bool | None = None
 
     def may_hold(self, at_ms: int, until_ms: int) -> bool:
         """Whether a device may be held for maintenance or an update until an instant, when that is said at another."""
@@ -156,6 +158,16 @@ def _count(least: int, most: int) -> tuple[Callable[[Any], int], Callable[[Any],
     return read, fits
 
 
+def _is_choice(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _choice(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise FleetError(f"must be true or false; got {value!r}")
+    return value
+
+
 def _are_codes(value: Any) -> bool:
     codes = cast("list[Any]", [*value]) if isinstance(value, list | tuple) else []
     return 1 <= len(codes) <= MAX_SEQUENCE and all(as_text(code) is not None for code in codes)
@@ -191,6 +203,12 @@ RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
         "flagged_hold_ms": _Rule("flagged.hold", *_duration("1s", "365d"), "... until an operator releases it, or for so long"),
         "longest_hold_ms": _Rule("longest_hold", *_duration("1s", "365d"), "the longest maintenance or update to be announced"),
         "last_errors": _Rule("last_errors", *_count(0, MAX_ERRORS), "how many of the last error codes a row shows"),
+        "late_proves_alive": _Rule(
+            "late_proves_alive",
+            _choice,
+            _is_choice,
+            "whether a late message proves its device alive; without it, one that no gateway delivered does",
+        ),
     }
 )
 
@@ -258,6 +276,8 @@ def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _plain(rules: Rules) -> dict[str, Any]:
     values: dict[str, Any] = {item.name: getattr(rules, item.name) for item in fields(rules)}
+    if rules.late_proves_alive is None:
+        del values["late_proves_alive"]
     return values | {"flagged_codes": list(rules.flagged_codes)}
 
 

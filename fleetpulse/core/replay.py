@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
+from fleetpulse.core.clocks import present, trusted
 from fleetpulse.core.coverage import MAX_DEAF, Listening
-from fleetpulse.core.device import Device, Fold, World
-from fleetpulse.core.judgements import Judgement, Verdict, about, clock_ahead, clock_behind
-from fleetpulse.core.messages import FOR_EVERYONE, RANK, SIGNALS, Clock, Identity, Kind, Row, gateway_death, identity, order
+from fleetpulse.core.device import Device, Fold, World, settle
+from fleetpulse.core.judgements import Judgement, Verdict, about, clock_behind
+from fleetpulse.core.messages import FOR_EVERYONE, RANK, SIGNALS, Identity, Kind, Row, Trust, gateway_death, identity, order
 from fleetpulse.core.policy import MAX_AHEAD, Dated, Policies, PolicyFault, from_row
 
-_OURS: Final = (Kind.REGISTRY, Kind.CONTROL, Kind.POLICY, Kind.CORRECT)  # refused where a message would be late
 AMENDED: Final = SIGNALS | {Kind.REGISTRY}  # what an amended history takes as on time
 
 
@@ -25,12 +25,14 @@ class Deployment:
     Attributes:
         allowed_lateness_ms: how late a message may come and still be judged; at least a second.
         max_clock_lead_ms: how far ahead of us a device's clock may be.
+        max_backlog_ms: how old a message may be: what is older has a clock that is not set.
         verdict_jitter_ms: over how long the verdicts of one deadline are spread, when they are written; 0 writes at once.
     """
 
     allowed_lateness_ms: int = 60_000
     max_clock_lead_ms: int = 300_000
     verdict_jitter_ms: int = 0
+    max_backlog_ms: int = 31 * 86_400_000
 
     def said_through_ms(self, frontier_ms: int) -> int:
         """Return up to which event time nothing is held back of what was judged up to a frontier."""
@@ -45,7 +47,7 @@ class Intake:
         deployment: lateness and clock lead.
         listening: coverage and frontier; None before the first row.
         policies: those known so far.
-        judgements: what is said of messages that are not judged.
+        judgements: what is said of messages that came late, and of rows that cannot take effect.
         amending: take messages, and entries of the registry, as on time that are not; rows that correct say nothing then.
         begun_ms: the frontier with which it begins: what happened up to there is not judged anew; None before the first row.
     """
@@ -57,17 +59,35 @@ class Intake:
     amending: bool = False
     begun_ms: int | None = None
 
-    def read(self, row: Row) -> bool:
-        """Take in one row; True where it is a device's and waits for its time."""
+    def read(self, row: Row) -> list[Row]:
+        """Take in one row; return it where it is a device's and waits for its time, with that time.
+
+        In an amended history a signal that came late counts twice: its data at its event time, its presence when it came.
+        """
         listening = self.listening or Listening.begin(row.received_at_ms)
         if row.kind is Kind.GAP:
             listening = self._gap(listening, row)
         self.listening = listening = listening.read(row.received_at_ms, self.deployment.allowed_lateness_ms)
         if row.kind is Kind.POLICY:
             self._policy(listening, row)
+        if row.kind in SIGNALS:
+            return self._signal(listening, row)
         if self.amending and row.kind is Kind.CORRECT:
-            return False
-        return row.kind not in FOR_EVERYONE and self._in_time(listening, row)
+            return []
+        return [row] if row.kind not in FOR_EVERYONE and self._in_time(listening, row) else []
+
+    def _signal(self, listening: Listening, row: Row) -> list[Row]:
+        """Return a signal at its presence time; list it where it came late."""
+        deployment, frontier_ms = self.deployment, listening.frontier_ms
+        trust = trusted(row, frontier_ms, deployment.max_clock_lead_ms, deployment.max_backlog_ms)
+        if trust is not Trust.LATE:
+            return [present(row, trust)]
+        assert frontier_ms is not None and row.event_time_ms is not None, "a late row lies at or before the frontier"
+        if self._amends(row.kind, row.event_time_ms):
+            return [present(row, trust), present(row, Trust.ON_TIME)]
+        reason = clock_behind(row.event_time_ms - row.received_at_ms)
+        self.judgements.append(about(row, Verdict.LATE, reason, frontier_ms - row.event_time_ms))
+        return [present(row, trust)]
 
     def _gap(self, listening: Listening, row: Row) -> Listening:
         content = row.contents()
@@ -105,22 +125,12 @@ class Intake:
         self.policies = self.policies.including(dated)
 
     def _in_time(self, listening: Listening, row: Row) -> bool:
-        """Whether a row may still act; if not, say why."""
-        if row.event_time_ms is None or row.clock is Clock.INVALID:
-            self.judgements.append(about(row, Verdict.CLOCK, row.note or "ts is not a time"))
-            return False
-        lead_ms = row.event_time_ms - row.received_at_ms
-        if row.clock is Clock.DEVICE and lead_ms > self.deployment.max_clock_lead_ms:
-            self.judgements.append(about(row, Verdict.CLOCK, clock_ahead(lead_ms)))
-            return False
+        """Whether a will or a row of ours may still act; if not, say why."""
+        assert row.event_time_ms is not None, "a will counts when it is received, and a row of ours names an instant"
         frontier_ms = listening.frontier_ms
         if frontier_ms is None or row.event_time_ms > frontier_ms or self._amends(row.kind, row.event_time_ms):
             return True
-        if row.kind in _OURS:
-            self.judgements.append(about(row, Verdict.REFUSED, "effective_from lies in what has been judged"))
-        else:
-            late_by_ms = frontier_ms - row.event_time_ms
-            self.judgements.append(about(row, Verdict.LATE, clock_behind(lead_ms), late_by_ms))
+        self.judgements.append(about(row, Verdict.REFUSED, "effective_from lies in what has been judged"))
         return False
 
     def _amends(self, kind: Kind, event_time_ms: int) -> bool:
@@ -145,8 +155,8 @@ def in_order(due: Iterable[Row]) -> tuple[list[Row], list[Judgement]]:
     """
     first: dict[Identity, Row] = {}
     copies: list[Judgement] = []
-    for row in sorted(due, key=lambda each: (each.received_at_ms, each.code or "", each.site, each.gateway or "")):
-        if first.setdefault(identity(row), row) is not row:
+    for row in sorted(due, key=lambda each: (each.arrival, each.code or "", each.site, each.gateway or "")):
+        if first.setdefault(identity(row), row) is not row and row.trust is not Trust.LATE:  # that is listed already
             copies.append(about(row, Verdict.DUPLICATE))
     return sorted(first.values(), key=order), copies
 
@@ -221,9 +231,9 @@ def outcome(
     waited = [row for row in begun.waiting if not (amending and row.kind is Kind.CORRECT)]
     by_device: dict[str, list[Row]] = {device_id: [] for device_id in begun.devices}
     deaths: list[Row] = []
-    for row in [*waited, *(row for row in sorted(rows, key=arrival) if intake.read(row))]:
-        by_device.setdefault(row.device_id, []).append(row)
-        deaths += [death] if (death := gateway_death(row)) else []
+    for one in [*waited, *(found for row in sorted(rows, key=arrival) for found in intake.read(row))]:
+        by_device.setdefault(one.device_id, []).append(one)
+        deaths += [death] if (death := gateway_death(one)) else []
     if intake.listening is None:
         return Outcome([], {}, [], None, intake.policies)
     frontier_ms = intake.listening.frontier_ms if through_ms is None else through_ms
@@ -239,6 +249,8 @@ def outcome(
         known = replace(begun.devices[device_id]) if device_id in begun.devices else None
         device = fold.run(known, with_deaths(ordered, deaths, known.gateway if known else None), frontier_ms)
         if device is not None:
+            if frontier_ms is not None:
+                settle(device, frontier_ms)
             devices[device_id] = device
     return Outcome(fold.judgements, devices, waiting, intake.listening, intake.policies)
 

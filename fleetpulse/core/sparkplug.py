@@ -136,7 +136,7 @@ def sparkplug_row(source: Source, payload: Payload, received_at_ms: int, digest:
     if payload.metrics:
         content["metrics"] = {_name(metric): _plain(metric) for metric in payload.metrics}
     if source.word in _WITH_BIRTH_NUMBER:
-        content["boot"] = _birth_number(payload.metrics)
+        content["session"] = _birth_number(payload.metrics)
     return from_content(Address(source.group, source.device_id, KINDS[source.word]), content, received_at_ms, digest)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.machine import Mode
+from fleetpulse.core.messages import Trust
 from fleetpulse.core.policy import Policies
 
 
@@ -25,8 +26,13 @@ class Device:
         progress: for each step of the flagged sequence but the last, the latest start of a match so far.
         progress_of: the sequence that ``progress`` is about.
         held_until_ms: announced end of maintenance or update.
-        death_ms: when the newest will was delivered that no later signal has revoked.
+        death_ms: when the newest will was delivered that no later signal has voided.
         gateway_died: whether that will is its gateway's.
+        session: hash of the name of its connection to the broker, see `messages.session_number`.
+        heard_arrival: `Row.arrival` of the newest signal that was heard, while a row received before it may still be judged.
+        proved_arrival: likewise of the newest that the device delivered itself, or that told of its start.
+        clock: how far the event time of its newest signal could be believed.
+        clock_offset_ms: how far its clock lay from ours then; None where it was believed, or was no time.
     """
 
     device_id: str
@@ -55,6 +61,11 @@ class Device:
     death_ms: int | None = None
     death_covered_ms: int | None = None
     gateway_died: bool = False
+    session: int | None = None
+    heard_arrival: int | None = None
+    proved_arrival: int | None = None
+    clock: Trust = Trust.ON_TIME
+    clock_offset_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Final
 
 from fleetpulse.core.machine import HELD, PRESENT, Mode
 from fleetpulse.core.messages import EVERYONE, FROM_DEVICES, SIGNALS, Kind
-from fleetpulse.core.suites import CORRECTED, Severity, Suite, among, holds
+from fleetpulse.core.suites import CORRECTED, Severity, Suite, among, holds, present_at
 
 _OF_SAID: Final = "kind, device_id, life, transition_no, event_time, to_mode, runtime_ms, message_kind, received_at, boot, seq"
 _SAID: Final = f"""every AS (SELECT {_OF_SAID} FROM judgements UNION ALL SELECT {_OF_SAID} FROM pending),
@@ -16,12 +16,15 @@ _SAID: Final = f"""every AS (SELECT {_OF_SAID} FROM judgements UNION ALL SELECT 
              FROM every WHERE kind = 'transition')"""
 _NOT_JUDGED: Final = """
         SELECT device_id AS not_id, message_kind AS not_kind, received_at AS not_at, event_time AS not_time
-        FROM every WHERE kind IN ('late', 'clock', 'after_decommission', 'unknown_device')
+        FROM every WHERE kind IN ('after_decommission', 'unknown_device')
         UNION SELECT copy.device_id, copy.message_kind, copy.received_at, copy.event_time
         FROM every AS copy JOIN every AS other ON other.device_id = copy.device_id AND other.message_kind = copy.message_kind
             AND other.event_time = copy.event_time AND other.boot IS NOT DISTINCT FROM copy.boot
             AND other.seq IS NOT DISTINCT FROM copy.seq
         WHERE copy.kind = 'duplicate' AND other.kind IN ('after_decommission', 'unknown_device')"""  # a copy of one not judged
+_LATE: Final = """late AS (SELECT DISTINCT device_id AS late_id, message_kind AS late_kind, received_at AS late_at,
+                 event_time AS late_time FROM judgements WHERE kind = 'late')"""
+_IS_LATE: Final = "late_id = device_id AND late_kind = kind AND late_at = received_at AND late_time = event_time"
 _THERE: Final = (
     "device_hash", "key_group", "site", "device_class", "mode", "mode_since", "life", "transition_no", "class_since",
     "quiet_since", "quiet_covered_ms", "runtime_ms", "reboots",
@@ -40,11 +43,15 @@ _STATE: Final = Suite(
     its AS (SELECT device_id AS its_id, life AS its_life, transition_no AS its_no, max(event_time) AS its_time,
                 max(to_mode) AS its_mode, max(runtime_ms) AS its_runtime_ms FROM said GROUP BY 1, 2, 3),
     not_judged AS ({_NOT_JUDGED}),
-    seen AS (SELECT device_id AS seen_id, max(CASE WHEN kind IN ({among(SIGNALS)}) THEN event_time END) AS seen_at
-             FROM messages CROSS JOIN taken LEFT JOIN not_judged
-             ON not_id = device_id AND not_kind = kind AND not_at = received_at AND not_time = event_time
-             WHERE kind IN ({among([*SIGNALS, "registry"])}) AND clock <> 'invalid' AND event_time <= taken.frontier
-                 AND received_at <= taken.newest AND not_id IS NULL GROUP BY 1),
+    {_LATE},
+    heard AS (SELECT device_id, kind, received_at, event_time, coalesce(late_at, {present_at("taken")}) AS presence,
+                  late_at IS NULL OR gateway IS NULL OR gateway = device_id AS proves
+              FROM messages CROSS JOIN taken LEFT JOIN late ON {_IS_LATE}
+              WHERE kind IN ({among([*SIGNALS, "registry"])}) AND received_at <= taken.newest),
+    seen AS (SELECT device_id AS seen_id, max(CASE WHEN kind IN ({among(SIGNALS)}) THEN presence END) AS seen_at
+             FROM heard CROSS JOIN taken LEFT JOIN not_judged
+             ON not_id = device_id AND not_kind = kind AND not_at = received_at AND not_time IS NOT DISTINCT FROM event_time
+             WHERE presence <= taken.frontier AND proves AND not_id IS NULL GROUP BY 1),
     device AS (SELECT *, row_number() OVER (PARTITION BY device_id ORDER BY mode) AS time FROM state WHERE part = 'device')
     SELECT coalesce(device_id, newest_id) AS device_id, device.life, device.transition_no, mode, mode_since, last_seen,
         device.runtime_ms, newest_mode, newest_no, its_mode, seen_at, due_at, due_to,
@@ -73,7 +80,7 @@ _STATE: Final = Suite(
              ELSE coalesce(last_seen, life) <= taken.frontier AND mode_since <= taken.frontier END AS is_not_ahead,
         CASE WHEN last_seen IS NOT NULL THEN quiet_since IS NOT DISTINCT FROM last_seen END
             AS silence_counts_from_the_last_signal,
-        CASE WHEN last_seen IS NULL OR corrected.id IS NOT NULL OR taken.chosen OR last_seen < taken.told
+        CASE WHEN last_seen IS NULL OR corrected.id IS NOT NULL OR taken.chosen OR last_seen < taken.told OR taken.late_rules
                  OR unix_millis(last_seen) - unix_millis(taken.kept) < taken.lead_ms THEN NULL
              ELSE seen_at IS NOT DISTINCT FROM last_seen END AS last_seen_is_the_newest_signal_judged,
         CASE WHEN its_no IS NOT NULL AND corrected.id IS NULL THEN device.runtime_ms >= its_runtime_ms END AS runtime_goes_on,
@@ -109,7 +116,8 @@ _STATE: Final = Suite(
 _COMPARED: Final = (
     "site", "device_class", "gateway", "mode", "mode_since", "life", "transition_no", "class_since", "last_seen", "quiet_since",
     "quiet_covered_ms", "runtime_ms", "boot", "seq", "reboots", "degraded_until", "flagged_until", "held_until", "death",
-    "death_covered_ms", "gateway_died", "errors",
+    "death_covered_ms", "gateway_died", "heard_arrival", "proved_arrival", "session", "clock", "clock_offset_ms",
+    "errors",
 )  # fmt: skip
 _AS_JUDGED: Final = Suite(
     "state as judged",
@@ -139,12 +147,12 @@ _WAITING: Final = Suite(
     "device_snapshots",
     "Messages that wait in the state for their time, beside those of bronze that have to; what concerns everybody waits in every "
     "key group.",
-    ("state", "taken", "own_rows", "messages"),
+    ("state", "taken", "own_rows", "messages", "judgements"),
     f"""
-    WITH beyond AS (
-        SELECT messages.* FROM messages CROSS JOIN taken
-        WHERE clock <> 'invalid' AND event_time > taken.frontier AND received_at <= taken.newest AND NOT taken.chosen
-            AND NOT (clock = 'device' AND unix_millis(event_time) - unix_millis(received_at) > taken.lead_ms)),
+    WITH {_LATE},
+    beyond AS (
+        SELECT messages.* FROM messages CROSS JOIN taken LEFT JOIN late ON {_IS_LATE}
+        WHERE coalesce(late_at, {present_at("taken")}) > taken.frontier AND received_at <= taken.newest AND NOT taken.chosen),
     sides AS (
         SELECT device_id, CASE message_kind {_NAMED} END AS kind, received_at, event_time, seq, boot, 1 AS waits, 0 AS due
         FROM state CROSS JOIN taken WHERE part = 'signal' AND NOT taken.chosen

@@ -33,7 +33,13 @@ _OTHERWISE: Final = rf"[0-9.]e|0\.0000|[:,\[-][0-9]{{16}}|null|{_ESCAPED}"
 Plain = NDArray[np.bool_]
 
 
-_TEXTS: Final = {"boot": True, "code": True, "firmware": False, "gateway": False}  # whether a number may stand there
+_TEXTS: Final = {
+    "boot": True,
+    "session": True,
+    "code": True,
+    "firmware": False,
+    "gateway": False,
+}  # whether a number may stand there
 _NAMED: Final = ("device_id", "site", "kind")
 _said: Final = attrgetter(*_NAMED)
 
@@ -43,6 +49,7 @@ class _Content(msgspec.Struct, gc=False):
 
     ts: int | float | None = None
     boot: str | int | None = None
+    session: str | int | None = None
     code: str | int | None = None
     firmware: str | None = None
     gateway: str | None = None

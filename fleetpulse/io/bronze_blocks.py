@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
-from fleetpulse.columnar.blocks import KINDS, NO_ROWS, ROW_SCHEMA, SIGNAL_SCHEMA, WORDS, to_bytes
+from fleetpulse.columnar.blocks import KINDS, NO_ROWS, ROW_SCHEMA, SIGNAL_SCHEMA, TRUSTS, WORDS, to_bytes
 from fleetpulse.columnar.choosing import shared_out
 from fleetpulse.columnar.wire import to_wires
-from fleetpulse.core.messages import EVERYONE, FLUSH, FROM_DEVICES, Clock, Kind
+from fleetpulse.core.messages import EVERYONE, FLUSH, FROM_DEVICES, Clock, Kind, Trust
 from fleetpulse.io.damage import blaming_file
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
@@ -36,10 +36,13 @@ _BLOCK_SCHEMA: Final = pa.schema(
 )
 _MICROS: Final = pa.timestamp("us", tz="UTC")
 _INSTANTS: Final = {"received_at_ms": "received_at", "event_time_ms": "event_time"}  # in a block, and in bronze
+_READ_LATER: Final = frozenset({"presence_ms", "offset_ms", "trust", "device_clock"})  # columns of a signal that bronze has not
+_NEW: Final = {"session": pa.string(), "position": pa.int64()}  # columns that bronze of version 1 has not
 _UNREAD: Final = frozenset({"metrics", "firmware", "uptime_s"})  # by nobody who judges; metrics may have 256 KB a row
 _OF_DEVICES: Final = pa.array(sorted(kind.value for kind in FROM_DEVICES))
 _OF_EVERYBODY: Final = pa.array([Kind.GAP.value, Kind.POLICY.value])
 _KIND_WORDS: Final = pa.array([kind.value for kind in KINDS])
+_ON_TIME, _INVALID = TRUSTS.index(Trust.ON_TIME), TRUSTS.index(Trust.INVALID)
 
 
 def read_bronze(path: str, row_group: int | None = None) -> pa.Table:
@@ -48,32 +51,38 @@ def read_bronze(path: str, row_group: int | None = None) -> pa.Table:
     Raises:
         DamagedError: it is damaged, or gone.
     """
-    names = {_INSTANTS.get(name, name) for name in SIGNAL_SCHEMA.names} - {"device_clock"}
+    names = {_INSTANTS.get(name, name) for name in SIGNAL_SCHEMA.names} - _READ_LATER | {"event_time"}
     with blaming_file(Path(path)):
         file = pq.ParquetFile(path, read_dictionary=[*WORDS, "kind", "clock"])
         groups = range(file.num_row_groups) if row_group is None else [row_group]
         table = file.read_row_groups(groups, columns=[*names, "clock", "device_hash"], use_threads=False)
     if _all_are_signals(table):
-        return _without_views(table)
+        return _whole_rows(table)
     everything = [*{*ROW_SCHEMA.names} - {*_INSTANTS} - _UNREAD, *_INSTANTS.values(), "device_hash"]
     with blaming_file(Path(path)):
-        return _without_views(file.read_row_groups(groups, columns=everything, use_threads=False))
+        return _whole_rows(file.read_row_groups(groups, columns=everything, use_threads=False))
 
 
-def _without_views(table: pa.Table) -> pa.Table:
-    """Return text as bronze has it: what deltalake writes where somebody deletes rows is read as views, which cannot be taken."""
+def _whole_rows(table: pa.Table) -> pa.Table:
+    """Return rows with all columns, and text as bronze has it.
+
+    What deltalake writes where somebody deletes rows is read as views, which cannot be taken.
+    """
     fields = [field.with_type(pa.string()) if pa.types.is_string_view(field.type) else field for field in table.schema]
-    return table.cast(pa.schema(fields))
+    table = table.cast(pa.schema(fields))
+    for name, kind in _NEW.items():
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(table.num_rows, kind))
+    return table
 
 
 def _are_signals(rows: pa.Table) -> pa.ChunkedArray:
-    return pc.and_(_by_word(rows["kind"], _of_devices), _by_word(rows["clock"], _usable))
+    return _by_word(rows["kind"], _of_devices)
 
 
 def _all_are_signals(rows: pa.Table) -> bool:
     """Look at the words alone, and at the rows where some word is not a signal's: it may be nobody's any more."""
-    words = ((rows["kind"], _of_devices), (rows["clock"], _usable))
-    if all(pc.all(holds(chunk.dictionary), min_count=0).as_py() for column, holds in words for chunk in column.chunks):
+    if all(pc.all(_of_devices(chunk.dictionary), min_count=0).as_py() for chunk in rows["kind"].chunks):
         return True
     return bool(pc.all(_are_signals(rows), min_count=0).as_py())
 
@@ -82,8 +91,8 @@ def _of_devices(kinds: pa.Array) -> pa.Array:
     return pc.is_in(kinds, value_set=_OF_DEVICES)
 
 
-def _usable(clocks: pa.Array) -> pa.Array:
-    return pc.not_equal(clocks, Clock.INVALID.value)
+def _trust(clocks: pa.Array) -> pa.Array:
+    return pc.if_else(pc.equal(clocks, Clock.INVALID.value), _INVALID, _ON_TIME).cast(pa.int8())
 
 
 def _by_word(column: pa.ChunkedArray, value: Callable[[pa.Array], pa.Array]) -> pa.ChunkedArray:
@@ -101,8 +110,14 @@ def _instants(table: pa.Table, name: str) -> pa.Array:
 
 def _signals(rows: pa.Table) -> pa.RecordBatch:
     """Return rows of bronze as columns of `SIGNAL_SCHEMA`."""
-    columns = {name: rows[name] for name in ("device_id", "site", "boot", "code", "gateway")}
-    columns |= {name: _instants(rows, name) for name in _INSTANTS}
+    columns = {name: rows[name] for name in ("device_id", "site", "boot", "session", "code", "gateway")}
+    received_ms, event_ms = (_instants(rows, name) for name in _INSTANTS)
+    columns |= {"received_at_ms": received_ms, "presence_ms": event_ms}
+    if event_ms.null_count:
+        columns["presence_ms"] = pc.coalesce(event_ms, received_ms)
+    columns["position"] = pc.fill_null(rows["position"], 0) if rows["position"].null_count else rows["position"]
+    columns["offset_ms"] = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
+    columns["trust"] = _by_word(rows["clock"], _trust)
     columns["kind"] = _by_word(rows["kind"], lambda words: pc.index_in(words, value_set=_KIND_WORDS))
     columns["device_clock"] = _by_word(rows["clock"], lambda words: pc.equal(words, Clock.DEVICE.value))
     columns["seq"], columns["digest"] = rows["seq"], pa.nulls(rows.num_rows, pa.int64()).fill_null(0)

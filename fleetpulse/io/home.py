@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fleetpulse.columnar.forms import STORED_FORM, UNRECORDED_FORM
+from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import BRIDGE, KAFKA
 from fleetpulse.core.replay import Deployment
@@ -41,7 +41,8 @@ def _cure(error: OSError) -> str:
 def _in_words(deployment: Deployment) -> str:
     return (
         f"a lateness of {format_duration(deployment.allowed_lateness_ms)}, a clock lead of "
-        f"{format_duration(deployment.max_clock_lead_ms)} and a jitter of {format_duration(deployment.verdict_jitter_ms)}"
+        f"{format_duration(deployment.max_clock_lead_ms)}, a backlog of {format_duration(deployment.max_backlog_ms)} and a "
+        f"jitter of {format_duration(deployment.verdict_jitter_ms)}"
     )
 
 
@@ -184,7 +185,7 @@ class Home:
                 )
             return found
         record = self.record()
-        return Generation.first(int(record["key_groups"]), int(record.get("form", UNRECORDED_FORM)))
+        return Generation.first(int(record["key_groups"]), int(record["form"]))
 
     def key_groups(self) -> int:
         """Return the number of key groups of the current generation."""

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from fleetpulse.core.envelope import is_end
 from fleetpulse.core.errors import FleetError
@@ -59,6 +61,7 @@ class SegmentRow(NamedTuple):
 
 
 assert list(SegmentRow._fields) == SEGMENT_SCHEMA.names, "rows are written as they are declared"
+Tail = tuple[int, int]  # the last ``received_at_ms`` of a bridge's rows, and how many of them share it
 _NAME: Final = re.compile(r"(\d{12})\.arrow")
 
 
@@ -79,6 +82,7 @@ class Position:
         fence: whether landing wrote the segment, since the bridge was not heard of.
         left_open: bridges that do not listen, as a recording says that has not ended.
         gap_rows: bridges of which a recording has a gap row at the instant of the last row.
+        tail: see `tail_of`.
     """
 
     number: int
@@ -93,6 +97,7 @@ class Position:
     fence: bool = False
     left_open: frozenset[str] = frozenset()
     gap_rows: frozenset[str] = frozenset()
+    tail: Tail | None = None
 
 
 class SegmentTakenError(Exception):
@@ -123,6 +128,7 @@ def write_segment(
     fence: bool = False,
     left_open: frozenset[str] = frozenset(),
     gap_rows: frozenset[str] = frozenset(),
+    tail: Tail | None = None,
 ) -> Path:
     """Write a segment and return its path when it would survive a loss of power.
 
@@ -138,6 +144,7 @@ def write_segment(
         fence: whether it is written in the bridge's place.
         left_open: bridges that do not listen, as a recording says that has not ended.
         gap_rows: bridges of which a recording has a gap row at the instant of the last row.
+        tail: of the segments before it.
 
     Raises:
         OSError: the disk is full, or refuses; nothing is left behind.
@@ -153,6 +160,7 @@ def write_segment(
         "fence": "1" if fence else "",
         "left_open": json.dumps(sorted(left_open)),
         "gap_rows": json.dumps(sorted(gap_rows)),
+        "before": str(_before(table, tail)),
     }
     path = directory / f"{number:012d}.arrow"
     aside = path.with_suffix(
@@ -170,6 +178,43 @@ def write_segment(
         aside.unlink(missing_ok=True)
         raise
     return path
+
+
+def _before(table: pa.Table, tail: Tail | None) -> int:
+    """Return how many rows of earlier segments share the first row's ``received_at_ms``."""
+    return tail[1] if tail is not None and table["received_at_ms"][0].as_py() == tail[0] else 0
+
+
+def tail_of(table: pa.Table, tail: Tail | None) -> Tail:
+    """Return the last ``received_at_ms`` of a bridge's rows, and how many of them share it.
+
+    Args:
+        table: of its newest segment.
+        tail: of the segments before that.
+    """
+    received = table["received_at_ms"].to_numpy()
+    count = len(received) - int(np.searchsorted(received, received[-1]))
+    return int(received[-1]), count + (_before(table, tail) if count == len(received) else 0)
+
+
+def positions(segment: pa.Table) -> NDArray[np.int64]:
+    """Return of each row of a segment how many rows of its bridge before it share its ``received_at_ms``.
+
+    Args:
+        segment: as `read_segment` returns it.
+    """
+    received = segment["received_at_ms"].to_numpy()
+    before = int((segment.schema.metadata or {}).get(b"before") or 0)
+    return runs(received, before)
+
+
+def runs(received_ms: NDArray[np.int64], before: int = 0) -> NDArray[np.int64]:
+    """Return of each row how many rows before it share its instant, those of the first instant ``before`` more."""
+    places = np.arange(len(received_ms))
+    fresh = np.ones(len(received_ms), bool)
+    fresh[1:] = received_ms[1:] != received_ms[:-1]
+    begun = np.maximum.accumulate(np.where(fresh, places, 0))
+    return places - begun + np.where(begun == 0, before, 0)
 
 
 def _write_synced(path: Path, table: pa.Table) -> None:
@@ -272,4 +317,5 @@ def position(directory: Path) -> Position | None:
         fence=bool(said.get("fence")),
         left_open=frozenset(json.loads(said.get("left_open") or "[]")),
         gap_rows=frozenset(json.loads(said.get("gap_rows") or "[]")),
+        tail=tail_of(table, (table["received_at_ms"][0].as_py(), int(said.get("before") or 0))),
     )

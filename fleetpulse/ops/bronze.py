@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from fleetpulse.core.messages import EVERYONE, Clock, Kind, Row
+from fleetpulse.core.messages import EVERYONE, OF_READING, Clock, Kind, Row
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.delta import files_of, query, query_files
 from fleetpulse.io.delta_log import DeltaLog
@@ -16,7 +16,7 @@ from fleetpulse.io.home import Home
 
 ROW: Final = ", ".join(
     f"epoch_ms({name.removesuffix('_ms')}) AS {name}" if name in ("received_at_ms", "event_time_ms") else name
-    for name in (field.name for field in fields(Row))
+    for name in (field.name for field in fields(Row) if field.name not in OF_READING)
 )
 
 _CONCERNING: Final = "list_contains(?, device_id) OR kind IN ('gap', 'policy') OR (kind = 'death' AND gateway = device_id)"
@@ -24,7 +24,8 @@ _CONCERNING: Final = "list_contains(?, device_id) OR kind IN ('gap', 'policy') O
 
 def as_row(found: dict[str, Any]) -> Row:
     """Return a row that was selected by `ROW`."""
-    return Row(**{**found, "kind": Kind(found["kind"]), "clock": Clock(found["clock"])})
+    words = {"kind": Kind(found["kind"]), "clock": Clock(found["clock"]), "position": found["position"] or 0}
+    return Row(**{**found, **words})
 
 
 def rows(home: Home, device_ids: Sequence[str] | None = None) -> list[Row]:

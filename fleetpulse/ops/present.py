@@ -3,7 +3,7 @@
 Rule 1: a report computes no verdict: a mode is what the newest transition says, or the registry of a device that has none since
 it was forgotten, see `rewind`.
 Rule 2: an entry of the registry that takes effect beyond the frontier is not in force.
-Rule 3: nobody is seen in the future: a clock may be ahead by so much as the deployment allows, and is then taken for our own.
+Rule 3: a signal is seen when it proves its device alive, see `core.clocks`; one whose clock is at fault when it came.
 Rule 4: site, class and gateway are those of the entry in force, where that is newer than the newest transition.
 """
 
@@ -39,8 +39,10 @@ _DEVICES: Final = f"""
                arg_max(device_class, effective_from) FILTER (op = 'add') AS device_class FROM devices GROUP BY device_id),
     heard AS (
         SELECT device_id, any_value(site) AS site, count(*) AS messages, max(received_at) AS last_received,
-               max(least(event_time, received_at)) FILTER (clock != 'invalid' AND
-                   (clock != 'device' OR event_time <= received_at + INTERVAL {{lead_ms}} MILLISECOND)) AS last_heard
+               max(CASE WHEN clock = 'invalid' THEN received_at
+                        WHEN clock = 'device' AND event_time > received_at + INTERVAL {{lead_ms}} MILLISECOND THEN received_at
+                        WHEN clock = 'device' AND event_time < received_at - INTERVAL {{backlog_ms}} MILLISECOND THEN received_at
+                        ELSE least(event_time, received_at) END) AS last_heard
         FROM messages WHERE kind IN ({_SIGNALS}) GROUP BY device_id),
     doubted AS (
         SELECT device_id, arg_max(reason, received_at) AS reason FROM judgements
@@ -71,7 +73,9 @@ def devices(home: Home, frontier_ms: int | None, mode: str | None = None, device
         device_id: this device alone.
     """
     fleet, values = fleet_in(_now(frontier_ms))
-    sql = _DEVICES.format(fleet=fleet, frontier_ms=_through(frontier_ms), lead_ms=home.deployment().max_clock_lead_ms)
+    deployment = home.deployment()
+    clocks = {"lead_ms": deployment.max_clock_lead_ms, "backlog_ms": deployment.max_backlog_ms}
+    sql = _DEVICES.format(fleet=fleet, frontier_ms=_through(frontier_ms), **clocks)
     where = "WHERE mode = ?" if mode else ""
     return query(
         home,

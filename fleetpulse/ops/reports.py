@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.amending import unreachable
+from fleetpulse.core.clocks import clock_words
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import Device, World, next_due
 from fleetpulse.core.errors import FleetError
@@ -269,7 +270,9 @@ def _known(told: Outcome, device_id: str) -> dict[str, Any]:
     device = told.devices.get(device_id)
     names = ("site", "device_class", "gateway", "life_ms", "reboots", "runtime_ms")
     names += ("degraded_until_ms", "flagged_until_ms", "held_until_ms")
-    return {name: getattr(device, name) for name in names} if device else {}
+    if device is None:
+        return {}
+    return {**{name: getattr(device, name) for name in names}, "clock": clock_words(device.clock, device.clock_offset_ms)}
 
 
 def _goes_on(device: Device | None, mode: str, kept_ms: int) -> bool:

@@ -185,11 +185,11 @@ def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(
     assert home.generation().made_by == "bootstrap" and home.generation().made_from["snapshot"] == taken.version
     assert home.generation().asked_by == f"admin, fleet_bootstrap {run}"
 
-    run = browser.trigger("fleet_migrate", form="3")
+    run = browser.trigger("fleet_migrate", form="4")
     before = home.generation().number
-    _answer(browser, "fleet_migrate", run, "Approve", "the next: 8 key groups, 2 partitions, stored form 3")
+    _answer(browser, "fleet_migrate", run, "Approve", "the next: 8 key groups, 2 partitions, stored form 4")
     assert browser.await_end("fleet_migrate", run) == "success", browser.tasks("fleet_migrate", run)
-    assert (home.generation().number, home.generation().form) == (before + 1, 3)
+    assert (home.generation().number, home.generation().form) == (before + 1, 4)
 
     run = browser.trigger("fleet_repartition", partitions="3")
     _answer(browser, "fleet_repartition", run, "Reject", "the state has 2 partitions, and is to have 3")
@@ -198,7 +198,7 @@ def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(
     assert (home.generation().number, desired(home).what) == (before + 1, RUNNING)
 
     (home.path.parent / "damage").touch()
-    run = browser.trigger("fleet_migrate", form="4")
+    run = browser.trigger("fleet_migrate", form="5")
     _answer(browser, "fleet_migrate", run, "Approve")
     assert browser.await_end("fleet_migrate", run) == "failed"
     states, told = browser.tasks("fleet_migrate", run), browser.told("fleet_migrate", run, "outcome")
@@ -209,7 +209,7 @@ def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(
     assert re.search(r"gate: (generation \d+ cannot be read|suite)[^\n]*nothing may be built on", told), told
     assert "discarded generation" in told
     browser.picture("refused")
-    assert (home.generation().number, home.generation().form) == (before + 1, 3)
+    assert (home.generation().number, home.generation().form) == (before + 1, 4)
     assert desired(home).what == RUNNING
     (home.path.parent / "damage").unlink()
 

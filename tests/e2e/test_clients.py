@@ -132,7 +132,7 @@ def test_an_edge_node_that_is_killed_takes_its_devices_with_it_and_they_return_t
     assert json.loads(rows[0].metrics) == {"temperature": 21.5, "steps": -7}
     births = [one for one in messages(home, ids[0]) if one.kind in ("birth", "death")]
     assert [one.kind for one in births] == ["birth", "death"] * 2
-    assert all(one.boot is not None for one in births)
+    assert all(one.session is not None for one in births)
     assert reports.quarantine(home) == []
 
 

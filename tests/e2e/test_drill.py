@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(1800)]
 DRILL_S = 1500.0  # two runs and six operations: some two minutes on a machine that does nothing else
 STEPS = [
     "snapshot",
-    "migrate from stored form 3 to 4",
+    "migrate from stored form 4 to 5",
     "repartition 4 to 7",
     "rescale 8 to 13 key groups",
     "roll back",
@@ -41,6 +41,6 @@ def test_all_that_can_be_done_to_the_state_is_done_to_a_recording_and_changes_no
     made = [int(line.split()[1]) for line in lines if line.startswith("generation ") and " is current; " in line]
     assert made == [2, 3, 4, 5, 6], "each but the snapshot makes one"
     assert lines[-1].startswith("the drill passed: 6 operations, ") and lines[-1].endswith(" judgements, no difference")
-    assert int(lines[-1].split()[5].replace(",", "")) > 100
+    assert int(lines[-1].split()[5].replace(",", "")) > 20
     assert not list(place.glob("fleet-drill-*")), "both homes are removed"
     await_none_left(place)

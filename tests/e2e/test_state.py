@@ -67,10 +67,10 @@ def test_the_state_of_a_running_fleet_is_moved_about_and_its_verdicts_stay_right
         refused = _state(home, "rescale", "--key-groups", "3")
         assert refused.returncode == 1
         assert "in use by the lifecycle job" in refused.stderr and "./fleet stream stop" in refused.stderr
-        done = _state(home, "migrate", "--form", "3", "--canary", "--for", "10s")
+        done = _state(home, "migrate", "--form", "4", "--canary", "--for", "10s")
         assert done.returncode == 0, done.stderr
         assert "judgements, all the same" in done.stderr
-        assert (Home(home).generation().number, Home(home).generation().form) == (2, 3)
+        assert (Home(home).generation().number, Home(home).generation().form) == (2, 4)
         _await_batches(Home(home), 2)
         assert fleet("stream", "stop", "--home", str(home)).returncode == 0
         kill_at("building generation", "state", "rescale", "--key-groups", "3", "--home", str(home))

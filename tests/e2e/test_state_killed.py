@@ -32,10 +32,10 @@ KILLED: tuple[
     tuple[tuple[str, ...], tuple[str, ...], bool], ...
 ] = (  # a verb, the steps at which it is killed, once each, and whether it then has something to do when it is given again
     (("snapshot",), ("is written",), False),
-    (("migrate", "--form", "3"), ("building generation", SWITCHED), False),
+    (("migrate", "--form", "4"), ("building generation", SWITCHED), False),
     (("bootstrap",), ("building generation",), True),
 )
-KILLED_ONCE = ((("migrate", "--form", "3"), ("building generation",), True),)
+KILLED_ONCE = ((("migrate", "--form", "4"), ("building generation",), True),)
 
 
 def _played(home: Path, recording: Path) -> None:

@@ -126,11 +126,11 @@ FAULTS: Final = (
         f"{_DEVICE}::test_errors_degrade_until_the_window_has_passed_the_oldest_of_the_newest",
     ),
     _fault(
-        "signal-sent-before-the-will-revives",
+        "will-stands-though-the-device-was-heard-after-it",
         "fleetpulse/core/device.py",
-        "device.death_ms is None or row.received_at_ms > device.death_ms",
-        "device.death_ms is None or at_ms > device.death_ms",
-        f"{_DEVICE}::test_a_will_leaves_its_grace_and_only_a_later_signal_revives",
+        "device.proved_arrival is None or device.proved_arrival < row.arrival",
+        "device.proved_arrival is None or device.proved_arrival < 2**63",
+        "tests/unit/test_presence.py::test_what_devices_really_send_is_judged_right",
     ),
     _fault(
         "longest-hold-is-refused",
@@ -165,8 +165,8 @@ FAULTS: Final = (
     _fault(
         "kernel-takes-a-number-that-stays-for-a-reboot",
         "fleetpulse/columnar/kernel.py",
-        "0 <= seq < devices[i, SEQ]",
-        "0 <= seq <= devices[i, SEQ]",
+        "    if after >= before:\n        return False",
+        "    if after > before:\n        return False",
         _COLUMNAR,
         environment=_FEW_STEPS,
     ),

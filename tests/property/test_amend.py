@@ -247,6 +247,6 @@ def test_whatever_a_device_is_to_be_the_fold_goes_on_as_the_definition_does(
     rows = [signal(0), tick(60)]
     known = outcome(rows, deployment).devices["d"]
     device = {**plain(known, 45_000), "mode": mode, **told}
-    correction = row(61, "fleet/_/d/correct", was=fingerprint(known, 45_000), device=device, effective_from_s=45)
+    correction = row(61, "fleet/_/d/correct", was=fingerprint(known, 45_000, START + 45_000), device=device, effective_from_s=45)
     rows += [correction, signal(70), signal(4_000, kind="error", code="x"), tick(4_100), signal(9_000), tick(9_999_999)]
     assert in_batches(rows, cuts, deployment, 1) == compared(replay(rows, deployment))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fleetpulse.core.decoding import MAX_PAYLOAD_BYTES, Rejection, decode
 from fleetpulse.core.envelope import is_end
-from fleetpulse.core.messages import BRIDGE, Kind, Origin, Row, hash64
+from fleetpulse.core.messages import BRIDGE, OF_READING, Kind, Origin, Row, hash64
 from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE
 from fleetpulse.io import delta
 from fleetpulse.io.arrivals import read_arrivals
@@ -111,7 +111,9 @@ def raw_rows(draw: st.DrawFn) -> SegmentRow:
 def one_by_one(rows: Sequence[SegmentRow], number: int) -> dict[str, pa.Table]:
     """Return the tables by the definition alone."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in NOTHING}
+    position = 0
     for at, raw in enumerate(rows):
+        position = position + 1 if at and rows[at - 1].received_at_ms == raw.received_at_ms else 0
         arrival: dict[str, Any] = {"place": place(number, at)}
         arrival |= {"origin": raw.origin, "recording": raw.recording, "line": raw.line, "bridge": BRIDGE, "segment": number}
         arrival["received_at_ms"] = raw.received_at_ms
@@ -124,7 +126,7 @@ def one_by_one(rows: Sequence[SegmentRow], number: int) -> dict[str, pa.Table]:
                 {"topic": raw.topic, "payload": raw.payload, "reason": why[0], "detail": why[1], **arrival}
             )
             continue
-        found["messages"].append({**asdict(row), "device_hash": hash64(row.device_id), **arrival})
+        found["messages"].append({**asdict(row), "device_hash": hash64(row.device_id), "position": position, **arrival})
         if row.kind is Kind.GAP:
             found["coverage"].append({"op": str(row.contents().get("op")), **arrival})
         if row.kind is Kind.REGISTRY:
@@ -202,7 +204,7 @@ def test_a_large_payload_is_decoded_or_refused_as_ever(size: int) -> None:
 def test_a_part_of_a_segment_is_read_like_the_whole_of_it() -> None:
     rows = rows_table([SegmentRow(NOW + n, TOPICS[n % 7], b'{"seq": %d}' % n, "mqtt") for n in range(20)])
     stamped = pa.array([NOW if n % 2 else None for n in range(20)])
-    parts = [Part(BRIDGE, 1, 0, rows, stamped), Part(BRIDGE, 1, 7, rows.slice(7, 9), stamped.slice(7, 9))]
+    parts = [Part(BRIDGE, 1, 0, rows, stamped=stamped), Part(BRIDGE, 1, 7, rows.slice(7, 9), stamped=stamped.slice(7, 9))]
     (_, at, whole), (_, places, part) = decode_parts(parts, decode).messages
     kept = np.isin(at, places)
     assert kept.sum() == part.num_rows and part.equals(whole.filter(pa.array(kept)))
@@ -233,4 +235,4 @@ def test_rows_of_two_bridges_are_in_the_order_of_their_receipt() -> None:
 
 def test_a_row_of_bronze_has_a_value_for_every_field_of_a_row() -> None:
     stored = {column.name.removesuffix("_ms") for column in MESSAGES.columns}
-    assert {name.removesuffix("_ms") for name in Row.__dataclass_fields__} <= stored
+    assert {name.removesuffix("_ms") for name in Row.__dataclass_fields__ if name not in OF_READING} <= stored

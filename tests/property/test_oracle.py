@@ -11,7 +11,7 @@ from fleetpulse.core.judgements import Judgement, Verdict
 from fleetpulse.core.messages import Clock, Row
 from fleetpulse.core.policy import Policy
 from fleetpulse.core.replay import Deployment, replay
-from tests.histories import any_own_row, any_policy, any_signal, choosing, row
+from tests.histories import any_own_row, any_policy, any_signal, choosing, positioned, row
 from tests.oracle import judge
 from tests.oracle_world import Message
 
@@ -56,6 +56,8 @@ def plain(one: Row) -> Message:
         one.gateway,
         one.body,
         one.digest,
+        one.session,
+        one.position,
     )
 
 
@@ -71,7 +73,8 @@ def by_the_core(rows: list[Row], lateness_s: int) -> Counter[tuple[Any, ...]]:
 
 
 def by_the_oracle(rows: list[Row], lateness_s: int) -> Counter[tuple[Any, ...]]:
-    return Counter(judge([plain(one) for one in rows], lateness_s * 1000, 30_000, Policy().normalised()))
+    backlog_ms = Deployment().max_backlog_ms
+    return Counter(judge([plain(one) for one in rows], lateness_s * 1000, 30_000, backlog_ms, Policy().normalised()))
 
 
 @st.composite
@@ -97,7 +100,7 @@ def histories(draw: st.DrawFn, shape: Shape) -> list[Row]:
             policy["rules"]["flagged_codes"] = shape.flagged
         rows.append(row(-1, "fleet/_/_/policy", policy=policy, effective_from_s=-500))
     rows.append(row(steps * 5 + draw(st.sampled_from([5, 100, 300])), "fleet/_/b/tick"))
-    return sorted(rows, key=lambda one: one.received_at_ms)
+    return positioned(draw(st.permutations(rows)))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

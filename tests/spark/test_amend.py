@@ -56,8 +56,8 @@ def test_late_delivery_takes_an_offline_back_and_the_running_job_goes_on_from_th
     home = empty(tmp_path / "home", DEPLOYMENT)
     rules = parse_policy({"rules": {"timeout": "60s", "forget_after": "10h"}}).normalised()
     batches = [
-        [row(0, "fleet/_/_/policy", policy=rules, effective_from_s=-1000), signal(10), tick(100)],
-        [signal(40, received_s=110), signal(90, received_s=110), tick(120)],
+        [row(0, "fleet/_/_/policy", policy=rules, effective_from_s=-1000), signal(10, gateway="g"), tick(100)],
+        [*(signal(at_s, received_s=110, gateway="g") for at_s in (40, 90)), tick(120)],
     ]
     query = start(spark, home)
     try:

@@ -58,14 +58,14 @@ def _listed(since_ms: dict[str, int]) -> pa.Table:
 
 
 def _canary(work: Work) -> None:
-    check_form(work.home, 3)
-    canary(work, "migrate", Trial(4, 3, 0.5, nullcontext))
+    check_form(work.home, 4)
+    canary(work, "migrate", Trial(4, 4, 0.5, nullcontext))
 
 
 VERBS: dict[str, Verb] = {
     "snapshot": lambda work: snapshot.take(work.spark, work.home, None, work.say),
     "bootstrap": lambda work: bootstrap(work, find_snapshot(work.home)),
-    "migrate": lambda work: migrate(work, 3),
+    "migrate": lambda work: migrate(work, 4),
     "canary": _canary,
     "list": lambda work: bootstrap_devices(work, lambda frontier_ms: _listed(LISTED), "a test"),
     "repartition": lambda work: repartition(work, 3),
@@ -166,7 +166,7 @@ def test_a_canary_that_says_something_else_is_removed_and_the_judgement_is_named
             changed.append(rows["device_id"][0].as_py())
         yield
 
-    trial = Trial(4, 3, 0.5, stopped)
+    trial = Trial(4, 4, 0.5, stopped)
     with pytest.raises(FleetError, match="1 judgements are missing, 1 are too many: ") as raised:
         canary(Work(spark, home, said.append), "migrate", trial)
     assert [one for one in said if one.startswith("canary: 0 s of 0 s; generation 3 has judged ")], said
@@ -240,8 +240,8 @@ def test_what_cannot_be_done_is_refused_with_the_reason_and_changes_nothing(
         (lambda work: rescale(work, 0), "1 to 100,000 key groups; got 0"),
         (lambda work: repartition(work, 2), "has 2 partitions already"),
         (lambda work: repartition_anew(work, 0), "1 to 10,000 partitions; got 0"),
-        (lambda work: migrate(work, 9), "writes the stored forms 3 and 4; got 9"),
-        (lambda work: migrate(work, 4), "writes stored form 4 already"),
+        (lambda work: migrate(work, 9), "writes the stored forms 4 and 5; got 9"),
+        (lambda work: migrate(work, 5), "writes stored form 5 already"),
         (lambda work: rollback(work, 7), "no generation 7 to go back to; kept are: 1"),
         (lambda work: bootstrap(work, find_snapshot(work.home, 77)), "no snapshot of version 77; kept are 1"),
         (lambda work: bootstrap(work, find_snapshot(work.home, None, 5)), "no snapshot from before 1970"),

@@ -39,7 +39,7 @@ def _verbs(say: Say) -> Iterator[Callable[[Work], object]]:
     yield lambda work: rescale(work, 5)
     yield lambda work: snapshot.take(work.spark, work.home, None, say)
     yield lambda work: repartition(work, 3)
-    yield lambda work: migrate(work, 3)
+    yield lambda work: migrate(work, 4)
     yield lambda work: bootstrap(work, find_snapshot(work.home))
     yield lambda work: repartition_anew(work, 4)
     yield rollback
@@ -72,7 +72,7 @@ def test_the_state_is_moved_about_between_batches_and_the_verdicts_are_those_of_
             verbs[number - 1](Work(spark, home, said.append))
     assert told(home) == defined(rows, DEPLOYMENT)
     assert home.generation().number == 8
-    assert (home.key_groups(), home.generation().form, stand(home.checkpoint).partitions) == (8, 4, 2)
+    assert (home.key_groups(), home.generation().form, stand(home.checkpoint).partitions) == (8, 5, 2)
     assert "comparing: the same so far are group, waiting, of group, waiting, digests, timers" in said
     ids = delta.query(home, "SELECT device_id, life, transition_no FROM transitions")
     assert len({tuple(one.values()) for one in ids}) == len(ids)
@@ -90,7 +90,7 @@ def test_a_generation_that_is_held_gets_the_work_only_while_the_one_that_runs_st
     work = Work(spark, home, say, holds=True)
     land(home, rows[: thirds[1]], 1)
     judge(spark, home)
-    first = migrate(work, 3)
+    first = migrate(work, 4)
     assert first is not None and home.generation().number == 1
     assert marked_with(home.checkpoint) == marked_with(checkpoint_of(home.lifecycle, 2)) == home.id() is not None
     looked = inspect(spark, home, None)

@@ -40,7 +40,7 @@ def judged(tmp_path: Path) -> Judged:
     told = Judged(empty(tmp_path / "home", DEPLOYMENT))
     policy = row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000)
     told.take(policy, signal(10), tick(100))
-    told.take(signal(40, received_s=110), signal(90, received_s=110), tick(120))
+    told.take(signal(40, received_s=110, gateway="gw"), signal(90, received_s=110, gateway="gw"), tick(120))
     return told
 
 
@@ -174,7 +174,7 @@ def test_where_nothing_came_late_it_is_written_down_once_that_all_is_done_with(t
 
 def test_what_came_late_and_changes_nothing_is_done_with(tmp_path: Path) -> None:
     told = Judged(empty(tmp_path / "home", DEPLOYMENT))
-    told.take(signal(10), signal(40), signal(20, received_s=50), tick(55))
+    told.take(signal(10, gateway="gw"), signal(40), signal(20, received_s=50, gateway="gw"), tick(55))
     assert amend_home(told.home, Wanted()) == [Amended("d", 0, 0, corrected=False, left=None)]
     assert amend_home(told.home, Wanted()) == []
     assert len(amend_home(told.home, Wanted(since_ms=START))) == 1
@@ -235,7 +235,12 @@ def test_a_device_whose_rows_retention_has_removed_is_listed_once_and_does_not_h
     rules = {"rules": {"timeout": "60s", "forget_after": "30d"}}
     policy = row(0, "fleet/_/_/policy", policy=parse_policy(rules).normalised(), effective_from_s=-1000)
     judged.take(policy, signal(10), signal(30), tick(100))
-    judged.take(signal(later_s + 10), signal(later_s + 30), signal(later_s + 20, received_s=later_s + 40), tick(later_s + 50))
+    judged.take(
+        signal(later_s + 10),
+        signal(later_s + 30),
+        signal(later_s + 20, received_s=later_s + 40, gateway="gw"),
+        tick(later_s + 50),
+    )
     assert shorten(judged.home, 2, DAY_MS)
     after_ms = START + (later_s + 45) * 1000
     odd = {"kind": "transition", "device_id": "odd", "event_time_ms": after_ms, "life_ms": after_ms, "transition_no": 7}
@@ -261,7 +266,7 @@ def test_whoever_waits_is_told_of_each_group_of_devices(
     monkeypatch.setattr("batch.progress.EVERY_S", 0)
     names = ("e", "f", "g", "h")
     judged.take(*(signal(125, name) for name in names), tick(200))
-    judged.take(*(signal(130, name, received_s=210) for name in names), tick(220))
+    judged.take(*(signal(130, name, received_s=210, gateway="gw") for name in names), tick(220))
     amend_by_command(judged.home.path, dry_run=True, json_lines=True)
     out, told = capsys.readouterr()
     assert len(out.splitlines()) == 5
@@ -338,7 +343,7 @@ def test_neither_a_client_nor_a_recording_can_correct_a_device(origin: Origin) -
 def test_whatever_a_row_that_corrects_carries_the_fold_lives_on(device: Any) -> None:
     rows = [signal(10), tick(30)]
     known = outcome(rows, DEPLOYMENT, through_ms=START + 24_999)
-    was = fingerprint(known.devices["d"], 25_000 - 10_000)
+    was = fingerprint(known.devices["d"], 25_000 - 10_000, START + 25_000)
     whole = plain(known.devices["d"], 0)
     told = {**whole, **device} if isinstance(device, dict) and device.keys() <= whole.keys() and device else device
     row_ = row(20, "fleet/_/d/correct", was=was, device=told, effective_from_s=25)

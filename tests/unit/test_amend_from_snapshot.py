@@ -76,7 +76,7 @@ def test_while_bronze_is_whole_it_begins_with_a_snapshot_where_one_reaches_what_
 def test_who_is_broken_off_goes_on_behind_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = begun(tmp_path / "home")
     for number, device in enumerate(("k", "l", "m")):
-        told.take(signal(day(3, 100 + number), device), signal(day(3, 50), device, received_s=day(3, 200 + number)))
+        told.take(signal(day(3, 100 + number), device), signal(day(3, 50), device, received_s=day(3, 200 + number), gateway="gw"))
     told.take(tick(day(3, 300)))
     monkeypatch.setattr(job, "_AT_ONCE", 1)
     some, looked = job._amend_some, list[str]()
@@ -141,7 +141,7 @@ def test_without_a_snapshot_a_device_that_is_older_than_bronze_is_left_alone_and
     told = begun(tmp_path / "home")
     shutil.rmtree(told.home.table(DEVICE_SNAPSHOTS.name))
     told.take(signal(day(3, 5), "n"), tick(day(3, 4000)))
-    delayed = [signal(day(3, 2000), one, received_s=day(3, 4010)) for one in ("d", "n")]
+    delayed = [signal(day(3, 2000), one, received_s=day(3, 4010), gateway="gw") for one in ("d", "n")]
     told.take(*delayed, tick(day(3, 4020)))
     told.forget()
     old, new = amend_home(told.home, Wanted())
@@ -228,7 +228,7 @@ def test_a_device_whose_rows_are_all_kept_needs_no_list_of_what_came_late_before
     said(told.home, "clock", 2)
     run_maintain(told.home, FEW_LATE)
     told.take(signal(day(3, 5), "n"), tick(day(3, 4000)))
-    told.take(signal(day(3, 2000), "n", received_s=day(3, 4010)), tick(day(3, 4020)))
+    told.take(signal(day(3, 2000), "n", received_s=day(3, 4010), gateway="gw"), tick(day(3, 4020)))
     told.forget()
     [done] = amend_home(told.home, Wanted())
     assert (done.device_id, done.retracted, done.corrected) == ("n", 1, True)
@@ -239,7 +239,7 @@ def test_a_device_that_was_amended_from_rows_that_are_neither_listed_nor_kept_is
     told = begun(tmp_path / "home")
     shutil.rmtree(told.home.table(DEVICE_SNAPSHOTS.name))
     told.take(signal(day(3, 5), "n"), tick(day(3, 4000)))
-    told.take(signal(day(3, 2000), "n", received_s=day(3, 4010)), tick(day(3, 4020)))
+    told.take(signal(day(3, 2000), "n", received_s=day(3, 4010), gateway="gw"), tick(day(3, 4020)))
     told.forget()
     promise(told.home, "came_late", START + DAY_MS)
     before = {"kind": "add", "device_id": "n", "event_time_ms": START, "life_ms": START, "amendment_no": 1}
@@ -263,7 +263,7 @@ def test_a_snapshot_that_amend_had_read_beyond_says_nothing_of_what_it_was_done_
 def test_a_device_that_stays_apart_takes_no_snapshot_from_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = begun(tmp_path / "home")
     shutil.rmtree(told.home.table(DEVICE_SNAPSHOTS.name))
-    told.take(*[signal(day(3, 5), one, received_s=day(3, 20)) for one in ("e", "f")], tick(day(3, 30)))
+    told.take(*[signal(day(3, 5), one, received_s=day(3, 20), gateway="gw") for one in ("e", "f")], tick(day(3, 30)))
     told.take(*late(day(1, 50), received_s=day(3, 40)), signal(day(3, 45)), tick(day(3, 50)))
     assert {one.device_id: one.left is None for one in amend_home(told.home, Wanted())} == {"d": True, "e": False, "f": False}
     taken, newest_ms = told.snapshot(), told.rows[-1].received_at_ms
@@ -347,7 +347,7 @@ def test_a_beginning_reaches_what_came_and_happened_after_it_and_what_was_done_w
 def test_no_correction_is_worked_out_of_what_happened_before_the_beginning() -> None:
     rows = [signal(10), signal(20), tick(40)]
     known = outcome(rows, DEPLOYMENT)
-    came = [signal(15, kind="error", code="x", received_s=41), tick(60)]
+    came = [signal(15, kind="error", code="x", received_s=41, gateway="gw"), tick(60)]
     assert corrections(came, DEPLOYMENT, ["d"], known) == []
     assert len(corrections([*rows, *came], DEPLOYMENT, ["d"]) or []) == 1
 

@@ -87,7 +87,7 @@ def test_who_is_not_heard_of_is_given_up_by_a_gap_in_its_place(folders: dict[str
 
 def test_nobody_is_given_up_while_nobody_else_is_heard_of_or_all_are_just_starting(folders: dict[str, Path]) -> None:
     assert [one.through_ms for _, one in read(Bridges(folders, NOW), LATER).values()] == [None, None]
-    assert position(folders["a"]) == Position(1, NOW - 9, last_canary_ms=NOW - 5)
+    assert position(folders["a"]) == Position(1, NOW - 9, last_canary_ms=NOW - 5, tail=(NOW - 9, 1))
     assert [one.through_ms for _, one in read(Bridges(folders, LATER), LATER).values()] == [NOW, NOW]
 
 

@@ -20,7 +20,7 @@ from tests.histories import START, registry_entries, row, signal, tick
 from tests.homes import commit_batch, empty, land
 
 pytestmark = pytest.mark.unit
-VERBS = (["rescale", "--key-groups", "3"], ["migrate", "--form", "3"], ["repartition", "3"])
+VERBS = (["rescale", "--key-groups", "3"], ["migrate", "--form", "4"], ["repartition", "3"])
 
 
 @pytest.fixture
@@ -75,16 +75,16 @@ def test_what_would_be_done_once_the_job_is_stopped_is_said_while_it_runs(home: 
     ("given", "why"), [([], "give --dry-run with it"), (["--canary", "--dry-run"], "a canary runs beside the running job")]
 )
 def test_once_stopped_is_for_a_dry_run_of_what_needs_the_job_stopped(home: Home, given: list[str], why: str) -> None:
-    done = _done(home, "migrate", "--form", "3", "--once-stopped", *given)
+    done = _done(home, "migrate", "--form", "4", "--once-stopped", *given)
     assert isinstance(done.exception, Misuse) and why in str(done.exception)
 
 
 def test_a_dry_run_of_a_canary_describes_the_canary_and_is_refused_where_that_is(home: Home) -> None:
-    words = ("migrate", "--form", "3", "--canary", "--for", "90s")
+    words = ("migrate", "--form", "4", "--canary", "--for", "90s")
     assert "a canary runs beside the job, and none runs" in _refused(home, *words, "--dry-run")
     with served(home, Service.LIFECYCLE), home.state_held("the lifecycle job"):
         done = _done(home, *words, "--dry-run")
-        assert done.exit_code == 0 and "a canary of stored form 3 is to judge the live input beside it for 90 s" in done.output
+        assert done.exit_code == 0 and "a canary of stored form 4 is to judge the live input beside it for 90 s" in done.output
         _hold(home)
         assert "generation 2, made by rescale, is held" in _refused(home, *words, "--dry-run")
     assert len(list(home.lifecycle.glob("gen-*"))) == 1

@@ -62,13 +62,6 @@ def test_a_home_begins_with_generation_1_in_the_newest_form(home: Home) -> None:
     assert home.checkpoint == checkpoint_of(home.lifecycle, 1)
 
 
-def test_a_home_from_before_there_were_generations_goes_on_in_the_form_it_has(home: Home) -> None:
-    record = home.record()
-    del record["form"]
-    (home.path / "home.json").write_text(json.dumps(record))
-    assert home.generation().form == 3
-
-
 def test_a_generation_that_is_being_made_changes_nothing_until_the_switch(home: Home) -> None:
     made = _begun(home)
     assert (home.generation().number, home.key_groups()) == (1, KEY_GROUPS)
@@ -119,8 +112,8 @@ def test_a_record_that_is_damaged_or_newer_is_refused(home: Home) -> None:
     save_generations(home.lifecycle, load_generations(home.lifecycle).switched(made.number, {}))
     path = home.lifecycle / "generations.json"
     whole = path.read_text()
-    path.write_text(whole.replace('"form": 4,\n   "made_by": "rescale"', '"form": 5,\n   "made_by": "rescale"'))
-    with pytest.raises(FleetError, match="writes stored form 5; this version knows forms up to 4; use the fleet"):
+    path.write_text(whole.replace('"form": 4,\n   "made_by": "rescale"', '"form": 6,\n   "made_by": "rescale"'))
+    with pytest.raises(FleetError, match="writes stored form 6; this version knows forms up to 5; use the fleet"):
         home.generation()
     path.write_text(whole[:40])
     with pytest.raises(FleetError, match=r"generations.json\" is damaged .* restore it from a backup"):

@@ -48,7 +48,9 @@ def test_a_home_keeps_the_jitter_that_it_was_made_with(tmp_path: Path) -> None:
     home.prepare(Deployment(60_000, 300_000, 600_000))
     home.prepare(None)
     assert home.deployment().verdict_jitter_ms == 600_000
-    with pytest.raises(FleetError, match="a jitter of 10m; got a lateness of 1m, a clock lead of 5m and a jitter of 0s; leave"):
+    with pytest.raises(
+        FleetError, match="a jitter of 10m; got a lateness of 1m, a clock lead of 5m, a backlog of 31d and a jitter of 0s; leave"
+    ):
         home.prepare(Deployment())
 
 

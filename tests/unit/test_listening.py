@@ -31,7 +31,10 @@ def test_a_message_in_time_waits_until_the_lateness_has_passed_since_it_happened
 
 def test_a_message_is_late_by_how_far_it_lies_behind_the_frontier_of_its_own_instant() -> None:
     told = fate(shown(signal(0, received_s=90)), LISTENING, DEPLOYMENT)
-    assert (told.state, told.words) == ("late", "late by 30s: its time has been judged")
+    counts = "only that the device was heard counts"
+    assert (told.state, told.words) == ("late", f"late by 30s: its time has been judged; {counts}")
+    told = fate(shown(signal(0, received_s=90, gateway="g")), LISTENING, DEPLOYMENT)
+    assert told.state == "late" and told.words.endswith("; it counts when history is amended")
     assert fate(shown(signal(0, received_s=59.9)), LISTENING, DEPLOYMENT).state == "waiting"
 
 
@@ -44,12 +47,13 @@ def test_the_time_of_a_gap_is_added_to_the_wait_and_an_open_one_has_no_end() -> 
     assert told.state == "waiting" and "2023-11-14T22:16:20.000Z" in told.words  # 60 s behind its end
 
 
-def test_a_clock_ahead_or_no_time_at_all_is_listed_and_not_judged() -> None:
-    assert fate(shown(signal(301, received_s=0)), LISTENING, DEPLOYMENT).state == "unjudged"
-    assert fate(shown(signal(300, received_s=0)), LISTENING, DEPLOYMENT).state == "waiting"
+def test_a_message_whose_clock_is_at_fault_counts_for_when_it_came() -> None:
+    ahead = fate(shown(signal(301, received_s=0)), LISTENING, DEPLOYMENT)
+    assert ahead.state == "waiting" and ahead.words.startswith("clock ahead by 5m1s, so it counts for when it came; waiting")
+    assert fate(shown(signal(300, received_s=0)), LISTENING, DEPLOYMENT).words.startswith("waiting")
     known, told = read_message(arrived("fleet/s/d/heartbeat", b'{"ts": 1700000000}'), START, ())
     assert told is None
-    assert "looks like seconds" in fate(known, LISTENING, DEPLOYMENT).words
+    assert fate(known, LISTENING, DEPLOYMENT).words.startswith("ts is not a time, so it counts for when it came; waiting")
 
 
 @pytest.mark.parametrize(

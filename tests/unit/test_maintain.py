@@ -68,7 +68,7 @@ def test_who_reads_on_by_version_reads_the_same_rows_in_order(home: Home, monkey
 
 def test_versions_that_a_job_goes_on_with_are_left_as_they_are(home: Home) -> None:
     judged_up_to(home, 18, 40)  # it can be taken back to the first of them
-    made = begin_generation(home.lifecycle, home.generation(), key_groups=8, form=3, made_by="test", made_from={})
+    made = begin_generation(home.lifecycle, home.generation(), key_groups=8, form=4, made_by="test", made_from={})
     judged_up_to(home, 25, generation=checkpoint_of(home.lifecycle, made.number).name)
     versions = {version: DeltaLog(home.table(MESSAGES.name)).appended(version) for version in range(18, DAYS * EACH + 1)}
     run_maintain(home)
@@ -82,7 +82,7 @@ def test_versions_that_a_job_goes_on_with_are_left_as_they_are(home: Home) -> No
 def test_one_may_go_back_to_a_retired_generation(home: Home) -> None:
     before = read_on(home, 18)
     judged_up_to(home, 18, 20)
-    made = begin_generation(home.lifecycle, home.generation(), key_groups=8, form=3, made_by="test", made_from={})
+    made = begin_generation(home.lifecycle, home.generation(), key_groups=8, form=4, made_by="test", made_from={})
     judged_up_to(home, 40, generation=checkpoint_of(home.lifecycle, made.number).name)
     save_generations(home.lifecycle, load_generations(home.lifecycle).switched(made.number, {}))
     run_maintain(home, replace(KEEP, messages_ms=DAY_MS))

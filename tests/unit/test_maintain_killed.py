@@ -82,7 +82,7 @@ def home(tmp_path: Path) -> Home:
     for name in range(3):
         (checkpoint_of(made.lifecycle, 1) / "state" / "0" / f"{name}.changelog").write_text("of long ago")
     for _ in range(2):
-        next_one = begin_generation(made.lifecycle, made.generation(), key_groups=8, form=3, made_by="test", made_from={})
+        next_one = begin_generation(made.lifecycle, made.generation(), key_groups=8, form=4, made_by="test", made_from={})
         judged_up_to(made, VERSIONS + 1, generation=checkpoint_of(made.lifecycle, next_one.number).name)
         record = load_generations(made.lifecycle).switched(next_one.number, {"retired_at_ms": START})
         save_generations(made.lifecycle, record)

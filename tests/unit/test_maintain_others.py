@@ -93,7 +93,7 @@ def _summaries_left(home: Home) -> list[tuple[int, int, int]]:
 def _switched(home: Home, made_by: str) -> None:
     """Let a new generation take over."""
     source = {"generation": home.generation().number}
-    made = begin_generation(home.lifecycle, home.generation(), key_groups=2, form=3, made_by=made_by, made_from=source)
+    made = begin_generation(home.lifecycle, home.generation(), key_groups=2, form=4, made_by=made_by, made_from=source)
     save_generations(home.lifecycle, load_generations(home.lifecycle).switched(made.number, {}))
     judged_up_to(home, 40, generation=checkpoint_of(home.lifecycle, made.number).name)
 
@@ -127,7 +127,7 @@ def _retired(home: Home, *days_ago: int) -> None:
     """Let a generation after the other take over, so many days before now."""
     for ago in days_ago:
         source, at_ms = {"generation": home.generation().number}, int(NOW_S * 1000) - ago * DAY_MS
-        made = begin_generation(home.lifecycle, home.generation(), key_groups=2, form=3, made_by="test", made_from=source)
+        made = begin_generation(home.lifecycle, home.generation(), key_groups=2, form=4, made_by="test", made_from=source)
         judged_up_to(home, 40, generation=checkpoint_of(home.lifecycle, made.number).name)
         switched = load_generations(home.lifecycle).switched(made.number, {"batch": 0, "retired_at_ms": at_ms})
         save_generations(home.lifecycle, switched)

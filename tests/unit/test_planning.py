@@ -64,9 +64,9 @@ def test_bronze_as_it_lands_is_foretold(devices: int, rows: int, tmp_path: Path)
     home.prepare(Deployment())
     sent: list[SegmentRow] = []
     for call in range(-(-rows // devices)):
-        batch = signals(devices, call, 0.0).select(["received_at_ms", "event_time_ms", "device_id", "gateway"])
+        batch = signals(devices, call, 0.0).select(["received_at_ms", "presence_ms", "device_id", "gateway"])
         for one in batch.to_pylist()[: rows - len(sent)]:
-            content = {"ts": one["event_time_ms"], "seq": call, "boot": "b1", "gateway": one["gateway"]}
+            content = {"ts": one["presence_ms"], "seq": call, "boot": "b1", "gateway": one["gateway"]}
             payload = json.dumps(content).encode()
             topic = f"fleet/main/{one['device_id']}/heartbeat"
             sent.append(SegmentRow(one["received_at_ms"], topic, payload, Origin.MQTT.value))

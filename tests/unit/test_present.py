@@ -109,12 +109,13 @@ def test_the_modes_are_those_of_the_definition(tmp_path: Path) -> None:
     assert told["never"]["reason"] == "effective_from lies in what has been judged"
 
 
-def test_nobody_is_seen_in_the_future_and_a_refused_clock_shows_nobody(tmp_path: Path) -> None:
+def test_nobody_is_seen_in_the_future_and_a_clock_that_is_ahead_is_seen_when_it_is_heard(tmp_path: Path) -> None:
     ahead = [signal(140, "pump", received_s=40), signal(400, "pump", received_s=41), signal(500, "liar", received_s=42)]
     home = _home(tmp_path, signal(10, "pump"), *ahead, tick(60))
     told = _listed(home, 60)
-    assert told["pump"]["last_seen"].timestamp() * 1000 == START + 40_000
-    assert (told["liar"]["last_seen"], told["liar"]["reason"]) == (None, "clock ahead by 7m38s")
+    assert told["pump"]["last_seen"].timestamp() * 1000 == START + 41_000
+    assert told["liar"]["last_seen"].timestamp() * 1000 == START + 42_000
+    assert (told["liar"]["mode"], told["liar"]["reason"]) == ("online", None)
 
 
 def test_one_device_is_what_it_is_among_all(tmp_path: Path) -> None:
@@ -135,11 +136,11 @@ def test_one_device_is_what_it_is_among_all(tmp_path: Path) -> None:
 
 
 def test_people_see_the_devices_whose_mode_changed_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    unjudged = signal(500, "a-liar", received_s=42)
+    unjudged = signal(58, "a-new")
     home = _home(tmp_path, signal(10, "a"), signal(20, "c"), signal(30, "b"), unjudged, tick(60))
     looking.devices(home.path, last=2)
     said = capsys.readouterr().out
     assert [line.split()[:2] for line in said.splitlines() if " online " in line] == [["b", "online"], ["c", "online"]]
     assert "the 2 of 4 whose mode changed last; more with --last N" in said
     looking.devices(home.path, last=2, json_lines=True)
-    assert [json.loads(line)["device_id"] for line in capsys.readouterr().out.splitlines()] == ["a", "a-liar", "b", "c"]
+    assert [json.loads(line)["device_id"] for line in capsys.readouterr().out.splitlines()] == ["a", "a-new", "b", "c"]

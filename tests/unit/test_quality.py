@@ -116,8 +116,8 @@ DEFECTS = {
         "listed", "says why", "judgements", "UPDATE judgements SET reason = NULL WHERE kind = 'late'"),
     "a late one that was in time": Defect(
         "listed", "says how late", "judgements", "UPDATE judgements SET late_by_ms = -1 WHERE kind = 'late'"),
-    "a message from the future that was judged": Defect(
-        "clocks", "is listed and not judged", "judgements", "DELETE FROM judgements WHERE kind = 'clock'"),
+    "a clock that is ahead and is listed nowhere": Defect(
+        "clocks", "is listed", "judgements", "DELETE FROM judgements WHERE kind IN ('clock', 'duplicate', 'after_decommission')"),
     "a null key": Defect(
         "messages table", "device_id is there", "messages", "UPDATE messages SET device_id = NULL WHERE kind = 'heartbeat'"),
     "an unknown kind of message": Defect(

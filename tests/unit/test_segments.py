@@ -12,9 +12,11 @@ from fleetpulse.io.segments import (
     SegmentRow,
     list_segments,
     position,
+    positions,
     read_segment,
     remove_leftovers,
     rows_table,
+    tail_of,
     write_segment,
 )
 
@@ -42,19 +44,19 @@ def test_the_position_is_that_of_the_newest_row(tmp_path: Path) -> None:
     assert position(tmp_path) is None
     assert position(tmp_path / "none") is None
     write(tmp_path, 1, canary=3)
-    assert position(tmp_path) == Position(1, 7, last_canary_ms=3)
+    assert position(tmp_path) == Position(1, 7, last_canary_ms=3, tail=(7, 1))
     line = ROW._replace(origin="replay", recording="r", line=4)
     write(tmp_path, 2, line)
-    assert position(tmp_path) == Position(2, 7, "r", 4)
+    assert position(tmp_path) == Position(2, 7, "r", 4, tail=(7, 1))
     write(tmp_path, 3, line._replace(topic="replay/r", line=5))
-    assert position(tmp_path) == Position(3, 7, "r", 5, ended=True)
+    assert position(tmp_path) == Position(3, 7, "r", 5, ended=True, tail=(7, 1))
     write_segment(tmp_path, 4, rows_table([ROW]), bridge="b", last_canary_ms=None, gap_open=True, played="r")
-    assert position(tmp_path) == Position(4, 7, gap_open=True, played="r")
+    assert position(tmp_path) == Position(4, 7, gap_open=True, played="r", tail=(7, 1))
     left_open = frozenset({"c", "d"})
     write_segment(tmp_path, 5, rows_table([ROW]), bridge="b", last_canary_ms=None, left_open=left_open)
-    assert position(tmp_path) == Position(5, 7, left_open=left_open)
+    assert position(tmp_path) == Position(5, 7, left_open=left_open, tail=(7, 1))
     write_segment(tmp_path, 6, rows_table([ROW]), bridge="b", last_canary_ms=None, gap_rows=left_open)
-    assert position(tmp_path) == Position(6, 7, gap_rows=left_open)
+    assert position(tmp_path) == Position(6, 7, gap_rows=left_open, tail=(7, 1))
 
 
 @pytest.mark.parametrize("kept", [0, 8, 200])
@@ -91,3 +93,15 @@ def test_a_refused_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(OSError, match="No space"):
         write(tmp_path, 1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_of_one_instant_are_numbered_across_segments_and_restarts(tmp_path: Path) -> None:
+    tail, found = None, list[list[int]]()
+    for number, received in enumerate([[5, 5, 7], [7], [7, 7, 8], [9]], 1):
+        table = rows_table([ROW._replace(received_at_ms=at_ms) for at_ms in received])
+        write_segment(tmp_path, number, table, bridge="b", last_canary_ms=None, tail=tail)
+        tail = tail_of(table, tail)
+        known = position(tmp_path)
+        assert known is not None and known.tail == tail, "a bridge that starts again goes on"
+        found.append(positions(read_segment(tmp_path / f"{number:012d}.arrow")).tolist())
+    assert found == [[0, 1, 0], [1], [2, 3, 0], [0]]

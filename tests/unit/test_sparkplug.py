@@ -68,10 +68,10 @@ def test_ids_of_different_groups_nodes_and_devices_differ() -> None:
 
 def test_a_birth_and_its_death_share_their_number() -> None:
     number = {"name": "bdSeq", "long_value": 17, "datatype": 8}
-    assert [decoded(topic, number).boot for topic in ("g/NBIRTH/n", "g/NDEATH/n")] == ["17", "17"]
-    assert [decoded(topic, number).boot for topic in ("g/NDATA/n", "g/DBIRTH/n/d")] == [None, None]
-    assert decoded("g/NDEATH/n", {"name": "bdSeq", "string_value": "x"}).boot is None
-    assert decoded("g/NDEATH/n").boot is None
+    assert [decoded(topic, number).session for topic in ("g/NBIRTH/n", "g/NDEATH/n")] == ["17", "17"]
+    assert [decoded(topic, number).session for topic in ("g/NDATA/n", "g/DBIRTH/n/d")] == [None, None]
+    assert decoded("g/NDEATH/n", {"name": "bdSeq", "string_value": "x"}).session is None
+    assert decoded("g/NDEATH/n").session is None
 
 
 def test_numbers_are_read_by_their_type() -> None:

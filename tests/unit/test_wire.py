@@ -1,14 +1,12 @@
-"""Signals on the wire: what is written is read, whatever the columns hold, and so is what waited in the form before."""
+"""Signals on the wire: what is written is read, whatever the columns hold."""
 
-import pyarrow as pa
-import pyarrow.compute
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.columnar.blocks import NO_SIGNALS, batch_to_signals, signals_to_batch, to_bytes
+from fleetpulse.columnar.blocks import signals_to_batch
 from fleetpulse.columnar.wire import from_wire, to_wire
-from fleetpulse.core.messages import FROM_DEVICES, Clock, Kind, Row, told_apart
+from fleetpulse.core.messages import FROM_DEVICES, Clock, Kind, Row
 
 INT64 = st.integers(-(2**62), 2**62)
 WORDS = st.none() | st.text(max_size=5)
@@ -25,6 +23,8 @@ ROWS = st.builds(
     code=WORDS,
     gateway=WORDS,
     digest=INT64,
+    session=WORDS,
+    position=st.integers(0, 3) | st.integers(0, 2**40),
 )
 
 
@@ -43,16 +43,6 @@ def test_more_words_than_a_byte_can_count_are_read(words: int) -> None:
 def test_a_part_of_a_batch_is_written_alone() -> None:
     batch = signals_to_batch([Row(number, Kind.HEARTBEAT, f"d{number}", "s", number) for number in range(10)])
     assert from_wire(to_wire(batch.slice(3, 4))).equals(batch.slice(3, 4))
-
-
-def test_what_waited_in_the_form_before_is_read_and_its_digest_tells_apart_only_what_has_no_number() -> None:
-    rows = [Row(1, Kind.HEARTBEAT, "d", "s", 1, seq=7, digest=9), Row(2, Kind.HEARTBEAT, "d", "s", 2, digest=8)]
-    before = signals_to_batch(rows)
-    at = before.schema.get_field_index("digest")
-    before = before.set_column(at, "digest", pa.array([9, 8]))
-    found = batch_to_signals(from_wire(to_bytes(before)))
-    assert [row.digest for row in found] == [0, 8] == [told_apart(row) for row in rows]
-    assert NO_SIGNALS.schema.equals(from_wire(to_bytes(before)).schema)
 
 
 def test_text_of_one_length_is_written_without_saying_where_each_begins() -> None:

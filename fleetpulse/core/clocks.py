@@ -1,0 +1,67 @@
+"""Clocks: when a signal proves that its device was alive, whatever the device's clock is set to.
+
+Rule 1: a device that is heard is never offline for want of signals: where its event time cannot be believed, the signal counts
+for the instant at which it was received.
+Rule 2: no signal proves life after it was received: one whose clock is a little ahead counts for that instant too.
+Rule 3: it follows from the row, the installation and the frontier at the row, and from nothing else.
+
+Source: docs/adr/0032-presence-time.md
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from fleetpulse.core.messages import SIGNALS, Clock, Row, Trust
+from fleetpulse.core.times import format_duration
+
+FAULTS: Final = (Trust.INVALID, Trust.AHEAD, Trust.BEHIND)  # event times that no clock that is set can give
+
+
+def trusted(row: Row, frontier_ms: int | None, max_clock_lead_ms: int, max_backlog_ms: int) -> Trust:
+    """Return how far the event time of a signal can be believed.
+
+    Args:
+        row: a signal.
+        frontier_ms: the frontier when it was read, epoch milliseconds; None before the first.
+        max_clock_lead_ms: how far ahead of us a clock may be.
+        max_backlog_ms: how old a message may be.
+    """
+    assert row.kind in SIGNALS, "a will has no clock: it takes effect when it is received"
+    if row.event_time_ms is None or row.clock is Clock.INVALID:
+        return Trust.INVALID
+    lead_ms = row.event_time_ms - row.received_at_ms
+    if row.clock is Clock.DEVICE and lead_ms > max_clock_lead_ms:
+        return Trust.AHEAD
+    if row.clock is Clock.DEVICE and -lead_ms > max_backlog_ms:
+        return Trust.BEHIND
+    return Trust.LATE if frontier_ms is not None and row.event_time_ms <= frontier_ms else Trust.ON_TIME
+
+
+def present(row: Row, trust: Trust) -> Row:
+    """Return a signal with its presence time: the instant for which it proves that its device was alive."""
+    if trust is not Trust.ON_TIME or row.event_time_ms is None:
+        return replace(row, presence_ms=row.received_at_ms, trust=trust)
+    return replace(row, presence_ms=min(row.event_time_ms, row.received_at_ms), trust=trust)
+
+
+def clock_words(trust: Trust, offset_ms: int | None) -> str | None:
+    """Return what is known of a device's clock, in words; None where it is believed.
+
+    Args:
+        trust: of the device's newest signal.
+        offset_ms: see `offset_ms`, of that signal.
+    """
+    if trust is Trust.ON_TIME:
+        return None
+    if trust is Trust.AHEAD and offset_ms is not None:
+        return f"{format_duration(offset_ms)} ahead"
+    if trust is Trust.LATE and offset_ms is not None:
+        return f"{format_duration(-offset_ms)} behind, or its messages are held up"
+    return "not set"
+
+
+def offset_ms(row: Row) -> int | None:
+    """Return how far a signal's clock, or its message, lay from ours, milliseconds; None where it is believed, or is no time."""
+    if row.trust in (Trust.ON_TIME, Trust.INVALID) or row.event_time_ms is None:
+        return None
+    return row.event_time_ms - row.received_at_ms

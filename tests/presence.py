@@ -1,0 +1,169 @@
+"""Inputs from the field on presence, each with the right value: rows, the transitions that follow, and reboots.
+
+Rule 1: each stands for a kind that real devices send: wills that a reconnect overtakes, clocks that lie, counters that wrap.
+Rule 2: a case has devices of its own, so that all of them are one recording; one with gap rows concerns all, and stands alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fleetpulse.core.messages import Row
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment
+from tests.histories import positioned, row, signal, tick
+
+DEPLOYMENT: Final = Deployment(60_000)
+END_S: Final = 20_000
+Change = tuple[float, str, str, str]  # seconds after START, from, to, trigger
+_FIRST: Final = ("provisioned", "online", "signal")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input.
+
+    Attributes:
+        rows: of its devices, those of one instant in the order in which they came.
+        want: the transitions of each device up to ``until_s``.
+        reboots: of a device, where that is the question.
+        until_s: seconds after START; silence beyond is not the question.
+        alone: whether its rows concern other devices as well.
+    """
+
+    rows: Sequence[Row]
+    want: Mapping[str, Sequence[Change]]
+    reboots: Mapping[str, int] = field(default_factory=dict[str, int])
+    until_s: float = 7_000
+    alone: bool = False
+
+
+def policy() -> Row:
+    """Return the policy of all cases: two hours of silence, and ten minutes for the class ``minute``."""
+    content = parse_policy({"rules": {"timeout": "2h", "death_grace": "30s"}, "classes": {"minute": {"timeout": "10m"}}})
+    return row(-2, "fleet/_/_/policy", policy=content.normalised(), effective_from_s=-1000)
+
+
+def _minute(device: str) -> Row:
+    return row(-1, f"{device}/registry", op="add", **{"class": "minute"})
+
+
+def _online(at_s: float) -> Change:
+    return (at_s, *_FIRST)
+
+
+def _each_minute(device: str, minutes: int, ahead_s: float, begin_s: float = 0) -> list[Row]:
+    return [signal(begin_s + 60 * number + ahead_s, device, received_s=begin_s + 60 * number) for number in range(minutes)]
+
+
+def _boot_clock(device: str, minutes: int) -> list[Row]:
+    return [row(60 * number, f"{device}/heartbeat", ts=60_000 * number) for number in range(minutes)]
+
+
+def _reconnects(device: str, at_s: float, behind_s: float) -> list[Row]:
+    return [row(at_s, f"{device}/death"), signal(at_s - behind_s, device, "birth", received_s=at_s + 0.05)]
+
+
+def _wills() -> dict[str, Case]:
+    return {
+        "a birth that was built before the will": Case(
+            [signal(60, "w1", "birth"), *_reconnects("w1", 300, 0.05), signal(2100, "w1")], {"w1": [_online(60)]}
+        ),
+        "a clock in whole seconds": Case(
+            [signal(0, "w2"), row(600.4, "w2/death"), signal(600, "w2", "birth", received_s=600.9), signal(4200, "w2")],
+            {"w2": [_online(0)]},
+        ),
+        "a clock that is behind": Case(
+            [signal(0, "w3"), row(600, "w3/death"), signal(599, "w3", "birth", received_s=602)], {"w3": [_online(0)]}
+        ),
+        "will and birth of one instant": Case(
+            [signal(0, "w4"), row(600, "w4/death"), row(600, "w4/birth")], {"w4": [_online(0)]}
+        ),
+        "birth and will of one instant": Case(
+            [signal(0, "w5"), row(600, "w5/birth"), row(600, "w5/death")],
+            {"w5": [_online(0), (630, "online", "offline", "death")]},
+        ),
+        "many reconnects at once": Case(
+            [*(signal(0, f"w6-{number}") for number in range(20)),
+             *(one for number in range(20) for one in _reconnects(f"w6-{number}", 900 + number / 100, 0.02))],
+            {f"w6-{number}": [_online(0)] for number in range(20)},
+        ),
+        "a will and nothing more": Case(
+            [signal(0, "w7"), row(300, "w7/death")], {"w7": [_online(0), (330, "online", "offline", "death")]}
+        ),
+        "data from before the will, long after it": Case(
+            [signal(0, "w8", gateway="g"), row(660, "w8/death"), signal(180, "w8", "telemetry", received_s=720, gateway="g")],
+            {"w8": [_online(0), (690, "online", "offline", "death")]},
+        ),
+        "data from before the will, just after it": Case(
+            [signal(0, "w9", gateway="g"), row(660, "w9/death"), signal(650, "w9", "telemetry", received_s=680, gateway="g")],
+            {"w9": [_online(0), (690, "online", "offline", "death")]},
+        ),
+        "a return that the broker delivers when the bridge is back": Case(
+            [signal(0, "w10"), row(660, "fleet/_/bridge-1/gap", op="open", from_s=600), row(660.2, "w10/death"),
+             signal(630, "w10", "birth", received_s=660.3), row(661, "fleet/_/bridge-1/gap", op="close", until_s=661)],
+            {"w10": [_online(0)]},
+            alone=True,
+        ),
+    }  # fmt: skip
+
+
+def _clocks() -> dict[str, Case]:
+    hour = 60
+    rtc = row(0, "c5/birth", ts=946_684_805_000)
+    backlog = [signal(600 + 60 * number, "c7", received_s=7800) for number in range(1, 120)]
+    drained = [signal(600 + 60 * number, "c8", received_s=8400 + 60 * number) for number in range(1, 60)]
+    return {
+        "ten minutes ahead": Case([_minute("c1"), *_each_minute("c1", hour, 600)], {"c1": [_online(0)]}, until_s=3600),
+        "it counts from its start": Case([_minute("c2"), *_boot_clock("c2", hour)], {"c2": [_online(0)]}, until_s=3600),
+        "two minutes behind": Case([_minute("c3"), *_each_minute("c3", hour, -120, 300)], {"c3": [_online(300)]}, until_s=3600),
+        "not set at its start, then right": Case(
+            [_minute("c4"), *_boot_clock("c4", 3), *_each_minute("c4", hour, 0, 180)], {"c4": [_online(0)]}, until_s=3600
+        ),
+        "the default of a real-time clock, then right": Case(
+            [_minute("c5"), rtc, *_each_minute("c5", hour, 0, 60)], {"c5": [_online(0)]}, until_s=3600
+        ),
+        "1,024 weeks back": Case(
+            [_minute("c6"), *(signal(300 * n - 1024 * 604_800, "c6", received_s=300 * n) for n in range(12))],
+            {"c6": [_online(0)]},
+            until_s=3600,
+        ),
+        "a backlog at once": Case(
+            [_minute("c7"), *_each_minute("c7", 11, 0), *backlog, signal(7800.5, "c7")],
+            {"c7": [_online(0), (1200, "online", "offline", "silence"), (7800, "offline", "online", "signal")]},
+            until_s=8000,
+        ),
+        "a backlog that is sent slowly": Case(
+            [_minute("c8"), *_each_minute("c8", 11, 0), *drained],
+            {"c8": [_online(0), (1200, "online", "offline", "silence"), (8460, "offline", "online", "signal")]},
+            until_s=12_000,
+        ),
+    }
+
+
+def _counters() -> dict[str, Case]:
+    def counted(device: str, **more: Any) -> list[Row]:
+        return [signal(number, device, seq=number % 256, **more) for number in range(1024)]
+
+    stepped = [*(signal(at, "s3", boot="b", seq=at) for at in range(5)),
+               *(signal(at - 3, "s3", boot="b", seq=at, received_s=at) for at in range(5, 10))]  # fmt: skip
+    plain = [*(signal(at, "s4", seq=at) for at in range(5)),
+             *(signal(at - 3.5, "s4", seq=at, received_s=at) for at in range(5, 10))]  # fmt: skip
+    sessions = [row(0, "s5/birth", session="a"), row(600, "s5/birth", session="b"), row(601, "s5/death", session="a")]
+    restart = [*(signal(at, "s6", seq=at + 100) for at in range(5)), *(signal(at, "s6", seq=at) for at in range(10, 15))]
+    return {
+        "a counter that wraps, one boot": Case(counted("s1", boot="b"), {"s1": [_online(0)]}, {"s1": 0}),
+        "a counter that wraps, no boot": Case(counted("s2"), {"s2": [_online(0)]}, {"s2": 0}),
+        "a clock that steps back, one boot": Case(stepped, {"s3": [_online(0)]}, {"s3": 0}),
+        "a clock that steps back, no boot": Case(plain, {"s4": [_online(0)]}, {"s4": 0}),
+        "the will of an older session": Case(sessions, {"s5": [_online(0)]}),
+        "a counter that begins anew": Case(restart, {"s6": [_online(0)]}, {"s6": 1}),
+    }
+
+
+CASES: Final[Mapping[str, Case]] = {**_wills(), **_clocks(), **_counters()}
+
+
+def rows_of(cases: Sequence[Case]) -> list[Row]:
+    """Return the rows of some cases as one history, with the policy before them and a tick behind."""
+    return positioned([policy(), *(one for case in cases for one in case.rows), tick(END_S)])
