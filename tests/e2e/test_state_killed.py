@@ -68,7 +68,7 @@ def test_whatever_was_killed_where_the_same_verb_finishes_and_the_verdicts_are_t
     killed = KILLED_ONCE if IS_DEFAULT else KILLED
     for words, steps, anew in killed:
         _killed_and_given_again(home, words, steps, anew=anew)
-    assert (home.key_groups(), stand(home.checkpoint).partitions, home.generation().form) == (KEY_GROUPS, partitions, 3)
+    assert (home.key_groups(), stand(home.checkpoint).partitions, home.generation().form) == (KEY_GROUPS, partitions, 4)
     taken = sum(words == ("snapshot",) for words, _, _ in killed)
     assert len(snapshots(home)) == taken, "the one that was killed behind its commit is not there twice"
     before = told(home)
