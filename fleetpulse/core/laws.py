@@ -159,7 +159,7 @@ _VERDICTS: Final = Suite(
 _ACCOUNTS: Final = Suite(
     "accounts",
     "judgements",
-    "What was said of messages beside transitions, and what bronze comes to: what is listed nowhere was judged, or waits.",
+    "Judgements of messages beside transitions, and those that follow from bronze: what is listed nowhere was judged, or waits.",
     ("judgements", "defined", "stand"),
     _beside(
         f"kind IN ({among(LISTED)}) "

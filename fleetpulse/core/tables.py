@@ -304,7 +304,7 @@ DEVICE_SNAPSHOTS: Final = Table(
         Column("death_covered_ms", "long", "covered time then, in milliseconds"),
         Column("gateway_died", "long", "1 where that will is its gateway's"),
         Column("heard_arrival", "long", "place in arrival order of the newest signal, while a row before it may still be judged"),
-        Column("proved_arrival", "long", "likewise of the newest that the device delivered itself, or that told of its start"),
+        Column("proved_arrival", "long", "likewise of the newest that the device delivered itself, or that announced its start"),
         Column("session", "long", "a number that names the connection last heard of"),
         Column(
             "clock", "string", "on_time, late, or why its clock cannot be believed: invalid, ahead, behind; of a signal: its own"
