@@ -44,6 +44,20 @@ def present(row: Row, trust: Trust) -> Row:
     return replace(row, presence_ms=min(row.event_time_ms, row.received_at_ms), trust=trust)
 
 
+def presence_sql(max_clock_lead_ms: str, max_backlog_ms: str, millis: str = "unix_millis") -> str:
+    """Return presence time as a SQL expression over a row of bronze: a signal that did not come late.
+
+    Args:
+        max_clock_lead_ms: expression of the clock lead, milliseconds.
+        max_backlog_ms: expression of the backlog, milliseconds.
+        millis: the function from a timestamp to epoch milliseconds: ``unix_millis`` of Spark, ``epoch_ms`` of DuckDB.
+    """
+    lead_ms = f"{millis}(event_time) - {millis}(received_at)"
+    return f"""CASE WHEN clock = '{Clock.INVALID}' THEN received_at
+        WHEN clock = '{Clock.DEVICE}' AND ({lead_ms} > {max_clock_lead_ms} OR {lead_ms} < -({max_backlog_ms})) THEN received_at
+        ELSE least(event_time, received_at) END"""
+
+
 def clock_words(trust: Trust, offset_ms: int | None) -> str | None:
     """Return what is known of a device's clock, in words; None where it is believed.
 

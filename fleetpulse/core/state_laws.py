@@ -6,9 +6,10 @@ Rule 2: of a state that was made of some of the devices nothing is said that wou
 
 from typing import Final
 
+from fleetpulse.core.clocks import presence_sql
 from fleetpulse.core.machine import HELD, PRESENT, Mode
 from fleetpulse.core.messages import EVERYONE, FROM_DEVICES, SIGNALS, Kind
-from fleetpulse.core.suites import CORRECTED, Severity, Suite, among, holds, present_at
+from fleetpulse.core.suites import CORRECTED, Severity, Suite, among, holds
 
 _OF_SAID: Final = "kind, device_id, life, transition_no, event_time, to_mode, runtime_ms, message_kind, received_at, boot, seq"
 _SAID: Final = f"""every AS (SELECT {_OF_SAID} FROM judgements UNION ALL SELECT {_OF_SAID} FROM pending),
@@ -24,6 +25,8 @@ _NOT_JUDGED: Final = """
         WHERE copy.kind = 'duplicate' AND other.kind IN ('after_decommission', 'unknown_device')"""  # a copy of one not judged
 _LATE: Final = """late AS (SELECT DISTINCT device_id AS late_id, message_kind AS late_kind, received_at AS late_at,
                  event_time AS late_time FROM judgements WHERE kind = 'late')"""
+_PRESENCE: Final = f"""CASE WHEN kind IN ({among(SIGNALS)}) THEN {presence_sql("taken.lead_ms", "taken.backlog_ms")}
+                 ELSE event_time END"""
 _IS_LATE: Final = "late_id = device_id AND late_kind = kind AND late_at = received_at AND late_time = event_time"
 _THERE: Final = (
     "device_hash", "key_group", "site", "device_class", "mode", "mode_since", "life", "transition_no", "class_since",
@@ -44,7 +47,7 @@ _STATE: Final = Suite(
                 max(to_mode) AS its_mode, max(runtime_ms) AS its_runtime_ms FROM said GROUP BY 1, 2, 3),
     not_judged AS ({_NOT_JUDGED}),
     {_LATE},
-    heard AS (SELECT device_id, kind, received_at, event_time, coalesce(late_at, {present_at("taken")}) AS presence,
+    heard AS (SELECT device_id, kind, received_at, event_time, coalesce(late_at, {_PRESENCE}) AS presence,
                   late_at IS NULL OR gateway IS NULL OR gateway = device_id AS proves
               FROM messages CROSS JOIN taken LEFT JOIN late ON {_IS_LATE}
               WHERE kind IN ({among([*SIGNALS, "registry"])}) AND received_at <= taken.newest),
@@ -152,7 +155,7 @@ _WAITING: Final = Suite(
     WITH {_LATE},
     beyond AS (
         SELECT messages.* FROM messages CROSS JOIN taken LEFT JOIN late ON {_IS_LATE}
-        WHERE coalesce(late_at, {present_at("taken")}) > taken.frontier AND received_at <= taken.newest AND NOT taken.chosen),
+        WHERE coalesce(late_at, {_PRESENCE}) > taken.frontier AND received_at <= taken.newest AND NOT taken.chosen),
     sides AS (
         SELECT device_id, CASE message_kind {_NAMED} END AS kind, received_at, event_time, seq, boot, 1 AS waits, 0 AS due
         FROM state CROSS JOIN taken WHERE part = 'signal' AND NOT taken.chosen

@@ -13,7 +13,7 @@ from typing import Final
 
 from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.machine import Mode, Trigger
-from fleetpulse.core.messages import REASONS, SIGNALS, Clock, Kind, Origin, Trust
+from fleetpulse.core.messages import REASONS, Clock, Kind, Origin, Trust
 from fleetpulse.core.tables import (
     COVERAGE,
     DEVICE_SNAPSHOTS,
@@ -176,18 +176,6 @@ def holds(column: str, meaning: str, severity: Severity = Severity.CRITICAL) -> 
 def among(words: Iterable[str]) -> str:
     """Return words as SQL lists them."""
     return ", ".join(f"'{word}'" for word in sorted(words))
-
-
-def present_at(stand: str) -> str:
-    """Return the SQL of a message's presence time, where it did not come late (see `core.clocks`).
-
-    Args:
-        stand: the row with ``lead_ms`` and ``backlog_ms``.
-    """
-    return f"""CASE WHEN kind NOT IN ({among(SIGNALS)}) THEN event_time
-        WHEN clock = 'invalid' OR (clock = 'device' AND (unix_millis(event_time) - unix_millis(received_at) > {stand}.lead_ms
-            OR unix_millis(received_at) - unix_millis(event_time) > {stand}.backlog_ms)) THEN received_at
-        ELSE least(event_time, received_at) END"""
 
 
 CORRECTED: Final = "corrected AS (SELECT DISTINCT device_id FROM messages WHERE kind = 'correct')"  # see Rule 3 of `laws`

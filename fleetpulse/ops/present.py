@@ -3,12 +3,13 @@
 Rule 1: a report computes no verdict: a mode is what the newest transition says, or the registry of a device that has none since
 it was forgotten, see `rewind`.
 Rule 2: an entry of the registry that takes effect beyond the frontier is not in force.
-Rule 3: a signal is seen when it proves its device alive, see `core.clocks`; one whose clock is at fault when it came.
+Rule 3: a device is last seen at the newest presence time of its signals, see `core.clocks`.
 Rule 4: site, class and gateway are those of the entry in force, where that is newer than the newest transition.
 """
 
 from typing import TYPE_CHECKING, Any, Final
 
+from fleetpulse.core.clocks import presence_sql
 from fleetpulse.core.judgements import AMENDMENTS
 from fleetpulse.core.messages import SIGNALS
 from fleetpulse.core.policy import DEFAULT_CLASS
@@ -39,10 +40,7 @@ _DEVICES: Final = f"""
                arg_max(device_class, effective_from) FILTER (op = 'add') AS device_class FROM devices GROUP BY device_id),
     heard AS (
         SELECT device_id, any_value(site) AS site, count(*) AS messages, max(received_at) AS last_received,
-               max(CASE WHEN clock = 'invalid' THEN received_at
-                        WHEN clock = 'device' AND event_time > received_at + INTERVAL {{lead_ms}} MILLISECOND THEN received_at
-                        WHEN clock = 'device' AND event_time < received_at - INTERVAL {{backlog_ms}} MILLISECOND THEN received_at
-                        ELSE least(event_time, received_at) END) AS last_heard
+               max({presence_sql("{lead_ms}", "{backlog_ms}", "epoch_ms")}) AS last_heard
         FROM messages WHERE kind IN ({_SIGNALS}) GROUP BY device_id),
     doubted AS (
         SELECT device_id, arg_max(reason, received_at) AS reason FROM judgements
