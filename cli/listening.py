@@ -35,6 +35,7 @@ from fleetpulse.settings import load_settings
 REMEMBERED: Final = 1_000  # shown messages that are followed until they are judged
 CANARY: Final = f"fleet/{EVERYONE}/{BRIDGE}/{Kind.TICK.value}"
 EVERYTHING: Final = "#"
+_RECEIVED: Final = "when it was received"
 _ASK_S: Final = 1.0  # how often the checkpoint is asked how far is judged
 _COVERAGE_S: Final = 5.0  # how often gaps are read again
 
@@ -69,32 +70,31 @@ class Shown:
     row: Row | None = None
 
 
-def fate(shown: Shown, listening: Listening | None, deployment: Deployment) -> Fate:
-    """Return what becomes of a decoded message, as far as can be said when it comes.
+def fate(shown: Shown, listening: Listening | None, deployment: Deployment) -> tuple[Shown, Fate]:
+    """Return a decoded message with its presence time, and its fate as far as it is known on arrival.
 
     Args:
         shown: the message.
         listening: coverage as known from the rows that have landed.
-        deployment: lateness and clock lead.
+        deployment: lateness, clock lead and backlog.
     """
-    row = shown.row
-    assert row is not None, "what was not decoded is not judged"
-    heard = _heard(shown, listening, deployment)
-    read, instead = read_with(row, heard.frontier_ms, deployment), ""
-    if read.trust in FAULTS:
-        instead = f"{clock_fault(read.trust, offset_ms(read))}, so it counts for when it came; "
-    if read.trust is Trust.LATE and heard.frontier_ms is not None and row.event_time_ms is not None:
-        late_by = format_duration(heard.frontier_ms - row.event_time_ms)
-        counts = "only that the device was heard counts" if read.is_direct else "it counts when history is amended"
+    assert shown.row is not None, "a message that was not decoded is not judged"
+    listening = listening or Listening.begin(shown.received_at_ms)
+    listening = listening.read(shown.received_at_ms, deployment.allowed_lateness_ms)
+    row = read_with(shown.row, listening.frontier_ms, deployment)
+    return replace(shown, row=row), _fate(row, listening, deployment)
+
+
+def _fate(row: Row, listening: Listening, deployment: Deployment) -> Fate:
+    if row.trust is Trust.LATE and listening.frontier_ms is not None and row.event_time_ms is not None:
+        late_by = format_duration(listening.frontier_ms - row.event_time_ms)
+        counts = "only that the device was heard counts" if row.is_direct else "it counts when history is amended"
         return Fate("late", f"late by {late_by}: its time has been judged; {counts}")
-    due_ms = heard.due_at(read.at_ms, deployment.allowed_lateness_ms)
+    fault = f"{clock_fault(row.trust, offset_ms(row))}, so it counts for {_RECEIVED}; " if row.trust in FAULTS else ""
+    due_ms = listening.due_at(row.at_ms, deployment.allowed_lateness_ms)
     if due_ms is None:
-        return Fate("waiting", f"{instead}waiting: a gap is open, and nothing is judged until it is closed")
-    return Fate("waiting", f"{instead}waiting until about {format_instant(due_ms)}, when its time is judged")
-
-
-def _heard(shown: Shown, listening: Listening | None, deployment: Deployment) -> Listening:
-    return (listening or Listening.begin(shown.received_at_ms)).read(shown.received_at_ms, deployment.allowed_lateness_ms)
+        return Fate("waiting", f"{fault}waiting: a gap is open, and nothing is judged until it is closed")
+    return Fate("waiting", f"{fault}waiting until about {format_instant(due_ms)}, when its time is judged")
 
 
 def read_with(row: Row, frontier_ms: int | None, deployment: Deployment) -> Row:
@@ -165,8 +165,9 @@ class Followed:
         """Return, once each, the messages whose time is judged, in order of presence time."""
         if frontier_ms is None:
             return []
-        keys = sorted((key for key in self._waiting if key[3] <= frontier_ms), key=lambda key: key[3])
-        return [self._waiting.pop(key) for key in keys]
+        instants = {key: shown.row.at_ms for key, shown in self._waiting.items() if shown.row}
+        due = sorted((key for key, at_ms in instants.items() if at_ms <= frontier_ms), key=instants.__getitem__)
+        return [self._waiting.pop(key) for key in due]
 
 
 def verdicts(passed: Iterable[Shown], said: Iterable[dict[str, Any]]) -> list[tuple[Shown, Fate]]:
@@ -195,6 +196,8 @@ def _verdict(about: list[dict[str, Any]]) -> Fate:
     for one in about:
         if one["kind"] == "late":
             return Fate("late", f"late by {format_duration(one['late_by_ms'] or 0)}: {one['reason']}")
+        if one["kind"] == "clock":
+            return Fate("judged", f"judged for {_RECEIVED}, since {one['reason']}: it changed no mode")
         if one["kind"] != "duplicate":  # that is said of the copy; the one received first was judged
             return Fate("unjudged", f"not judged, {one['kind'].replace('_', ' ')}: {one['reason']}")
     return Fate("judged", "judged: it changed no mode")
@@ -254,13 +257,10 @@ class Listener:
 
         if time.monotonic() - self._covered_s > _COVERAGE_S:
             self._listening, self._covered_s = reports.listening(self.home, None), time.monotonic()
-        told = fate(shown, self._listening, self.deployment)
-        assert shown.row is not None, "what was not decoded is not judged"
-        heard = _heard(shown, self._listening, self.deployment)
-        shown = replace(shown, row=read_with(shown.row, heard.frontier_ms, self.deployment))
-        if told.state == "waiting" and not self.followed.add(shown):
-            told = Fate("duplicate", "a copy of a message that waits: the one received first counts")
-        self._say(shown, told)
+        shown, known = fate(shown, self._listening, self.deployment)
+        if known.state == "waiting" and not self.followed.add(shown):
+            known = Fate("duplicate", "a copy of a message that waits: the one received first counts")
+        self._say(shown, known)
 
     def follow(self) -> None:
         """Say of waiting messages that they were judged, once they were."""

@@ -1,10 +1,10 @@
-"""What `fleet listen` says of a message, when it comes and when it was judged."""
+"""The fate that `fleet listen` shows of a message: on arrival, and once it is judged."""
 
 from dataclasses import replace
 
 import pytest
 
-from cli.listening import CANARY, REMEMBERED, Followed, Shown, fate, read_message, verdicts
+from cli.listening import CANARY, REMEMBERED, Fate, Followed, Shown, fate, read_message, verdicts
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment
@@ -20,40 +20,47 @@ def shown(row: Row) -> Shown:
     return Shown(row.received_at_ms, f"fleet/site/{row.device_id}/{row.kind}", "{}", row)
 
 
+def fate_of(row: Row, listening: Listening = LISTENING) -> Fate:
+    return fate(shown(row), listening, DEPLOYMENT)[1]
+
+
 def arrived(topic: str, payload: bytes = b"{}", *, retained: bool = False) -> Arrived:
     return Arrived(topic, payload, retained, None)
 
 
 def test_a_message_in_time_waits_until_the_lateness_has_passed_since_it_happened() -> None:
-    told = fate(shown(signal(0)), LISTENING, DEPLOYMENT)
-    assert told.state == "waiting" and "2023-11-14T22:14:20.000Z" in told.words
+    found = fate_of(signal(0))
+    assert found.state == "waiting" and "2023-11-14T22:14:20.000Z" in found.words
 
 
 def test_a_message_is_late_by_how_far_it_lies_behind_the_frontier_of_its_own_instant() -> None:
-    told = fate(shown(signal(0, received_s=90)), LISTENING, DEPLOYMENT)
+    direct = fate_of(signal(0, received_s=90))
     counts = "only that the device was heard counts"
-    assert (told.state, told.words) == ("late", f"late by 30s: its time has been judged; {counts}")
-    told = fate(shown(signal(0, received_s=90, gateway="g")), LISTENING, DEPLOYMENT)
-    assert told.state == "late" and told.words.endswith("; it counts when history is amended")
-    assert fate(shown(signal(0, received_s=59.9)), LISTENING, DEPLOYMENT).state == "waiting"
+    assert (direct.state, direct.words) == ("late", f"late by 30s: its time has been judged; {counts}")
+    relayed = fate_of(signal(0, received_s=90, gateway="g"))
+    assert relayed.state == "late" and relayed.words.endswith("; it counts when history is amended")
+    assert fate_of(signal(0, received_s=59.9)).state == "waiting"
 
 
 def test_the_time_of_a_gap_is_added_to_the_wait_and_an_open_one_has_no_end() -> None:
     opened = LISTENING.open_gap(START - 900, START - 30_000, "b")
-    told = fate(shown(signal(0)), opened, DEPLOYMENT)
-    assert told.state == "waiting" and "a gap is open" in told.words
+    found = fate_of(signal(0), opened)
+    assert found.state == "waiting" and "a gap is open" in found.words
     closed = opened.close_gap(START - 800, START + 120_000, "b")
-    told = fate(shown(signal(0)), closed, DEPLOYMENT)
-    assert told.state == "waiting" and "2023-11-14T22:16:20.000Z" in told.words  # 60 s behind its end
+    found = fate_of(signal(0), closed)
+    assert found.state == "waiting" and "2023-11-14T22:16:20.000Z" in found.words  # 60 s behind its end
 
 
-def test_a_message_whose_clock_is_at_fault_counts_for_when_it_came() -> None:
-    ahead = fate(shown(signal(301, received_s=0)), LISTENING, DEPLOYMENT)
-    assert ahead.state == "waiting" and ahead.words.startswith("clock ahead by 5m1s, so it counts for when it came; waiting")
-    assert fate(shown(signal(300, received_s=0)), LISTENING, DEPLOYMENT).words.startswith("waiting")
-    known, told = read_message(arrived("fleet/s/d/heartbeat", b'{"ts": 1700000000}'), START, ())
-    assert told is None
-    assert fate(known, LISTENING, DEPLOYMENT).words.startswith("ts is not a time, so it counts for when it came; waiting")
+def test_a_message_whose_clock_is_at_fault_counts_for_its_receipt() -> None:
+    counts = "so it counts for when it was received; waiting"
+    ahead = fate_of(signal(301, received_s=0))
+    assert ahead.state == "waiting" and ahead.words.startswith(f"clock ahead by 5m1s, {counts}")
+    assert fate_of(signal(300, received_s=0)).words.startswith("waiting")
+    message, known = read_message(arrived("fleet/s/d/heartbeat", b'{"ts": 1700000000}'), START, ())
+    assert known is None
+    read, found = fate(message, LISTENING, DEPLOYMENT)
+    assert found.words.startswith(f"ts is not a time, {counts}")
+    assert read.row is not None and read.row.at_ms == START
 
 
 @pytest.mark.parametrize(
@@ -99,20 +106,23 @@ def test_memory_is_bounded_and_the_message_shown_first_is_forgotten_first() -> N
 
 
 def test_what_was_said_of_a_message_is_what_became_of_it() -> None:
-    moved, plain, late, refused = (shown(signal(1, device, seq=7)) for device in ("moved", "plain", "late", "refused"))
+    names = ("moved", "plain", "late", "refused", "ahead")
+    moved, plain, late, refused, ahead = (shown(signal(1, device, seq=7)) for device in names)
     about = {"message_kind": "heartbeat", "event_time_ms": START + 1_000, "seq": 7, "reason": "why", "late_by_ms": 1_500}
     said = [
         {**about, "kind": "transition", "device_id": "moved", "from_mode": "offline", "to_mode": "online", "trigger": "signal"},
         {**about, "kind": "duplicate", "device_id": "plain"},  # said of its copy
         {**about, "kind": "late", "device_id": "late"},
         {**about, "kind": "after_decommission", "device_id": "refused"},
+        {**about, "kind": "clock", "device_id": "ahead"},
         {**about, "kind": "late", "device_id": "plain", "seq": 8},  # another message
     ]
-    became = [told for _, told in verdicts([moved, plain, late, refused], said)]
-    assert [told.state for told in became] == ["judged", "judged", "late", "unjudged"]
+    became = [found for _, found in verdicts([moved, plain, late, refused, ahead], said)]
+    assert [found.state for found in became] == ["judged", "judged", "late", "unjudged", "judged"]
     assert became[0].words == "judged: offline -> online (signal)"
     assert became[1].words == "judged: it changed no mode"
     assert "after decommission: why" in became[3].words
+    assert became[4].words == "judged for when it was received, since why: it changed no mode"
 
 
 def test_a_message_that_was_not_decoded_is_not_followed() -> None:
