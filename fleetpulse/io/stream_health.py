@@ -1,7 +1,7 @@
 """``stream_health``: a row for every batch of the lifecycle job, written beside the stream.
 
-Rule 1: nothing here may hold up or fail the stream. One thread asks the query every few seconds what it remembers of its last
-batches, and logs what it cannot write. A listener, which the JVM calls back for each batch, costs ten times as much.
+Rule 1: nothing here may hold up or fail the stream. One thread reads the query's recent progress every few seconds, and logs the
+rows that it cannot write. A listener, which the JVM calls back for each batch, costs ten times as much.
 Rule 2: a row is written once: the commit that appends it says up to which batch its run has come.
 """
 
@@ -35,6 +35,18 @@ _MODES: Final = frozenset(mode.value for mode in Mode)
 _QUEUED: Final = 1_000  # batches whose rows wait where they cannot be written
 _EVERY_S: Final = 5.0  # between two appends: a commit a batch would be five a second
 _COMMITS: Final = 200  # between two tidyings
+
+
+def _progress_since(query: StreamingQuery, batch_id: int) -> list[Progress]:
+    """Return the progress of the batches after one.
+
+    Each costs the JVM milliseconds to write as JSON, so it is asked for all that it remembers only where several are new.
+    """
+    newest = query.lastProgress
+    if newest is None or newest["batchId"] <= batch_id:
+        return []
+    found = [newest] if newest["batchId"] == batch_id + 1 else query.recentProgress
+    return [Progress(json.loads(one.json)) for one in found if one["batchId"] > batch_id]
 
 
 class Commits:
@@ -195,10 +207,8 @@ class StreamHealth:
                 return
 
     def _take(self) -> None:
-        assert self._query is not None, "there is a query to be followed"
-        for progress in (Progress(json.loads(one.json)) for one in self._query.recentProgress):
-            if progress.run_id != self._run_id or progress.batch_id <= self._last_batch:
-                continue
+        assert self._query is not None, "the thread starts with a query"
+        for progress in _progress_since(self._query, self._last_batch):
             if 0 <= self._last_batch < progress.batch_id - 1:
                 missed = progress.batch_id - self._last_batch - 1
                 _LOG.warning("batches are missing in stream_health: the query no longer remembers them", batches=missed)

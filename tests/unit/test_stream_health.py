@@ -1,10 +1,9 @@
-"""What is written beside the stream: once a batch, never at the stream's expense, and not for ever."""
+"""Rows of stream_health: one a batch, written without holding up the stream, and deleted when they are old."""
 
 import json
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,14 +13,32 @@ from fleetpulse.core.health import Beside, Progress, to_row
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
-from fleetpulse.io.stream_health import StreamHealth, rows_between, tidy
+from fleetpulse.io.stream_health import StreamHealth, _progress_since, rows_between, tidy
 from fleetpulse.ops import reports
 from tests.histories import recorded_progress
 
 
-def _progress(batch: int, run: str = "run") -> Any:
-    content = {**recorded_progress("compaction"), "batchId": batch, "runId": run}
-    return SimpleNamespace(json=json.dumps(content))
+class Recorded(dict[str, Any]):
+    """A batch's progress, with the names of Spark's class."""
+
+    @property
+    def json(self) -> str:
+        return json.dumps(self)
+
+
+class Query:
+    """A query that remembers the progress of some batches."""
+
+    def __init__(self, run: str, *batches: int) -> None:
+        self.runId, self.recentProgress = run, [_progress(batch, run) for batch in batches]
+
+    @property
+    def lastProgress(self) -> Recorded | None:  # noqa: N802 - Spark's name
+        return self.recentProgress[-1] if self.recentProgress else None
+
+
+def _progress(batch: int, run: str) -> Recorded:
+    return Recorded({**recorded_progress("compaction"), "batchId": batch, "runId": run})
 
 
 def _home(tmp_path: Path) -> Home:
@@ -33,10 +50,10 @@ def _home(tmp_path: Path) -> Home:
 
 
 def _follow(home: Home, run: str, remembered: list[int], limit_s: float = 10.0) -> None:
-    """One run of a query, and what it remembers at its end."""
-    query: Any = SimpleNamespace(runId=run, recentProgress=[_progress(99, "another run")])
+    """Follow one run of a query that remembers these batches at its end."""
+    query = Query(run)
     health = StreamHealth(home, 1)
-    health.follow(query)
+    health.follow(cast("Any", query))
     query.recentProgress += [_progress(batch, run) for batch in remembered]
     health.stop(limit_s)
 
@@ -46,7 +63,7 @@ def _written(home: Home) -> list[tuple[str, int]]:
     return [(row["run_id"], row["batch_id"]) for row in rows]
 
 
-def test_a_batch_is_written_once_however_often_it_is_told(tmp_path: Path) -> None:
+def test_a_batch_is_written_once_however_often_it_is_reported(tmp_path: Path) -> None:
     home = _home(tmp_path)
     _follow(home, "a", [0, 1, 2])
     assert _written(home) == [("a", 0), ("a", 1), ("a", 2)]
@@ -55,23 +72,35 @@ def test_a_batch_is_written_once_however_often_it_is_told(tmp_path: Path) -> Non
     assert _written(home) == [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 4), ("b", 5)]
 
 
-def test_what_was_taken_is_written_when_the_query_can_no_longer_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_is_asked_for_all_that_it_remembers_only_where_several_batches_are_new() -> None:
+    query = Query("a", 3, 4, 5)
+
+    def since(batch: int) -> list[int]:
+        return [one.batch_id for one in _progress_since(cast("Any", query), batch)]
+
+    assert (since(-1), since(3), since(4), since(5)) == ([3, 4, 5], [4, 5], [5], [])
+    query.recentProgress = [query.recentProgress[-1]]
+    assert (since(3), since(4)) == ([5], [5]), "what it has forgotten is missing"
+    assert _progress_since(cast("Any", Query("a")), -1) == []
+
+
+def test_rows_that_were_read_are_written_when_the_query_can_no_longer_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fleetpulse.io.stream_health._EVERY_S", 0.05)
     home = _home(tmp_path)
     asked = threading.Event()
 
-    class Query:
-        runId = "a"  # noqa: N815 - Spark's name
-
+    class Gone(Query):
         @property
-        def recentProgress(self) -> list[Any]:  # noqa: N802 - Spark's name
+        def lastProgress(self) -> Recorded | None:  # noqa: N802 - Spark's name
             if asked.is_set():
                 raise ConnectionError("the JVM is gone")
             asked.set()
-            return [_progress(0, "a")]
+            return super().lastProgress
 
-    health, query = StreamHealth(home, 1), cast("Any", Query())
-    health.follow(query)
+    health = StreamHealth(home, 1)
+    health.follow(cast("Any", Gone("a", 0)))
     assert asked.wait(10)
     health.stop(10)
     assert _written(home) == [("a", 0)]
@@ -102,9 +131,9 @@ def test_a_table_that_cannot_be_written_is_no_fault_of_the_stream(tmp_path: Path
 def test_a_progress_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:
     home = _home(tmp_path)
     health = StreamHealth(home, 1)
-    broken = SimpleNamespace(json=json.dumps({"runId": "a", "batchId": 0}))
-    query: Any = SimpleNamespace(runId="a", recentProgress=[broken, _progress(1, "a")])
-    health.follow(query)
+    query = Query("a", 1)
+    query.recentProgress.insert(0, Recorded({"runId": "a", "batchId": 0}))
+    health.follow(cast("Any", query))
     health.stop()
     assert _written(home) == [("a", 1)]
 
