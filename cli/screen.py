@@ -21,20 +21,20 @@ from fleetpulse.io.delta import Mirror
 from fleetpulse.io.home import bridge_job
 from fleetpulse.ops import present, reports
 
-_REFRESH_S = 2.0  # between two counts before the first verdict
-_COUNTED_S = 15.0  # between two counts, once there is a verdict: each reads what is new of the tables
+_REFRESH_S = 2.0  # between two counts before the first verdict, and behind one that failed
+_COUNTED_S = 15.0  # between two counts after the first verdict: each reads the new rows of the tables
 _LAST = 12
 _PICTURE_COLUMNS = 118
 
 
 class Screen:
-    """What is shown of a run; tables are read every two seconds until the first verdict, and less often then."""
+    """Figures of a run: their tables are read every two seconds until the first verdict, and less often afterwards."""
 
     def __init__(self, run: Run, address: BrokerAddress) -> None:
         self.run = run
         self.address = address
         self.began = time.monotonic()
-        self._read_at = self._looked_at = float("-inf")
+        self._read_at = float("-inf")
         only = {QUARANTINE.name: ("reason",)}  # not what was refused, whole
         self._mirror = Mirror(
             run.home, present.COUNTED, only, {JUDGEMENTS.name: "kind != 'summary'"}
@@ -48,14 +48,13 @@ class Screen:
     def _refresh(self) -> None:
         from duckdb import Error  # a mirror has loaded it
 
-        if time.monotonic() - self._read_at < _REFRESH_S:
+        settled = self.first_verdict_s is not None and not self._trouble
+        if time.monotonic() - self._read_at < (_COUNTED_S if settled else _REFRESH_S):
             return
         self._read_at = time.monotonic()
         try:
-            if self.first_verdict_s is not None and self._read_at - self._looked_at < _COUNTED_S:
-                return
             self._look()
-            self._looked_at, self._trouble = self._read_at, ""
+            self._trouble = ""
         except (Error, FleetError, OSError) as error:  # what runs goes on, whatever can be shown of it
             self._trouble = f"the figures are those of before: {str(error).splitlines()[0]}"
 
