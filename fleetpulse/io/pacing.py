@@ -36,7 +36,7 @@ def verdict_delay_ms(allowed_lateness_ms: int, setting_ms: int) -> int:
 
 
 def hold_ms(delay_ms: int) -> int:
-    """Return how long rows of a live fleet wait for the end of their batch, of a verdict delay, both in milliseconds."""
+    """Return how long rows of a live fleet are held until their batch has ended, of a verdict delay; both in milliseconds."""
     return int(delay_ms * _HOLD)
 
 
@@ -71,8 +71,8 @@ class Pacer:
 
     Args:
         log: of bronze.
-        held_ms: for how long rows wait for the end of their batch; 0 holds nothing back.
-        now_s: a clock that never runs backwards, seconds.
+        held_ms: for how long rows are held until their batch has ended; 0 holds nothing back.
+        now_ms: a clock that never runs backwards, milliseconds.
         wall_ms: the wall clock, epoch milliseconds.
     """
 
@@ -80,14 +80,14 @@ class Pacer:
         self,
         log: DeltaLog,
         held_ms: int,
-        now_s: Callable[[], float] = time.monotonic,
+        now_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        self._log, self._held_s = log, held_ms / 1000
-        self._now_s, self._wall_ms = now_s, wall_ms
+        self._log, self._held_ms = log, held_ms
+        self._now_ms, self._wall_ms = now_ms, wall_ms
         self._begin = -1
-        self._since_s = self._begun_s = float("-inf")
-        self._took_s = 0.0  # from the begin of the last batch to the first look behind it
+        self._since_ms = self._begun_ms = 0  # on the clock: since when rows are held, and when the last batch began
+        self._took_ms = 0  # from the begin of the last batch to the first look after it
         self._counted = -1  # versions below it are in `_rows`
         self._rows = 0
 
@@ -96,17 +96,17 @@ class Pacer:
 
         The first batch of a reader always does: nobody knows for how long its rows have waited.
         """
-        if not self._held_s or latest < begin:
+        if not self._held_ms or latest < begin:
             return True
-        now_s, first = self._now_s(), self._begin < 0
+        now_ms, first = self._now_ms(), self._begin < 0
         if self._begin != begin:
-            self._took_s = 0.0 if first else now_s - self._begun_s
+            self._took_ms = 0 if first else now_ms - self._begun_ms
             self._begin, self._counted, self._rows = begin, begin, 0
-            waited_s = (self._wall_ms() - self._log.landed_ms(begin)) / 1000  # most of it while the batch before ran
-            self._since_s = now_s - min(max(waited_s, 0.0), self._held_s)
-        due = first or now_s - self._since_s >= self._held_s - self._took_s or self._is_backlog(latest)
+            waited_ms = self._wall_ms() - self._log.landed_ms(begin)  # most of it while the batch before ran
+            self._since_ms = now_ms - min(max(waited_ms, 0), self._held_ms)
+        due = first or now_ms - self._since_ms >= self._held_ms - self._took_ms or self._is_backlog(latest)
         if due:
-            self._begun_s = now_s
+            self._begun_ms = now_ms
         return due
 
     def _is_backlog(self, latest: int) -> bool:

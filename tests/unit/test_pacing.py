@@ -31,7 +31,7 @@ class Clock:
         return self
 
     def pacer(self) -> Pacer:
-        return Pacer(self.log, HOLD_MS, lambda: self.wall_ms / 1000, lambda: self.wall_ms)
+        return Pacer(self.log, HOLD_MS, lambda: self.wall_ms, lambda: self.wall_ms)
 
 
 @pytest.fixture
