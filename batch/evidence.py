@@ -78,7 +78,7 @@ class Stand:
             judged afterwards, in the lives that they had before, and not said.
         lead_ms: how far a device's clock may be ahead.
         backlog_ms: how old a message may be.
-        late_rules: whether some policy says of a class whether what came late proves life.
+        late_rules: whether a policy sets ``late_proves_alive`` for some class.
     """
 
     newest_ms: int

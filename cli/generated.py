@@ -119,7 +119,7 @@ def schema() -> str:
     fields: dict[str, tuple[dict[str, Any], str]] = {
         "ts": ({"type": "number"}, "when it happened, epoch milliseconds; without it, when it was received"),
         "seq": (whole, "the device's message counter; without a boot, falling back is a reboot, unless it has wrapped"),
-        "boot": (named, "names the run since the last start; a will of another boot is ignored, where no session tells"),
+        "boot": (named, "names the run since the last start; a will of another boot is ignored if either names no session"),
         "session": (named, "names the connection to the broker; a will of another session is ignored"),
         "uptime_s": (whole, "seconds since the last start"),
         "code": (named, "error code, in messages of kind error"),
@@ -143,8 +143,10 @@ def suites() -> str:
     text = _MARK.format("fleetpulse/core/suites.py, laws.py and state_laws.py") + "# The suites of data quality\n\n"
     text += "How they are used, and what to do where one fails: [data quality](quality.md).\n"
     for suite in SUITES:
-        text += f"\n## {suite.name}\n\n{suite.meaning} Of `{suite.about}`."
-        text += " Told by judging again, from the first row of bronze or on from a snapshot." if suite.again else ""
+        text += f"\n## {suite.name}\n\n{suite.meaning}\nTable: `{suite.about}`."
+        text += (
+            " Compared with all messages judged again, since the first row of bronze or since a snapshot." if suite.again else ""
+        )
         text += "\n\n| expectation | severity | what must hold |\n| --- | --- | --- |\n"
         text += "".join(f"| {one.name} | {one.severity} | {one.meaning} |\n" for one in suite.expectations)
     return text

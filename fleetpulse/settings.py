@@ -138,10 +138,9 @@ class Settings(BaseSettings):
 
     Attributes:
         allowed_lateness: how late a message may come and still be judged; fixed when a home is made.
-        max_clock_lead: how far ahead of us a device's clock may be; a message beyond it counts for when it was received. Fixed
+        max_clock_lead: how far ahead a device's clock may be; beyond it, a signal counts for received_at. Fixed
             when a home is made.
-        max_backlog: how old a message may be; an older one has a clock that is not set, and counts for when it was received.
-            Fixed when a home is made.
+        max_backlog: how old a signal may be; an older one counts for received_at. Fixed when a home is made.
         verdict_jitter: over how long the verdicts of one deadline are spread; fixed when a home is made.
         canary_interval: how often the bridge asks the broker whether we are listening; well below the lateness.
         reconnect_grace: how long after a return devices may still be on their way back.

@@ -70,14 +70,14 @@ def day(number: int, after_s: float = 0) -> float:
 
 def begun(path: Path) -> Kept:
     """A device that was heard on the first two days, with a snapshot after that, and ticks on a third."""
-    told = Kept(empty(path, DEPLOYMENT))
+    kept = Kept(empty(path, DEPLOYMENT))
     policy = row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000)
-    told.take(policy, signal(10, "g"), signal(10, gateway="gw"), tick(5000))
-    told.take(signal(day(1, 10)), tick(day(1, 100)))
-    told.snapshot()
-    told.take(signal(day(1, 100)), tick(day(1, 8000)))  # received in the very millisecond of the snapshot's last row
-    told.take(tick(day(3)))
-    return told
+    kept.take(policy, signal(10, "g"), signal(10, gateway="gw"), tick(5000))
+    kept.take(signal(day(1, 10)), tick(day(1, 100)))
+    kept.snapshot()
+    kept.take(signal(day(1, 100)), tick(day(1, 8000)))  # received in the very millisecond of the snapshot's last row
+    kept.take(tick(day(3)))
+    return kept
 
 
 def late(*at_s: float, received_s: float) -> Sequence[Row]:

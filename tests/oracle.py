@@ -7,9 +7,9 @@ Rule 2: where the text leaves a choice, the choice is named here.
 - A gap is there while any bridge says so. A bridge that said so says nothing by saying it again.
 - A life begins with a registration or a signal; a death of nobody is nothing. What was forgotten is unknown.
 - A signal counts for its event time, but for no instant after it was received; where its clock is at fault, or it came late
-  and proves life, for the instant at which it was received. A late one says nothing else: no error, no boot, no counter.
+  and proves life, for the instant at which it was received. The error, boot and counter of a late one do not count.
 - Of a device's own words (boot, session, counter) those received last count; a signal that was received before one already judged
-  says nothing of them. A signal that has no place of its own in event time and repeats the number of the one before it is a copy.
+  does not. A signal whose presence time is not its event time and that repeats the number of the one before it is a copy.
 - Of several wills the newest counts. Its grace is a limit of silence: each instant by the policy and class then in force.
 - A gateway's death is a will of the devices behind it, in whatever boot; it adds nothing to a will that stands. At one instant
   what is a device's own comes first. It is for those whose gateway died, and not for those behind them.
@@ -62,8 +62,8 @@ class Life:
     heard: list[Heard] = field(default_factory=list)
     clocks: list[str] = field(
         default_factory=lambda: ["on_time"]
-    )  # the standing of each signal, after that of a clock that is set
-    unsaid: int = 0  # of ``told``: what the amended history has, from which the device goes on
+    )  # the trust of each signal, after that of a clock that is right
+    unsaid: int = 0  # of `told`: transitions of the amended history, from which the device goes on
     numbered: int = 0  # transitions of this life that were judged before that
 
     @property
@@ -90,8 +90,8 @@ class Life:
 
     def gateway(self, index: int) -> str | None:
         """Return the gateway that signals and the registry have named before the row at ``index``."""
-        told = [one for one in [*self.before, *self.log[:index]] if one.kind in (*SIGNALS, "registry") and one.standing != "late"]
-        named = [one.gateway if one.kind in SIGNALS else one.content.get("gateway") for one in told]
+        rows = [one for one in [*self.before, *self.log[:index]] if one.kind in (*SIGNALS, "registry") and one.trust != "late"]
+        named = [one.gateway if one.kind in SIGNALS else one.content.get("gateway") for one in rows]
         return [None, *(one for one in named if one)][-1]
 
     def death(self) -> Message | None:
@@ -110,13 +110,13 @@ class Life:
         return stands
 
     def words(self, index: int, word: str) -> Any:
-        """Return what signals judged before the row at ``index`` have said of a word of the device: boot, session or seq."""
-        said, newest = None, (-1, -1)
+        """Return boot, session or seq of the device, by the signals judged before the row at ``index``."""
+        value, newest = None, (-1, -1)
         for old in self.log[:index]:
             if old.kind in SIGNALS and old.arrival > newest:
                 newest = old.arrival
-                said = getattr(old, word) if old.standing != "late" and getattr(old, word) is not None else said
-        return said
+                value = getattr(old, word) if old.trust != "late" and getattr(old, word) is not None else value
+        return value
 
     def is_of_this_session(self, will: Message, index: int) -> bool:
         session, boot = self.words(index, "session"), self.words(index, "boot")
@@ -124,11 +124,11 @@ class Life:
             return session == will.session
         return boot is None or will.boot in (None, boot)
 
-    def says_nothing_new(self, row: Message) -> bool:
+    def has_no_data(self, row: Message) -> bool:
         """Whether an error does not count: it came late, or is a copy of what has no place of its own."""
-        placeless = row.standing not in ("on_time", "late") or row.at != row.event_time
+        placeless = row.trust not in ("on_time", "late") or row.at != row.event_time
         seq, boot = self.words(len(self.log), "seq"), self.words(len(self.log), "boot")
-        return row.standing == "late" or (placeless and row.seq is not None and row.seq == seq and row.boot in (None, boot))
+        return row.trust == "late" or (placeless and row.seq is not None and row.seq == seq and row.boot in (None, boot))
 
     def errors(self, through: int) -> list[int]:
         return [index for index, one in enumerate(self.log[: through + 1]) if one.kind == "error"]
@@ -163,8 +163,8 @@ class Life:
 
     def until(self, fact: str) -> int | None:
         """Return until when a fact stands; None where it has ended, or never began."""
-        told = [one for one in self.log if one.kind in (fact, *ENDS[fact])]
-        return told[-1].at if told and told[-1].kind == fact else None
+        notes = [one for one in self.log if one.kind in (fact, *ENDS[fact])]
+        return notes[-1].at if notes and notes[-1].kind == fact else None
 
     def live(self) -> str:
         """Return the mode of a device that is not silent: as the facts give it."""
@@ -223,12 +223,12 @@ class Life:
         if row.kind == "control":
             return self.control(row)
         index = len(self.log)
-        if row.kind == "error" and self.says_nothing_new(row):
+        if row.kind == "error" and self.has_no_data(row):
             row = replace(row, kind="heartbeat")
         self.log.append(row)
         if row.kind in SIGNALS:
             self.heard.append(Heard(row.at, self.mode, self.device_class(), self.since))
-            self.clocks.append(row.standing)
+            self.clocks.append(row.trust)
         if row.kind in SIGNALS and self.mode in ("provisioned", "offline") and self.death() is None:
             self.go(self.live(), "signal")
         if row.kind == "error" and (until := self.too_many(index)) is not None:
@@ -272,7 +272,7 @@ def _is_proof(signal: Message) -> bool:
     return signal.is_direct or signal.kind == "birth"
 
 
-def _standing(row: Message, frontier: int | None, lead: int, backlog: int) -> str:
+def _trust(row: Message, frontier: int | None, lead: int, backlog: int) -> str:
     if row.event_time is None:
         return "invalid"
     if row.own_clock and row.event_time > row.received_at + lead:
@@ -282,10 +282,10 @@ def _standing(row: Message, frontier: int | None, lead: int, backlog: int) -> st
     return "late" if frontier is not None and row.event_time <= frontier else "on_time"
 
 
-def _present(row: Message, standing: str) -> Message:
-    on_time = standing == "on_time" and row.event_time is not None
+def _present(row: Message, trust: str) -> Message:
+    on_time = trust == "on_time" and row.event_time is not None
     presence = min(row.event_time or 0, row.received_at) if on_time else row.received_at
-    return replace(row, standing=standing, presence=presence)
+    return replace(row, trust=trust, presence=presence)
 
 
 def judge(rows: Iterable[Message], lateness: int, lead: int, backlog: int, built_in: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -298,7 +298,7 @@ def judge(rows: Iterable[Message], lateness: int, lead: int, backlog: int, built
     read = sorted(rows, key=lambda row: (row.received_at, row.kind != "gap", row.code or "", row.digest))
     world = World(Listening(read[0].received_at), [(-1, -1, built_in)])
     frontier: int | None = None
-    told, waiting, belated = list[tuple[Any, ...]](), list[Message](), list[Message]()
+    judgements, waiting, belated = list[tuple[Any, ...]](), list[Message](), list[Message]()
     for row in read:
         if row.kind == "gap":
             world.listening.read(row, frontier)  # before it moves the frontier
@@ -307,13 +307,13 @@ def judge(rows: Iterable[Message], lateness: int, lead: int, backlog: int, built
         if row.kind in ("gap", "tick"):
             continue
         if row.kind in SIGNALS:
-            standing = _standing(row, frontier, lead, backlog)
-            waiting.append(_present(row, standing))
-            if standing == "late":
-                told.append(_about("late", row, (frontier or 0) - (row.event_time or 0)))
+            trust = _trust(row, frontier, lead, backlog)
+            waiting.append(_present(row, trust))
+            if trust == "late":
+                judgements.append(_about("late", row, (frontier or 0) - (row.event_time or 0)))
                 belated.append(_present(row, "on_time"))
         elif frontier is not None and row.at <= frontier:
-            told.append(_about("refused", row))
+            judgements.append(_about("refused", row))
             belated += [row] if row.kind == "registry" else []
         elif row.kind == "policy":
             world.policies.append((row.at, row.received_at, row.content["policy"]))
@@ -324,8 +324,8 @@ def judge(rows: Iterable[Message], lateness: int, lead: int, backlog: int, built
     for device_id in sorted({row.device_id for row in due}):
         its = [row for row in due if row.device_id == device_id]
         others = [row for row in deaths if row.device_id != device_id]
-        told += _judge_device(its, others, world, frontier or 0, [row for row in belated if row.device_id == device_id])
-    return told
+        judgements += _judge_device(its, others, world, frontier or 0, [row for row in belated if row.device_id == device_id])
+    return judgements
 
 
 def _place(row: Message) -> tuple[Any, ...]:
@@ -349,25 +349,25 @@ def _judge_device(
 
     ``deaths`` are those of gateways, be it its own or not; ``belated`` are its messages that came when their time was judged.
     """
-    lives, told = _lives(rows, deaths, world, frontier, belated)
-    return told + [change for life in lives for change in life.told[life.unsaid :]]
+    lives, judgements = _lives(rows, deaths, world, frontier, belated)
+    return judgements + [change for life in lives for change in life.told[life.unsaid :]]
 
 
 def _lives(
     rows: list[Message], deaths: list[Message], world: World, through: int, belated: list[Message]
 ) -> tuple[list[Life], list[tuple[Any, ...]]]:
-    """Return the lives of a device through an instant, and what is said of rows that change nothing."""
+    """Return the lives of a device through an instant, and the judgements on rows that change nothing."""
     first: dict[tuple[Any, ...], Message] = {}
     for row in sorted(rows, key=lambda row: row.arrival):  # as they were received
         place = (row.kind, row.event_time, row.at, row.boot, row.seq, row.digest if row.seq is None else None)
         first.setdefault(place, row)
     counted = list(first.values())
-    told = [_about("duplicate", row) for row in rows if row.standing != "late" and not any(row is one for one in counted)]
+    judgements = [_about("duplicate", row) for row in rows if row.trust != "late" and not any(row is one for one in counted)]
     lives: list[Life] = []
     for row in sorted([*counted, *deaths], key=lambda row: (row.at, row.device_id != rows[0].device_id, _place(row))):
         if lives:
             lives[-1].expire(row.at)
-        if row.standing == "late" and not _proves_alive(row, lives, world):
+        if row.trust == "late" and not _proves_alive(row, lives, world):
             continue
         if row.kind == "correct":
             known = [one for one in [*rows, *belated] if one.received_at < row.received_at and one.at < row.at]
@@ -379,23 +379,23 @@ def _lives(
             admitted = row.kind in SIGNALS and world.policy(row.at)["unknown_devices"] == "admit"
             if not admitted and not (row.kind == "registry" and row.content["op"] == "add"):
                 listed = "unknown_device" if row.kind in SIGNALS else "refused"
-                told += [_about(listed, row)] if row.kind != "death" and row.standing != "late" else []
+                judgements += [_about(listed, row)] if row.kind != "death" and row.trust != "late" else []
                 continue
             lives.append(Life(world, row.device_id, born=row.at, since=row.at, now=row.at))
         verdict, clock = lives[-1].judge(row), lives[-1].clocks[-2:]
-        told += [_about(verdict, row)] if verdict and row.standing != "late" else []
+        judgements += [_about(verdict, row)] if verdict and row.trust != "late" else []
         heard = row.kind in SIGNALS and verdict is None
-        told += [_about("clock", row)] if heard and clock[-1] != clock[0] and clock[-1] in FAULTS else []
+        judgements += [_about("clock", row)] if heard and clock[-1] != clock[0] and clock[-1] in FAULTS else []
     if lives:
         lives[-1].expire(through + 1)
-    return lives, told
+    return lives, judgements
 
 
 def _proves_alive(row: Message, lives: list[Life], world: World) -> bool:
     """Whether a signal that came late counts as heard when it was received."""
     known = lives and lives[-1].mode != "forgotten"
-    said = world.rules(row.at, lives[-1].device_class() if known else "default").get("late_proves_alive")
-    return row.is_direct if said is None else said
+    rule = world.rules(row.at, lives[-1].device_class() if known else "default").get("late_proves_alive")
+    return row.is_direct if rule is None else rule
 
 
 def _correct(lives: list[Life], amended: list[Life], row: Message) -> None:

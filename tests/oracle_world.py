@@ -28,7 +28,7 @@ class Message:
     session: str | None = None
     position: int = 0  # among the rows of its bridge that were received at one instant
     presence: int | None = None  # the instant at which it is judged, where that is not its event time
-    standing: str = "on_time"  # of a signal: on_time, late, or why its clock cannot be believed
+    trust: str = "on_time"  # of a signal: on_time, late, or a clock fault
 
     @property
     def at(self) -> int:

@@ -131,8 +131,8 @@ def account(home: Home, acknowledged: Sequence[Acknowledged], kills: Sequence[Ki
     quarantined = Counter(one["payload"] for one in reports.quarantine(home))
     for one in missing(acknowledged, landed, quarantined):
         ledger.enter("lost", one.at_ms, one.message)
-    wait = outcome(rows, home.deployment()).waiting
-    waiting = Counter(identity_of(row) for row in wait if row.trust is not Trust.LATE)  # of those only the presence waits
+    pending = outcome(rows, home.deployment()).waiting
+    waiting = Counter(identity_of(row) for row in pending if row.trust is not Trust.LATE)  # a late one is listed
     said = said_of(home)
     for identity in acted_twice(landed, waiting, said):
         ledger.enter("judged_twice", identity[2], identity)

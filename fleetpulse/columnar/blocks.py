@@ -1,9 +1,9 @@
 """Rows as Arrow columns: the forms in which they travel to a key group and wait in it.
 
-Rule 1: signals and wills travel as columns and never become objects; what operators, the registry and the bridge say, and what
-a gateway's death says to everyone, travels as it is, since it is rare.
+Rule 1: signals and wills travel as columns and never become objects; rows of operators, the registry and the bridge, and the
+death of a gateway, which concerns all its devices, travel as they are, since they are rare.
 Rule 2: the columns of `ROW_SCHEMA` are the fields of `Row` that bronze has.
-Rule 3: a signal has its event time as presence time, or ``received_at`` where it has none, until `due.sift` has read it.
+Rule 3: until `due.sift` has read a signal, its presence time is its event time, or ``received_at`` if it has none.
 """
 
 from collections.abc import Iterable
@@ -82,7 +82,7 @@ def rows_to_batch(rows: Iterable[Row]) -> pa.RecordBatch:
 
 
 def batch_to_rows(batch: pa.RecordBatch | pa.Table) -> list[Row]:
-    """Return the rows of a batch of `ROW_SCHEMA`; further columns are passed over, and what version 1 has not is nothing."""
+    """Return the rows of a batch of `ROW_SCHEMA`; other columns are ignored, and those that version 1 lacks are null."""
     names, nothing = batch.schema.names, [None] * batch.num_rows
     columns = {name: batch.column(name).to_pylist() if name in names else nothing for name in ROW_SCHEMA.names}
     columns["position"] = [place or 0 for place in columns["position"]]

@@ -53,7 +53,7 @@ class Sifted(NamedTuple):
 
     Attributes:
         kept: all of them, with their presence times.
-        told: what is said of those that came late, columns of `TOLD_SCHEMA`.
+        told: judgements on those that came late, columns of `TOLD_SCHEMA`.
     """
 
     kept: pa.RecordBatch
@@ -71,11 +71,11 @@ def sift(signals: pa.RecordBatch, frontier_ms: Int64s, deployment: Deployment) -
     event_ms, received_ms = signals["presence_ms"].to_numpy(), signals["received_at_ms"].to_numpy()
     lead_ms = event_ms - received_ms
     late = event_ms <= frontier_ms
-    if not late.any() and lead_ms.max(initial=0) <= 0 and -lead_ms.min(initial=0) <= deployment.max_backlog_ms:
-        invalid = signals["trust"].to_numpy()
-        if not invalid.any():
-            return Sifted(signals, [])
-    trust = signals["trust"].to_numpy().astype(np.int8)
+    trust = signals["trust"].to_numpy()
+    right = lead_ms.max(initial=0) <= 0 and -lead_ms.min(initial=0) <= deployment.max_backlog_ms
+    if right and not late.any() and not trust.any():
+        return Sifted(signals, [])
+    trust = trust.copy()
     own = signals["device_clock"].to_numpy(zero_copy_only=False) & (trust != _INVALID)
     trust[own & (lead_ms > deployment.max_clock_lead_ms)] = _AHEAD
     trust[own & (-lead_ms > deployment.max_backlog_ms)] = _BEHIND
@@ -112,7 +112,7 @@ def in_order(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
 
 @kept
 def _by_device(places: Int64s, event_ms: Int64s, count: int) -> tuple[Int64s, NDArray[np.bool_]]:
-    """Order rows by device, then by presence time; say which of them share both with a neighbour.
+    """Order rows by device, then by presence time, and mark those that share both with a neighbour.
 
     Counted by device first: what is left to sort is a device's few rows, which mostly stand in order.
     """

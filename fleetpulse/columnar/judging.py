@@ -59,10 +59,10 @@ def _sessions(signals: pa.RecordBatch) -> Int64s:
 
 
 def _faults(signals: pa.RecordBatch) -> list[str]:
-    """Return why the event time of each signal cannot be believed."""
+    """Return the reason of each signal's clock fault."""
     trusts = [TRUSTS[number] for number in signals["trust"].to_pylist()]
-    told = zip(trusts, signals["offset_ms"].to_pylist(), strict=True)
-    return [clock_fault(trust, None if trust is Trust.INVALID else offset_ms) for trust, offset_ms in told]
+    clocks = zip(trusts, signals["offset_ms"].to_pylist(), strict=True)
+    return [clock_fault(trust, None if trust is Trust.INVALID else offset_ms) for trust, offset_ms in clocks]
 
 
 class Judging:

@@ -225,7 +225,7 @@ def _fell_back(before: int, after: int) -> bool:
 
 @borrowing
 def _heard(devices: Matrix, world: World, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
-    """Note a signal: last seen, runtime, clock, and, of one that is not late, reboots and gateway; return what is told."""
+    """Note a signal: last seen, runtime and clock, and of one that is not late reboots and gateway; return the next judgement."""
     at_ms, mode = rows[j, R_AT], devices[i, MODE]
     now_covered = covered(world, at_ms)
     gap = now_covered - devices[i, QUIET_COVERED]
@@ -254,7 +254,7 @@ def _heard(devices: Matrix, world: World, told: Matrix, said: int, i: int, rows:
 
 @borrowing
 def _number(devices: Matrix, i: int, rows: Matrix, j: int) -> None:
-    """Note what a signal, received after those heard before, says of its run: session, boot and counter."""
+    """Note the session, boot and counter of a signal that was received after those heard before."""
     boot, seq = rows[j, R_BOOT], rows[j, R_SEQ]
     if boot >= 0 and devices[i, BOOT] >= 0:
         if boot != devices[i, BOOT]:
@@ -371,8 +371,8 @@ def _is_of_its_session(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
 @borrowing
 def _proves_alive(world: World, of_class: int, rows: Matrix, j: int) -> bool:
     """Whether a signal that came late proves that its device was alive when it was received."""
-    said = world.rules[in_force(world, rows[j, R_AT]), of_class, LATE_PROVES]
-    return rows[j, R_DIRECT] != 0 if said == NONE else said != 0
+    rule = world.rules[in_force(world, rows[j, R_AT]), of_class, LATE_PROVES]
+    return rows[j, R_DIRECT] != 0 if rule == NONE else rule != 0
 
 
 @borrowing
@@ -385,7 +385,7 @@ def _is_copy(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
 
 @borrowing
 def _settle(devices: Matrix, i: int, least: int) -> None:
-    """Forget of arrival order what can decide nothing any more, as `core.device.settle`."""
+    """Forget places in arrival order that no later row can precede, as `core.device.settle`."""
     for field in (HEARD, PROVED):
         if devices[i, field] < least:
             devices[i, field] = NONE

@@ -85,7 +85,7 @@ def _memory_to_stored(devices: Devices) -> bytes:
 
 
 def _without_presence(packed: Unpacked) -> None:
-    """Form 5 knows of sessions, clocks and arrival order. One of form 4 that this version wrote knows of them too."""
+    """Add the fields of form 5: sessions, clocks and arrival order. Form 4 has them only if this version wrote it."""
     packed.known["base"] = {**_UNKNOWN_BEFORE, **packed.known["base"]}
 
 

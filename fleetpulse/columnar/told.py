@@ -95,7 +95,7 @@ def said_by(key_group: int, told: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def event_times(signals: pa.RecordBatch) -> pa.Array:
-    """Return the event times of signals; null where one is no time."""
+    """Return the event times of signals; null if invalid."""
     event_ms = signals["presence_ms"].to_numpy() + signals["offset_ms"].to_numpy()
     return pa.array(event_ms, mask=signals["trust"].to_numpy() == _INVALID)
 

@@ -34,15 +34,7 @@ NUMBERS: Final = ("life_ms", "last_seen_ms", "quiet_since_ms", "quiet_covered_ms
 WORDS: Final = ("site", "device_class", "gateway")  # by number
 FIELDS: Final = (*NUMBERS, *WORDS)
 _PLACES: Final = np.array([DEVICE_FIELDS.index(name) for name in FIELDS])
-_DERIVED: Final = (
-    QUIET_SINCE,
-    QUIET_COVERED,
-    MODE_SINCE,
-    CLASS_SINCE,
-    RUNTIME,
-    DEATH_COVERED,
-    PROVED,
-)  # those that `_usual` knows
+_DERIVED: Final = (QUIET_SINCE, QUIET_COVERED, MODE_SINCE, CLASS_SINCE, RUNTIME, DEATH_COVERED, PROVED)  # see `_usual`
 _AS_THEY_ARE: Final = np.array([number for number, place in enumerate(_PLACES) if place not in _DERIVED])
 _MEASURED: Final = np.array([number for number, place in enumerate(_PLACES) if place in _DERIVED])
 LOW, HIGH, NONES = range(3)

@@ -53,7 +53,7 @@ def to_wires(signals: pa.RecordBatch, order: Int64s | None, edges: Sequence[int]
                 columns[field.name] = pa.array(narrow(values, low, high, order))
             continue
         if column.null_count == len(column):
-            continue  # nothing of it is said
+            continue  # a column of nulls is left out
         if pa.types.is_dictionary(field.type):
             column = _indexed(column)
         elif pa.types.is_string(field.type) and (fixed := of_one_length(column)) is not None:
@@ -88,7 +88,7 @@ def _own_words(column: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def from_wire(written: bytes) -> pa.RecordBatch:
-    """Read what `to_wire` wrote, or version 1 did."""
+    """Read signals that `to_wire` wrote, of this version or of version 1."""
     packed = Unpacked(pa.py_buffer(written))
     count = packed.known["count"]
     if "presence_ms" not in packed.known["base"]:

@@ -1,9 +1,9 @@
-"""Clocks: when a signal proves that its device was alive, whatever the device's clock is set to.
+"""Presence time: the instant for which a signal proves that its device was alive, even if the device's clock is wrong.
 
-Rule 1: a device that is heard is never offline for want of signals: where its event time cannot be believed, the signal counts
-for the instant at which it was received.
+Rule 1: a device that sends signals within its timeout is never offline for silence: with a clock fault a signal counts for the
+instant at which it was received.
 Rule 2: no signal proves life after it was received: one whose clock is a little ahead counts for that instant too.
-Rule 3: it follows from the row, the installation and the frontier at the row, and from nothing else.
+Rule 3: presence time depends on the row, the installation and the frontier at the row, and on nothing else.
 
 Source: docs/adr/0032-presence-time.md
 """
@@ -14,17 +14,17 @@ from typing import Final
 from fleetpulse.core.messages import SIGNALS, Clock, Row, Trust
 from fleetpulse.core.times import format_duration
 
-FAULTS: Final = (Trust.INVALID, Trust.AHEAD, Trust.BEHIND)  # event times that no clock that is set can give
+FAULTS: Final = (Trust.INVALID, Trust.AHEAD, Trust.BEHIND)  # clock faults: the event time is not used
 
 
 def trusted(row: Row, frontier_ms: int | None, max_clock_lead_ms: int, max_backlog_ms: int) -> Trust:
-    """Return how far the event time of a signal can be believed.
+    """Classify the event time of a signal.
 
     Args:
         row: a signal.
         frontier_ms: the frontier when it was read, epoch milliseconds; None before the first.
-        max_clock_lead_ms: how far ahead of us a clock may be.
-        max_backlog_ms: how old a message may be.
+        max_clock_lead_ms: how far ahead of ``received_at`` an event time may be.
+        max_backlog_ms: how far behind it may be.
     """
     assert row.kind in SIGNALS, "a will has no clock: it takes effect when it is received"
     if row.event_time_ms is None or row.clock is Clock.INVALID:
@@ -59,7 +59,7 @@ def presence_sql(max_clock_lead_ms: str, max_backlog_ms: str, millis: str = "uni
 
 
 def clock_words(trust: Trust, offset_ms: int | None) -> str | None:
-    """Return what is known of a device's clock, in words; None where it is believed.
+    """Describe a device's clock for people; None if it is right.
 
     Args:
         trust: of the device's newest signal.
@@ -75,7 +75,7 @@ def clock_words(trust: Trust, offset_ms: int | None) -> str | None:
 
 
 def offset_ms(row: Row) -> int | None:
-    """Return how far a signal's clock, or its message, lay from ours, milliseconds; None where it is believed, or is no time."""
+    """Return event time less ``received_at`` of a signal that is late or has a clock fault, milliseconds; None if invalid."""
     if row.trust in (Trust.ON_TIME, Trust.INVALID) or row.event_time_ms is None:
         return None
     return row.event_time_ms - row.received_at_ms

@@ -32,7 +32,7 @@ def plain(device: Device, covered_ms: int, at_ms: int = 0) -> dict[str, Any]:
     Args:
         device: the device.
         covered_ms: covered time at the instant at which it is told, in milliseconds.
-        at_ms: that instant: what was received before it has no place in arrival order any more.
+        at_ms: that instant: places in arrival order before it are left out.
     """
     values: dict[str, Any] = {item.name: getattr(device, item.name) for item in fields(Device) if item.name != "device_id"}
     if not any(start is not None for start in device.progress):
@@ -59,8 +59,8 @@ def alike(one: Device | None, other: Device | None) -> bool:
 
 def fingerprint(device: Device | None, covered_ms: int, at_ms: int) -> str:
     """Return a digest of a device, or of there being none: 16 hexadecimal digits."""
-    told = None if device is None else plain(device, covered_ms, at_ms)
-    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+    values = None if device is None else plain(device, covered_ms, at_ms)
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 

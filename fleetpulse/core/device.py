@@ -18,7 +18,7 @@ from fleetpulse.core.policy import DEFAULT_CLASS, Rules
 from fleetpulse.core.state import Device, World
 
 NO_CODE: Final = "unknown"  # what an error without a code is remembered as
-WRAP_SLACK: Final = 16  # how near to its end a counter is that begins anew, and how near to its begin then
+WRAP_SLACK: Final = 16  # a counter that wraps was so near to its end, and is so near to zero
 
 
 @dataclass(slots=True)
@@ -225,9 +225,9 @@ class Fold:
         self.judgements.append(about(row, Verdict.REFUSED, why))
 
     def _death(self, device: Device | None, row: Row) -> None:
-        """Note a will: silence has its grace left. One of another session says nothing; its gateway's adds nothing to another.
+        """Note a will: silence has its grace left. A will of another session is ignored; its gateway's adds nothing to another.
 
-        A device that was heard after it, in arrival order, has voided it, be its signal judged by now or not.
+        A device that was heard after it, in arrival order, has voided it, even if the signal has been judged before.
         """
         from_gateway = row.device_id == EVERYONE
         if device is None or device.mode is Mode.DECOMMISSIONED:
@@ -263,7 +263,7 @@ class Fold:
         return device
 
     def _list(self, row: Row, verdict: Verdict) -> None:
-        """List a signal that changes nothing; one that came late is listed already."""
+        """List a signal that changes nothing; a late one is listed already."""
         if row.trust is not Trust.LATE:
             self.judgements.append(about(row, verdict))
 
@@ -290,7 +290,7 @@ class Fold:
             device.proved_arrival = max(device.proved_arrival or row.arrival, row.arrival)
 
     def _numbered(self, device: Device, row: Row) -> None:
-        """Note what a signal, received after those heard before, says of its run: session, boot and counter."""
+        """Note the session, boot and counter of a signal that was received after those heard before."""
         if row.boot is not None and device.boot is not None:
             device.reboots += row.boot != device.boot
         elif row.seq is not None and device.seq is not None:
@@ -314,7 +314,7 @@ class Fold:
 
 
 def proves_alive(row: Row, rules: Rules) -> bool:
-    """Whether a signal that came late proves that its device was alive when it was received."""
+    """Whether a late signal proves that its device was alive when it was received."""
     return row.is_direct if rules.late_proves_alive is None else rules.late_proves_alive
 
 
@@ -326,19 +326,19 @@ def _is_of_its_session(device: Device, row: Row) -> bool:
 
 
 def _is_copy(device: Device, row: Row) -> bool:
-    """Whether a signal without a place of its own in event time has the number of the one before it: a copy of that."""
+    """Whether a signal whose presence time is not its event time repeats the number of the signal before it."""
     placeless = row.trust in FAULTS or row.at_ms != row.event_time_ms
     return placeless and row.seq is not None and row.seq == device.seq and row.boot in (None, device.boot)
 
 
 def fell_back(before: int, after: int) -> bool:
-    """Whether a counter fell back by a restart, and not by its end: those of 8, 16 and 32 bits begin anew there."""
+    """Whether a counter fell back because its device restarted; counters of 8, 16 and 32 bits also wrap."""
     wraps = any(2**bits - WRAP_SLACK <= before < 2**bits and after < WRAP_SLACK for bits in (8, 16, 32))
     return after < before and not wraps
 
 
 def settle(device: Device, frontier_ms: int) -> None:
-    """Forget of arrival order what can decide nothing any more: all that is judged later was received after the frontier."""
+    """Forget places in arrival order at or before the frontier: every row that is judged later was received after it."""
     least = (frontier_ms + 1) << POSITION_BITS
     for name in ("heard_arrival", "proved_arrival"):
         value = getattr(device, name)

@@ -17,7 +17,7 @@ class Verdict(StrEnum):
 
     TRANSITION = "transition"  # a device changed its mode
     LATE = "late"  # a message came when its time had been judged
-    CLOCK = "clock"  # a device's clock cannot be believed from this message on: its signals count when they are received
+    CLOCK = "clock"  # a device's clock fault begins: from this message on its signals count for ``received_at``
     DUPLICATE = "duplicate"  # a copy of a message, said when their time is judged
     AFTER_DECOMMISSION = "after_decommission"  # a signal of a device out of service
     UNKNOWN_DEVICE = "unknown_device"  # a signal of a device that nobody registered, or that was forgotten since
@@ -37,13 +37,13 @@ REASONS: Final[Mapping[Verdict, str]] = MappingProxyType(
 )
 CORRECTED_ENTRY: Final = "a corrected entry of the registry says otherwise"  # likewise, where no message was late
 AMENDMENTS: Final = (Verdict.RETRACT, Verdict.ADD)
-LISTED: Final = (  # what is said of messages beside transitions
+LISTED: Final = (  # judgements of messages beside transitions
     Verdict.LATE, Verdict.CLOCK, Verdict.DUPLICATE, Verdict.AFTER_DECOMMISSION, Verdict.UNKNOWN_DEVICE, Verdict.REFUSED,
 )  # fmt: skip
 
 
 def clock_fault(trust: Trust, offset_ms: int | None) -> str:
-    """Say why a signal's event time cannot be believed, and so counts for the instant at which it was received.
+    """Return the reason of a clock fault, for people.
 
     Args:
         trust: one of `clocks.FAULTS`.

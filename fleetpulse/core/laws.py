@@ -159,7 +159,7 @@ _VERDICTS: Final = Suite(
 _ACCOUNTS: Final = Suite(
     "accounts",
     "judgements",
-    "Judgements of messages beside transitions, and those that follow from bronze: what is listed nowhere was judged, or waits.",
+    "Judgements of messages beside transitions, and those that follow from bronze. All other messages are judged or pending.",
     ("judgements", "defined", "stand"),
     _beside(
         f"kind IN ({among(LISTED)}) "
@@ -279,7 +279,7 @@ _COVERAGE: Final = Suite(
 _CLOCKS: Final = Suite(
     "clocks",
     "messages",
-    "The devices whose clock ran further ahead of us than it may, each with the first such message that was judged.",
+    "The devices whose clock was ahead by more than `max_clock_lead`, each with its first such message that was judged.",
     ("messages", "judgements", "stand"),
     f"""
     WITH ahead AS (

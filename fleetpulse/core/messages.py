@@ -69,18 +69,18 @@ class Clock(StrEnum):
 
 
 class Trust(StrEnum):
-    """How far a signal's event time can be believed, see `core.clocks`."""
+    """Classes of event times: on time, late, and the clock faults; see `core.clocks`."""
 
-    ON_TIME = "on_time"  # it is believed: the signal is judged by it
-    LATE = "late"  # its time had been judged when it came: of a direct signal only its presence counts
-    INVALID = "invalid"  # it is no time
-    AHEAD = "ahead"  # it lies more than ``max_clock_lead`` after ``received_at``
-    BEHIND = "behind"  # it lies more than ``max_backlog`` before ``received_at``
+    ON_TIME = "on_time"  # after the frontier: the signal counts for it
+    LATE = "late"  # at or before the frontier: the device counts as heard when a direct signal is received
+    INVALID = "invalid"  # not a time
+    AHEAD = "ahead"  # more than ``max_clock_lead`` after ``received_at``
+    BEHIND = "behind"  # more than ``max_backlog`` before ``received_at``
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of bronze, and from `presence_ms` on what its reader makes of its clock.
+    """One row of bronze, with the fields `OF_READING` that follow when it is read.
 
     Attributes:
         received_at_ms: when the bridge had it in its hands.
@@ -102,7 +102,7 @@ class Row:
         session: names the device's connection to the broker.
         position: its place among the rows of its bridge that share ``received_at_ms``, in the order of delivery.
         presence_ms: the instant at which it is judged, where that is not its event time; None before it is read.
-        trust: how far its event time can be believed; what it was before it is read has no meaning.
+        trust: the class of its event time; without meaning before it is read.
     """
 
     received_at_ms: int

@@ -49,7 +49,7 @@ class Rules:
         flagged_hold_ms: ... until an operator releases it, or for so long.
         longest_hold_ms: how far ahead the ``until`` of maintenance or updating may lie.
         last_errors: how many of the last error codes a row shows.
-        late_proves_alive: whether a signal that came late proves that its device is alive; None: where no gateway delivered it.
+        late_proves_alive: whether a late signal proves its device alive; None: only if the device delivered it itself.
     """
 
     timeout_ms: int = 3_600_000
@@ -207,7 +207,7 @@ RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
             "late_proves_alive",
             _choice,
             _is_choice,
-            "whether a late message proves its device alive; without it, one that no gateway delivered does",
+            "whether a late signal proves its device alive; without it, only one that the device delivered itself does",
         ),
     }
 )

@@ -47,7 +47,7 @@ class Intake:
         deployment: lateness and clock lead.
         listening: coverage and frontier; None before the first row.
         policies: those known so far.
-        judgements: what is said of messages that came late, and of rows that cannot take effect.
+        judgements: on messages that came late, and on rows that cannot take effect.
         amending: take messages, and entries of the registry, as on time that are not; rows that correct say nothing then.
         begun_ms: the frontier with which it begins: what happened up to there is not judged anew; None before the first row.
     """
@@ -60,9 +60,9 @@ class Intake:
     begun_ms: int | None = None
 
     def read(self, row: Row) -> list[Row]:
-        """Take in one row; return it where it is a device's and waits for its time, with that time.
+        """Take in one row; return it with its presence time if it belongs to a device and is pending.
 
-        In an amended history a signal that came late counts twice: its data at its event time, its presence when it came.
+        In an amended history a late signal counts twice: its data at its event time, its presence at ``received_at``.
         """
         listening = self.listening or Listening.begin(row.received_at_ms)
         if row.kind is Kind.GAP:
@@ -125,7 +125,7 @@ class Intake:
         self.policies = self.policies.including(dated)
 
     def _in_time(self, listening: Listening, row: Row) -> bool:
-        """Whether a will or a row of ours may still act; if not, say why."""
+        """Whether a will or a row of ours may still act; if not, it is listed as refused."""
         assert row.event_time_ms is not None, "a will counts when it is received, and a row of ours names an instant"
         frontier_ms = listening.frontier_ms
         if frontier_ms is None or row.event_time_ms > frontier_ms or self._amends(row.kind, row.event_time_ms):

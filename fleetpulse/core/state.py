@@ -31,8 +31,8 @@ class Device:
         session: hash of the name of its connection to the broker, see `messages.session_number`.
         heard_arrival: `Row.arrival` of the newest signal that was heard, while a row received before it may still be judged.
         proved_arrival: likewise of the newest that the device delivered itself, or that announced its start.
-        clock: how far the event time of its newest signal could be believed.
-        clock_offset_ms: how far its clock lay from ours then; None where it was believed, or was no time.
+        clock: the class of its newest signal's event time.
+        clock_offset_ms: event time less ``received_at`` of a newest signal that was late or had a clock fault; None if invalid.
     """
 
     device_id: str

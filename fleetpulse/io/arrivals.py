@@ -33,13 +33,8 @@ _OTHERWISE: Final = rf"[0-9.]e|0\.0000|[:,\[-][0-9]{{16}}|null|{_ESCAPED}"
 Plain = NDArray[np.bool_]
 
 
-_TEXTS: Final = {
-    "boot": True,
-    "session": True,
-    "code": True,
-    "firmware": False,
-    "gateway": False,
-}  # whether a number may stand there
+# Whether a number is allowed instead of a text.
+_TEXTS: Final = {"boot": True, "session": True, "code": True, "firmware": False, "gateway": False}
 _NAMED: Final = ("device_id", "site", "kind")
 _said: Final = attrgetter(*_NAMED)
 

@@ -129,7 +129,7 @@ def start(
         silent: judge, and say nothing: what is read has been said by another generation. Where ``told`` is given what is said
             goes there all the same, but for summaries: they are still to be said.
         held_ms: for how long rows of a live fleet wait for their batch, milliseconds, see `pacing`.
-        stopped: whether the caller no longer wants it; then it is not started again.
+        stopped: whether the caller no longer wants it; then the query is not started again.
 
     Raises:
         FleetError: the checkpoint is another home's, or ahead of bronze.

@@ -130,7 +130,7 @@ FAULTS: Final = (
         "fleetpulse/core/device.py",
         "device.proved_arrival is None or device.proved_arrival < row.arrival",
         "device.proved_arrival is None or device.proved_arrival < 2**63",
-        "tests/unit/test_presence.py::test_what_devices_really_send_is_judged_right",
+        "tests/unit/test_presence.py::test_inputs_from_the_field_are_judged_right",
     ),
     _fault(
         "longest-hold-is-refused",

@@ -189,11 +189,11 @@ def test_order_among_equals_and_copies_change_no_transition(rows: list[Row], ran
     if copied.kind.value == "death" or copied.clock.value == "received" or not in_its_time:
         return  # it counts for when it was received
     again = replace(copied, received_at_ms=_while_listening(rows, random.randint(copied.received_at_ms, newest)))
-    told = replay([*rows, again], deployment)
-    said = (copied.device_id, copied.event_time_ms)
-    if any((one.device_id, one.event_time_ms) == said for one in told if one.kind in (Verdict.LATE, Verdict.CLOCK)):
+    judgements = replay([*rows, again], deployment)
+    copy_of = (copied.device_id, copied.event_time_ms)
+    if any((one.device_id, one.event_time_ms) == copy_of for one in judgements if one.kind in (Verdict.LATE, Verdict.CLOCK)):
         return  # likewise
-    transitions = {one: count for one, count in compared(told).items() if one[0] == "transition"}
+    transitions = {one: count for one, count in compared(judgements).items() if one[0] == "transition"}
     assert transitions == {one: count for one, count in want.items() if one[0] == "transition"}
 
 
@@ -281,14 +281,14 @@ def test_a_life_is_numbered_connected_and_allowed(rows: list[Row], deployment: D
 
 @given(histories(), DEPLOYMENTS)
 def test_state_is_bounded(rows: list[Row], deployment: Deployment) -> None:
-    told = outcome(rows, deployment)
-    for device in told.devices.values():
+    known = outcome(rows, deployment)
+    for device in known.devices.values():
         assert max(len(device.error_times_ms), len(device.codes), len(device.progress)) <= MAX_ERRORS
         assert len(device.progress_of) <= MAX_SEQUENCE
         words = (device.device_class, device.gateway or "", device.boot or "", *device.codes, *device.progress_of)
         assert max(map(len, words)) <= MAX_TEXT and len(f"{device.device_id}{device.site}".encode()) <= 2 * MAX_ID_BYTES
-    frontier = told.listening.frontier_ms if told.listening else None
-    assert frontier is None or all(one.at_ms > frontier for one in told.waiting)
+    frontier = known.listening.frontier_ms if known.listening else None
+    assert frontier is None or all(one.at_ms > frontier for one in known.waiting)
     ends = [row(500 + number / 10, f"fleet/_/{bridge}/gap", op="close", until_s=500) for number, bridge in enumerate("bc")]
     left = outcome([*rows, *ends, row(7e7, "fleet/_/b/tick"), row(14e7, "fleet/_/b/tick")], deployment)
     assert not left.devices and not left.waiting  # every path ends where nothing is kept

@@ -1,4 +1,4 @@
-"""Presence: the fold says of inputs from the field what the definition says, and the laws of wills and clocks hold."""
+"""Presence time: the fold agrees with the definition on inputs from the field, and the laws of wills and clocks hold."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ CLOCKS = st.sampled_from([-1024 * 604_800, -3_600, -59, -1, -0.05, 0, 0.05, 59, 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_fold_says_what_the_definition_says_of_what_devices_really_send(name: str) -> None:
+def test_the_fold_agrees_with_the_definition_on_inputs_from_the_field(name: str) -> None:
     rows = rows_of([CASES[name]])
     assert in_batches(rows, range(0, len(rows), max(1, len(rows) // 40)), DEPLOYMENT, 2) == compared(replay(rows, DEPLOYMENT))
 
@@ -28,12 +28,12 @@ def _offline(rows: Sequence[Row]) -> list[tuple[float, str, str, str]]:
 
 @given(st.lists(st.tuples(st.floats(0.1, 29), CLOCKS), min_size=1, max_size=8), st.booleans())
 def test_a_device_that_reconnects_within_the_grace_is_never_offline_whatever_its_clock(
-    returns: list[tuple[float, float]], speaks: bool
+    returns: list[tuple[float, float]], sends_more: bool
 ) -> None:
     rows, at_s = [signal(100)], 200.0
     for away_s, ahead_s in returns:
         rows += [row(at_s, "d/death"), signal(at_s + away_s + ahead_s, kind="birth", received_s=at_s + away_s)]
-        rows += [signal(at_s + away_s + 1 + ahead_s, received_s=at_s + away_s + 1)] if speaks else []
+        rows += [signal(at_s + away_s + 1 + ahead_s, received_s=at_s + away_s + 1)] if sends_more else []
         at_s += 60
     assert _offline([*rows, tick(at_s + 200)]) == []
 
@@ -50,11 +50,11 @@ def test_a_direct_device_that_is_heard_within_its_timeout_is_never_offline_whate
 
 
 @given(st.floats(0, 50), st.floats(0.001, 9), st.booleans())
-def test_will_and_birth_are_told_apart_by_arrival_and_not_by_event_time(behind_s: float, later_s: float, swapped: bool) -> None:
-    def told(event_s: float, death_s: float, birth_s: float) -> list[tuple[float, str, str, str]]:
+def test_will_and_birth_are_ordered_by_arrival_and_not_by_event_time(behind_s: float, later_s: float, swapped: bool) -> None:
+    def offline(event_s: float, death_s: float, birth_s: float) -> list[tuple[float, str, str, str]]:
         return _offline([signal(10), row(death_s, "d/death"), signal(event_s, kind="birth", received_s=birth_s), tick(400)])
 
     birth_s = 100 + later_s
     event_s = 100 - behind_s if swapped else birth_s
-    assert told(event_s, 100, birth_s) == []
-    assert [one[0] for one in told(event_s, birth_s + 1, birth_s)] == [pytest.approx(birth_s + 31, abs=0.002)]
+    assert offline(event_s, 100, birth_s) == []
+    assert [one[0] for one in offline(event_s, birth_s + 1, birth_s)] == [pytest.approx(birth_s + 31, abs=0.002)]

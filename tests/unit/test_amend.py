@@ -37,11 +37,11 @@ RULES: dict[str, Any] = {"rules": {"timeout": "60s", "forget_after": "10h"}, "cl
 @pytest.fixture
 def judged(tmp_path: Path) -> Judged:
     """A device that was judged offline at 70 s, and whose messages of 40 and 90 s came at 110 s."""
-    told = Judged(empty(tmp_path / "home", DEPLOYMENT))
+    judged = Judged(empty(tmp_path / "home", DEPLOYMENT))
     policy = row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000)
-    told.take(policy, signal(10), tick(100))
-    told.take(signal(40, received_s=110, gateway="gw"), signal(90, received_s=110, gateway="gw"), tick(120))
-    return told
+    judged.take(policy, signal(10), tick(100))
+    judged.take(signal(40, received_s=110, gateway="gw"), signal(90, received_s=110, gateway="gw"), tick(120))
+    return judged
 
 
 def seen(home: Home, device_id: str = "d") -> list[tuple[float, str, str]]:
@@ -64,11 +64,11 @@ def sent(home: Home, received_s: float) -> list[Row]:
 
 def agrees(home: Home, device_id: str = "d") -> bool:
     """Whether what is shown is what would have been judged, had nothing come late."""
-    told = histories(rows_through(home, [device_id], None), home.deployment())
+    judged = histories(rows_through(home, [device_id], None), home.deployment())
     known = shown(said_by_device(home, [device_id])[device_id])
     read = [(one["kind"], one["transition_no"], one["amendment_no"]) for one in reports.transitions(home, device_id)]
     assert read == [(one.kind, one.transition_no, one.amendment_no) for one in known]
-    return [content(one) for one in known] == [content(one) for one in transitions(told.amended).get(device_id, [])]
+    return [content(one) for one in known] == [content(one) for one in transitions(judged.amended).get(device_id, [])]
 
 
 def test_an_offline_that_late_delivery_takes_back_is_shown_as_unreachable(judged: Judged) -> None:
@@ -163,22 +163,22 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(judged: Judged) -> N
 
 
 def test_where_nothing_came_late_it_is_written_down_once_that_all_is_done_with(tmp_path: Path) -> None:
-    told = Judged(empty(tmp_path / "home", DEPLOYMENT))
-    assert amend_home(told.home, Wanted()) == []
-    told.take(signal(10), tick(100))
-    version = delta.version(told.home.table(JUDGEMENTS.name))
+    judged = Judged(empty(tmp_path / "home", DEPLOYMENT))
+    assert amend_home(judged.home, Wanted()) == []
+    judged.take(signal(10), tick(100))
+    version = delta.version(judged.home.table(JUDGEMENTS.name))
     for _ in range(2):
-        assert amend_home(told.home, Wanted()) == []
-        assert delta.version(told.home.table(JUDGEMENTS.name)) == version + 1
+        assert amend_home(judged.home, Wanted()) == []
+        assert delta.version(judged.home.table(JUDGEMENTS.name)) == version + 1
 
 
 def test_what_came_late_and_changes_nothing_is_done_with(tmp_path: Path) -> None:
-    told = Judged(empty(tmp_path / "home", DEPLOYMENT))
-    told.take(signal(10, gateway="gw"), signal(40), signal(20, received_s=50, gateway="gw"), tick(55))
-    assert amend_home(told.home, Wanted()) == [Amended("d", 0, 0, corrected=False, left=None)]
-    assert amend_home(told.home, Wanted()) == []
-    assert len(amend_home(told.home, Wanted(since_ms=START))) == 1
-    assert len(amend_home(told.home, Wanted(device_ids=("d", "e")))) == 2
+    judged = Judged(empty(tmp_path / "home", DEPLOYMENT))
+    judged.take(signal(10, gateway="gw"), signal(40), signal(20, received_s=50, gateway="gw"), tick(55))
+    assert amend_home(judged.home, Wanted()) == [Amended("d", 0, 0, corrected=False, left=None)]
+    assert amend_home(judged.home, Wanted()) == []
+    assert len(amend_home(judged.home, Wanted(since_ms=START))) == 1
+    assert len(amend_home(judged.home, Wanted(device_ids=("d", "e")))) == 2
 
 
 def test_a_correction_of_a_device_that_has_moved_on_is_refused_and_made_anew(judged: Judged) -> None:
@@ -268,13 +268,13 @@ def test_whoever_waits_is_told_of_each_group_of_devices(
     judged.take(*(signal(125, name) for name in names), tick(200))
     judged.take(*(signal(130, name, received_s=210, gateway="gw") for name in names), tick(220))
     amend_by_command(judged.home.path, dry_run=True, json_lines=True)
-    out, told = capsys.readouterr()
+    out, progress = capsys.readouterr()
     assert len(out.splitlines()) == 5
-    assert told.splitlines() == ["devices to be looked at: 5", *(f"devices looked at: {done} of 5" for done in (2, 4, 5))]
+    assert progress.splitlines() == ["devices to be looked at: 5", *(f"devices looked at: {done} of 5" for done in (2, 4, 5))]
     monkeypatch.undo()
     amend_by_command(judged.home.path, dry_run=True, json_lines=True)
-    told = capsys.readouterr().err
-    assert told.splitlines() == ["devices to be looked at: 5", "devices looked at: 5 of 5"], "it took no time"
+    progress = capsys.readouterr().err
+    assert progress.splitlines() == ["devices to be looked at: 5", "devices looked at: 5 of 5"], "it took no time"
 
 
 def test_two_amends_do_not_work_at_once(judged: Judged) -> None:
@@ -345,14 +345,14 @@ def test_whatever_a_row_that_corrects_carries_the_fold_lives_on(device: Any) -> 
     known = outcome(rows, DEPLOYMENT, through_ms=START + 24_999)
     was = fingerprint(known.devices["d"], 25_000 - 10_000, START + 25_000)
     whole = plain(known.devices["d"], 0)
-    told = {**whole, **device} if isinstance(device, dict) and device.keys() <= whole.keys() and device else device
-    row_ = row(20, "fleet/_/d/correct", was=was, device=told, effective_from_s=25)
+    carried = {**whole, **device} if isinstance(device, dict) and device.keys() <= whole.keys() and device else device
+    row_ = row(20, "fleet/_/d/correct", was=was, device=carried, effective_from_s=25)
     assert row_.kind is Kind.CORRECT
     judged = replay([*rows, row_], DEPLOYMENT)
     refused = [one for one in judged if one.kind is Verdict.REFUSED]
     forgotten = [one for one in judged if one.to_mode == "forgotten"]
-    assert len(forgotten) == (told is None)
-    assert len(refused) == (told is not None)
+    assert len(forgotten) == (carried is None)
+    assert len(refused) == (carried is not None)
 
 
 def test_a_device_comes_back_as_it_was_told() -> None:

@@ -45,39 +45,39 @@ def said(home: Home, kind: str, *days: int) -> None:
 
 
 def test_what_came_late_is_amended_from_a_snapshot_as_from_the_whole_history(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
-    told.take(*late(day(1, 3000), day(1, 6000), received_s=day(3, 10)), tick(day(3, 20)))
-    shutil.copytree(told.home.path, tmp_path / "whole")
-    told.forget()
-    [done] = amend_home(told.home, Wanted())
+    kept = begun(tmp_path / "home")
+    kept.take(*late(day(1, 3000), day(1, 6000), received_s=day(3, 10)), tick(day(3, 20)))
+    shutil.copytree(kept.home.path, tmp_path / "whole")
+    kept.forget()
+    [done] = amend_home(kept.home, Wanted())
     assert (done.retracted, done.added, done.corrected) == (1, 1, True)
-    assert told.agrees()
-    assert seen(told.home)[-2:] == [(day(1, 10), "online", "signal"), (day(1, 9600), "offline", "silence")]
+    assert kept.agrees()
+    assert seen(kept.home)[-2:] == [(day(1, 10), "online", "signal"), (day(1, 9600), "offline", "silence")]
     whole = Home(tmp_path / "whole")
     assert amend_home(whole, Wanted()) == [done]
-    assert Counter(said_by_device(whole, ["d"])["d"]) == Counter(said_by_device(told.home, ["d"])["d"])
-    [one], [other] = sent(told.home, day(3, 21)), sent(whole, day(3, 21))
+    assert Counter(said_by_device(whole, ["d"])["d"]) == Counter(said_by_device(kept.home, ["d"])["d"])
+    [one], [other] = sent(kept.home, day(3, 21)), sent(whole, day(3, 21))
     assert one.contents() == other.contents()
-    told.take(one, tick(day(3, 60)))
-    assert amend_home(told.home, Wanted()) == [Amended("d", 0, 0, corrected=False, left=None)]
-    assert amend_home(told.home, Wanted()) == []
-    assert told.agrees()
+    kept.take(one, tick(day(3, 60)))
+    assert amend_home(kept.home, Wanted()) == [Amended("d", 0, 0, corrected=False, left=None)]
+    assert amend_home(kept.home, Wanted()) == []
+    assert kept.agrees()
 
 
 def test_while_bronze_is_whole_it_begins_with_a_snapshot_where_one_reaches_what_came_late(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
-    told.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
-    newest_ms = told.rows[-1].received_at_ms
-    assert reach(told.home, ["d"], newest_ms).begun == {Begun(snapshots(told.home)[0]): ["d"]}
-    told.take(*late(50, received_s=day(3, 30)), tick(day(3, 40)))
-    assert reach(told.home, ["d"], told.rows[-1].received_at_ms) == Reach({Begun(): ["d"]}, {})
+    kept = begun(tmp_path / "home")
+    kept.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
+    newest_ms = kept.rows[-1].received_at_ms
+    assert reach(kept.home, ["d"], newest_ms).begun == {Begun(snapshots(kept.home)[0]): ["d"]}
+    kept.take(*late(50, received_s=day(3, 30)), tick(day(3, 40)))
+    assert reach(kept.home, ["d"], kept.rows[-1].received_at_ms) == Reach({Begun(): ["d"]}, {})
 
 
 def test_who_is_broken_off_goes_on_behind_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = begun(tmp_path / "home")
+    kept = begun(tmp_path / "home")
     for number, device in enumerate(("k", "l", "m")):
-        told.take(signal(day(3, 100 + number), device), signal(day(3, 50), device, received_s=day(3, 200 + number), gateway="gw"))
-    told.take(tick(day(3, 300)))
+        kept.take(signal(day(3, 100 + number), device), signal(day(3, 50), device, received_s=day(3, 200 + number), gateway="gw"))
+    kept.take(tick(day(3, 300)))
     monkeypatch.setattr(job, "_AT_ONCE", 1)
     some, looked = job._amend_some, list[str]()
 
@@ -89,208 +89,208 @@ def test_who_is_broken_off_goes_on_behind_what_was_done(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(job, "_amend_some", breaks_off)
     with pytest.raises(FleetError, match="broken off"):
-        amend_home(told.home, Wanted())
+        amend_home(kept.home, Wanted())
     monkeypatch.setattr(job, "_amend_some", some)
-    assert (looked, [one.device_id for one in amend_home(told.home, Wanted())]) == (["k", "l", "m"], ["m"])
+    assert (looked, [one.device_id for one in amend_home(kept.home, Wanted())]) == (["k", "l", "m"], ["m"])
 
 
 def test_a_refusal_names_what_was_not_done_with_when_each_snapshot_was_taken(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
-    told.take(*late(day(1, 8500), received_s=day(3, 10)), tick(day(3, 20)))
-    told.snapshot()
-    told.take(*late(day(3, 12), received_s=day(3, 30)), *late(day(1, 20), received_s=day(3, 30.5)), tick(day(3, 40)))
-    told.forget()
-    [why] = reach(told.home, ["d"], told.rows[-1].received_at_ms).why.values()
+    kept = begun(tmp_path / "home")
+    kept.take(*late(day(1, 8500), received_s=day(3, 10)), tick(day(3, 20)))
+    kept.snapshot()
+    kept.take(*late(day(3, 12), received_s=day(3, 30)), *late(day(1, 20), received_s=day(3, 30.5)), tick(day(3, 40)))
+    kept.forget()
+    [why] = reach(kept.home, ["d"], kept.rows[-1].received_at_ms).why.values()
     assert "at 2023-11-17T22:13:50.500Z reaches back to 2023-11-15T22:13:40.000Z" in why, "neither of the two serves for it"
 
 
 def test_a_corrected_entry_of_the_registry_is_amended_from_a_snapshot_too(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
+    kept = begun(tmp_path / "home")
     entry = row(day(3, 10), "d/registry", op="add", effective_from_s=day(1, 200), **{"class": "slow"})
-    told.take(entry, tick(day(3, 20)))
-    told.forget()
-    [done] = amend_home(told.home, Wanted())
+    kept.take(entry, tick(day(3, 20)))
+    kept.forget()
+    [done] = amend_home(kept.home, Wanted())
     assert (done.retracted, done.added) == (1, 1)
-    assert told.agrees()
-    assert seen(told.home)[-1] == (day(1, 7300), "offline", "silence")
+    assert kept.agrees()
+    assert seen(kept.home)[-1] == (day(1, 7300), "offline", "silence")
 
 
 def test_what_reaches_back_further_than_any_snapshot_is_refused_with_what_keeps_them_from_it_and_what_to_do(
     tmp_path: Path,
 ) -> None:
-    told = begun(tmp_path / "home")
-    told.take(*late(100, received_s=day(3, 10)), tick(day(3, 20)))
-    told.forget()
-    before = seen(told.home)
-    [done] = amend_home(told.home, Wanted())
+    kept = begun(tmp_path / "home")
+    kept.take(*late(100, received_s=day(3, 10)), tick(day(3, 20)))
+    kept.forget()
+    before = seen(kept.home)
+    [done] = amend_home(kept.home, Wanted())
     assert (done.retracted, done.added, done.corrected) == (0, 0, False)
     assert done.left is not None
     assert "what came late for it at 2023-11-17T22:13:30.000Z reaches back to 2023-11-14T22:15:00.000Z" in done.left
     assert "run ./fleet amend until nothing is left, then ./fleet state snapshot" in done.left
     assert "can be amended" not in done.left
     assert "keep_messages" in done.left
-    assert seen(told.home) == before
-    assert amend_home(told.home, Wanted()) == [], "it is named once: no later amend could do more"
-    told.snapshot()
-    told.take(*late(day(3, 30), received_s=day(3, 40)), tick(day(3, 50)))
-    [done] = amend_home(told.home, Wanted())
+    assert seen(kept.home) == before
+    assert amend_home(kept.home, Wanted()) == [], "it is named once: no later amend could do more"
+    kept.snapshot()
+    kept.take(*late(day(3, 30), received_s=day(3, 40)), tick(day(3, 50)))
+    [done] = amend_home(kept.home, Wanted())
     assert (done.added, done.corrected) == (1, True), "what was let go is done with, and does not keep others from being amended"
 
 
 def test_without_a_snapshot_a_device_that_is_older_than_bronze_is_left_alone_and_a_new_one_is_amended(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
-    shutil.rmtree(told.home.table(DEVICE_SNAPSHOTS.name))
-    told.take(signal(day(3, 5), "n"), tick(day(3, 4000)))
+    kept = begun(tmp_path / "home")
+    shutil.rmtree(kept.home.table(DEVICE_SNAPSHOTS.name))
+    kept.take(signal(day(3, 5), "n"), tick(day(3, 4000)))
     delayed = [signal(day(3, 2000), one, received_s=day(3, 4010), gateway="gw") for one in ("d", "n")]
-    told.take(*delayed, tick(day(3, 4020)))
-    told.forget()
-    old, new = amend_home(told.home, Wanted())
+    kept.take(*delayed, tick(day(3, 4020)))
+    kept.forget()
+    old, new = amend_home(kept.home, Wanted())
     assert (old.device_id, old.retracted, old.corrected) == ("d", 0, False)
     assert old.left is not None
     assert old.left.startswith("messages from before "), "the reason alone, and what to do"
     assert "there is no snapshot" in old.left
     assert old.final
     assert (new.device_id, new.retracted, new.corrected) == ("n", 1, True)
-    assert told.agrees("n")
+    assert kept.agrees("n")
 
 
 def test_a_snapshot_reaches_what_came_late_after_an_amend_was_done_with_what_came_before(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
-    told.take(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
-    unsaid = told.snapshot()
-    assert amend_home(told.home, Wanted()) == [Amended("d", 0, 0, corrected=False, left=None)]
-    told.take(tick(day(3, 30)))
-    taken = told.snapshot()
+    kept = begun(tmp_path / "home")
+    kept.take(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
+    unsaid = kept.snapshot()
+    assert amend_home(kept.home, Wanted()) == [Amended("d", 0, 0, corrected=False, left=None)]
+    kept.take(tick(day(3, 30)))
+    taken = kept.snapshot()
     assert (unsaid.amended_ms, taken.amended_ms) == (None, START + int(day(3, 20) * 1000) - 1)
-    told.take(tick(day(3, 9000)))
-    told.take(*late(day(3, 3000), received_s=day(3, 9010)), tick(day(3, 9020)))
-    shutil.rmtree(told.home.table(DEVICE_SNAPSHOTS.name))
+    kept.take(tick(day(3, 9000)))
+    kept.take(*late(day(3, 3000), received_s=day(3, 9010)), tick(day(3, 9020)))
+    shutil.rmtree(kept.home.table(DEVICE_SNAPSHOTS.name))
     for one in (unsaid, taken):
-        told.write(one)
-    told.forget()
-    chosen = reach(told.home, ["d"], told.rows[-1].received_at_ms)
+        kept.write(one)
+    kept.forget()
+    chosen = reach(kept.home, ["d"], kept.rows[-1].received_at_ms)
     [(begins, device_ids)] = chosen.begun.items()
     assert begins.snapshot is not None
     assert (begins.snapshot.newest_ms, device_ids) == (taken.newest_ms, ["d"])
-    [done] = amend_home(told.home, Wanted())
+    [done] = amend_home(kept.home, Wanted())
     assert (done.retracted, done.added) == (1, 1)
-    assert told.agrees()
+    assert kept.agrees()
 
 
 def test_where_late_messages_are_no_longer_listed_no_older_snapshot_is_relied_on(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
-    told.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
-    told.forget()
-    promise(told.home, "came_late", START + DAY_MS * 2)
-    [done] = amend_home(told.home, Wanted())
+    kept = begun(tmp_path / "home")
+    kept.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
+    kept.forget()
+    promise(kept.home, "came_late", START + DAY_MS * 2)
+    [done] = amend_home(kept.home, Wanted())
     assert done.left is not None
     assert "no longer listed whole (keep_late)" in done.left
 
 
 def test_in_a_fleet_for_which_little_comes_late_what_amend_was_done_with_moves_on(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
-    assert amend_home(told.home, Wanted()) == []
-    assert done_with(told.home, told.rows[-1].received_at_ms) == (told.rows[-1].received_at_ms - 1, ())
+    kept = begun(tmp_path / "home")
+    assert amend_home(kept.home, Wanted()) == []
+    assert done_with(kept.home, kept.rows[-1].received_at_ms) == (kept.rows[-1].received_at_ms - 1, ())
 
 
 def test_other_judgements_of_messages_go_and_a_snapshot_reaches_what_it_reached(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
-    said(told.home, "clock", 0, 3)
-    run_maintain(told.home, FEW_LATE)
-    told.take(*late(day(1, 3000), day(1, 6000), received_s=day(3, 10)), tick(day(3, 20)))
-    told.forget()
-    [done] = amend_home(told.home, Wanted())
+    kept = begun(tmp_path / "home")
+    said(kept.home, "clock", 0, 3)
+    run_maintain(kept.home, FEW_LATE)
+    kept.take(*late(day(1, 3000), day(1, 6000), received_s=day(3, 10)), tick(day(3, 20)))
+    kept.forget()
+    [done] = amend_home(kept.home, Wanted())
     assert (done.retracted, done.added, done.corrected, done.left is None) == (1, 1, True, False)
-    assert told.agrees()
+    assert kept.agrees()
 
 
 def test_a_snapshot_reaches_what_came_late_though_what_amend_was_done_with_before_is_no_longer_listed(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
-    shutil.rmtree(told.home.table(DEVICE_SNAPSHOTS.name))
-    told.take(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
-    amend_home(told.home, Wanted())
-    told.snapshot()
-    said(told.home, "clock", 5)
-    told.take(tick(day(5)))
-    run_maintain(told.home, FEW_LATE)
-    assert reports.unjudged(told.home, "late") == []
-    told.take(*late(day(4), received_s=day(5, 10)), tick(day(5, 20)))
-    told.forget()
-    [done] = amend_home(told.home, Wanted())
+    kept = begun(tmp_path / "home")
+    shutil.rmtree(kept.home.table(DEVICE_SNAPSHOTS.name))
+    kept.take(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
+    amend_home(kept.home, Wanted())
+    kept.snapshot()
+    said(kept.home, "clock", 5)
+    kept.take(tick(day(5)))
+    run_maintain(kept.home, FEW_LATE)
+    assert reports.unjudged(kept.home, "late") == []
+    kept.take(*late(day(4), received_s=day(5, 10)), tick(day(5, 20)))
+    kept.forget()
+    [done] = amend_home(kept.home, Wanted())
     assert done.corrected
-    assert told.agrees()
+    assert kept.agrees()
 
 
 def test_a_device_whose_rows_are_all_kept_needs_no_list_of_what_came_late_before_them(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
-    shutil.rmtree(told.home.table(DEVICE_SNAPSHOTS.name))
-    said(told.home, "late", 0)
-    said(told.home, "clock", 2)
-    run_maintain(told.home, FEW_LATE)
-    told.take(signal(day(3, 5), "n"), tick(day(3, 4000)))
-    told.take(signal(day(3, 2000), "n", received_s=day(3, 4010), gateway="gw"), tick(day(3, 4020)))
-    told.forget()
-    [done] = amend_home(told.home, Wanted())
+    kept = begun(tmp_path / "home")
+    shutil.rmtree(kept.home.table(DEVICE_SNAPSHOTS.name))
+    said(kept.home, "late", 0)
+    said(kept.home, "clock", 2)
+    run_maintain(kept.home, FEW_LATE)
+    kept.take(signal(day(3, 5), "n"), tick(day(3, 4000)))
+    kept.take(signal(day(3, 2000), "n", received_s=day(3, 4010), gateway="gw"), tick(day(3, 4020)))
+    kept.forget()
+    [done] = amend_home(kept.home, Wanted())
     assert (done.device_id, done.retracted, done.corrected) == ("n", 1, True)
-    assert told.agrees("n")
+    assert kept.agrees("n")
 
 
 def test_a_device_that_was_amended_from_rows_that_are_neither_listed_nor_kept_is_left_alone(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
-    shutil.rmtree(told.home.table(DEVICE_SNAPSHOTS.name))
-    told.take(signal(day(3, 5), "n"), tick(day(3, 4000)))
-    told.take(signal(day(3, 2000), "n", received_s=day(3, 4010), gateway="gw"), tick(day(3, 4020)))
-    told.forget()
-    promise(told.home, "came_late", START + DAY_MS)
+    kept = begun(tmp_path / "home")
+    shutil.rmtree(kept.home.table(DEVICE_SNAPSHOTS.name))
+    kept.take(signal(day(3, 5), "n"), tick(day(3, 4000)))
+    kept.take(signal(day(3, 2000), "n", received_s=day(3, 4010), gateway="gw"), tick(day(3, 4020)))
+    kept.forget()
+    promise(kept.home, "came_late", START + DAY_MS)
     before = {"kind": "add", "device_id": "n", "event_time_ms": START, "life_ms": START, "amendment_no": 1}
-    delta.append(told.home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [before]), "other", 1)
-    [done] = amend_home(told.home, Wanted())
+    delta.append(kept.home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [before]), "other", 1)
+    [done] = amend_home(kept.home, Wanted())
     assert (done.retracted, done.added, done.corrected, done.final) == (0, 0, False, True)
 
 
 def test_a_snapshot_that_amend_had_read_beyond_says_nothing_of_what_it_was_done_with(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
-    assert done_with(told.home, told.rows[-1].received_at_ms) == (None, ())
-    told.take(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
-    amend_home(told.home, Wanted())
-    newest_ms = told.rows[-1].received_at_ms
-    assert (done_with(told.home, newest_ms - 1), done_with(told.home, newest_ms)) == ((None, ()), (newest_ms - 1, ()))
-    assert delta.landed(told.home, JUDGEMENTS, "amend") == newest_ms - 1
-    delta.append(told.home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), "amend", newest_ms)
-    assert done_with(told.home, newest_ms) == (None, ()), "it is not of this table"
+    kept = begun(tmp_path / "home")
+    assert done_with(kept.home, kept.rows[-1].received_at_ms) == (None, ())
+    kept.take(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
+    amend_home(kept.home, Wanted())
+    newest_ms = kept.rows[-1].received_at_ms
+    assert (done_with(kept.home, newest_ms - 1), done_with(kept.home, newest_ms)) == ((None, ()), (newest_ms - 1, ()))
+    assert delta.landed(kept.home, JUDGEMENTS, "amend") == newest_ms - 1
+    delta.append(kept.home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), "amend", newest_ms)
+    assert done_with(kept.home, newest_ms) == (None, ()), "it is not of this table"
 
 
 def test_a_device_that_stays_apart_takes_no_snapshot_from_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = begun(tmp_path / "home")
-    shutil.rmtree(told.home.table(DEVICE_SNAPSHOTS.name))
-    told.take(*[signal(day(3, 5), one, received_s=day(3, 20), gateway="gw") for one in ("e", "f")], tick(day(3, 30)))
-    told.take(*late(day(1, 50), received_s=day(3, 40)), signal(day(3, 45)), tick(day(3, 50)))
-    assert {one.device_id: one.left is None for one in amend_home(told.home, Wanted())} == {"d": True, "e": False, "f": False}
-    taken, newest_ms = told.snapshot(), told.rows[-1].received_at_ms
+    kept = begun(tmp_path / "home")
+    shutil.rmtree(kept.home.table(DEVICE_SNAPSHOTS.name))
+    kept.take(*[signal(day(3, 5), one, received_s=day(3, 20), gateway="gw") for one in ("e", "f")], tick(day(3, 30)))
+    kept.take(*late(day(1, 50), received_s=day(3, 40)), signal(day(3, 45)), tick(day(3, 50)))
+    assert {one.device_id: one.left is None for one in amend_home(kept.home, Wanted())} == {"d": True, "e": False, "f": False}
+    taken, newest_ms = kept.snapshot(), kept.rows[-1].received_at_ms
     assert (taken.amended_ms, taken.unmet) == (newest_ms - 1, ("e", "f"))
-    assert snapshots(told.home)[0].unmet == ("e", "f")
-    told.take(*late(day(3, 100), received_s=day(3, 9000)), tick(day(3, 9010)))
-    told.forget()
-    chosen = reach(told.home, ["d", "e"], told.rows[-1].received_at_ms)
+    assert snapshots(kept.home)[0].unmet == ("e", "f")
+    kept.take(*late(day(3, 100), received_s=day(3, 9000)), tick(day(3, 9010)))
+    kept.forget()
+    chosen = reach(kept.home, ["d", "e"], kept.rows[-1].received_at_ms)
     assert [begins.snapshot is not None for begins, ids in chosen.begun.items() if "d" in ids] == [True]
     assert list(chosen.why) == ["e"]
-    done = {one.device_id: one for one in amend_home(told.home, Wanted())}
+    done = {one.device_id: one for one in amend_home(kept.home, Wanted())}
     assert (done["d"].added, done["d"].final) == (1, False)
-    assert told.agrees()
+    assert kept.agrees()
     monkeypatch.setattr("fleetpulse.ops.beginnings._MOST_NAMED", 1)
-    done_ms = delta.landed(told.home, JUDGEMENTS, "amend")
-    write_reached(told.home, Reached(done_ms, newest_ms, ("e", "f")))
-    assert done_with(told.home, newest_ms) == (done_ms, ()), "too many to be named"
+    done_ms = delta.landed(kept.home, JUDGEMENTS, "amend")
+    write_reached(kept.home, Reached(done_ms, newest_ms, ("e", "f")))
+    assert done_with(kept.home, newest_ms) == (done_ms, ()), "too many to be named"
 
 
 @pytest.mark.parametrize("gone", ["files", "log"])
 def test_a_snapshot_that_maintenance_removes_when_it_was_chosen_ends_the_amend_in_a_sentence(tmp_path: Path, gone: str) -> None:
-    told = begun(tmp_path / "home")
-    told.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
-    told.forget()
-    [begins] = reach(told.home, ["d"], told.rows[-1].received_at_ms).begun
+    kept = begun(tmp_path / "home")
+    kept.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
+    kept.forget()
+    [begins] = reach(kept.home, ["d"], kept.rows[-1].received_at_ms).begun
     assert begins.snapshot is not None
-    table = told.home.table(DEVICE_SNAPSHOTS.name)
+    table = kept.home.table(DEVICE_SNAPSHOTS.name)
     if gone == "log":
         write_deltalake(str(table), DeltaTable(str(table)).to_pyarrow_table(), mode="overwrite")
         DeltaTable(str(table)).create_checkpoint()
@@ -299,33 +299,33 @@ def test_a_snapshot_that_maintenance_removes_when_it_was_chosen_ends_the_amend_i
         for path in table.rglob("*.parquet"):
             path.unlink()
     with pytest.raises(FleetError, match=f"^snapshot {begins.snapshot.version} was removed .*; run it again$"):
-        begins.outcome(told.home, ["d"])
+        begins.outcome(kept.home, ["d"])
 
 
 def test_rows_that_maintenance_removes_when_it_was_chosen_where_to_begin_end_the_amend_in_a_sentence(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
-    told.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
-    told.forget()
-    for begins in (Begun(), Begun(replace(snapshots(told.home)[0], bronze=1))):
+    kept = begun(tmp_path / "home")
+    kept.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
+    kept.forget()
+    for begins in (Begun(), Begun(replace(snapshots(kept.home)[0], bronze=1))):
         with pytest.raises(FleetError, match="were removed by maintenance meanwhile; run amend again"):
-            begins.rows(told.home, ["d"], None)
-    [begins] = reach(told.home, ["d"], told.rows[-1].received_at_ms).begun
-    assert begins.rows(told.home, ["d"], None), "it begins where all are there"
+            begins.rows(kept.home, ["d"], None)
+    [begins] = reach(kept.home, ["d"], kept.rows[-1].received_at_ms).begun
+    assert begins.rows(kept.home, ["d"], None), "it begins where all are there"
 
 
 def test_memory_holds_what_came_late_for_some_devices_at_a_time(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
-    told.forget()
+    kept = begun(tmp_path / "home")
+    kept.forget()
     columns = {"kind": "late", "message_kind": "heartbeat", "event_time_ms": START, "received_at_ms": START + 4 * DAY_MS}
     rows = [{**columns, "device_id": f"many-{number % 2000}"} for number in range(40_000)]
-    delta.append(told.home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "other", 1)
+    delta.append(kept.home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "other", 1)
     del rows
 
     def peak_bytes(devices: int) -> int:
         device_ids = [f"many-{number}" for number in range(devices)]
         tracemalloc.start()
         try:
-            found = reach(told.home, device_ids, START + 5 * DAY_MS)
+            found = reach(kept.home, device_ids, START + 5 * DAY_MS)
             assert len(found.why) == devices
             return tracemalloc.get_traced_memory()[1]
         finally:
@@ -353,28 +353,28 @@ def test_no_correction_is_worked_out_of_what_happened_before_the_beginning() -> 
 
 
 def test_since_is_refused_before_what_is_kept_with_the_oldest_instant_that_can_be_named(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
-    told.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
-    assert [one.device_id for one in amend_home(told.home, Wanted(since_ms=0, dry_run=True))] == ["d"], "all is kept"
-    told.forget()
-    kept_ms = oldest_kept_ms(told.home, "messages")
+    kept = begun(tmp_path / "home")
+    kept.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
+    assert [one.device_id for one in amend_home(kept.home, Wanted(since_ms=0, dry_run=True))] == ["d"], "all is kept"
+    kept.forget()
+    kept_ms = oldest_kept_ms(kept.home, "messages")
     assert kept_ms is not None
-    before = delta.version(told.home.table(JUDGEMENTS.name))
+    before = delta.version(kept.home.table(JUDGEMENTS.name))
     for wanted in (Wanted(since_ms=kept_ms - 1), Wanted(("d",), since_ms=0), Wanted(since_ms=0, dry_run=True)):
         with pytest.raises(
             FleetError, match=rf"reaches back to {format_instant(kept_ms)} at .*keep_messages.*; name .* or later"
         ):
-            amend_home(told.home, wanted)
-    assert delta.version(told.home.table(JUDGEMENTS.name)) == before
-    [done] = amend_home(told.home, Wanted(since_ms=kept_ms))
+            amend_home(kept.home, wanted)
+    assert delta.version(kept.home.table(JUDGEMENTS.name)) == before
+    [done] = amend_home(kept.home, Wanted(since_ms=kept_ms))
     assert (done.retracted, done.added) == (1, 1)
-    promise(told.home, "came_late", kept_ms + 1)
+    promise(kept.home, "came_late", kept_ms + 1)
     with pytest.raises(FleetError, match=rf"reaches back to {format_instant(kept_ms + 1)} at .*keep_late"):
-        amend_home(told.home, Wanted(since_ms=kept_ms))
-    assert [one.device_id for one in amend_home(told.home, Wanted())] == ["d"], "without it, it goes on where it was"
+        amend_home(kept.home, Wanted(since_ms=kept_ms))
+    assert [one.device_id for one in amend_home(kept.home, Wanted())] == ["d"], "without it, it goes on where it was"
 
 
 def test_since_is_an_instant_of_the_past(tmp_path: Path) -> None:
-    told = begun(tmp_path / "home")
+    kept = begun(tmp_path / "home")
     with pytest.raises(Misuse, match=r"--since is an instant of the past; got 2999"):
-        amend_by_command(told.home.path, since="2999-01-01T00:00:00Z")
+        amend_by_command(kept.home.path, since="2999-01-01T00:00:00Z")

@@ -1,4 +1,4 @@
-"""Inputs from the field, by the definition: verdicts, and what the state says of clock and counter."""
+"""Presence time: the definition's verdicts on inputs from the field, and clock and counter in the state."""
 
 import pytest
 
@@ -14,11 +14,11 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_devices_really_send_is_judged_right(name: str) -> None:
+def test_inputs_from_the_field_are_judged_right(name: str) -> None:
     check(CASES[name], [CASES[name]])
 
 
-def test_all_of_it_at_once_is_judged_as_each_alone() -> None:
+def test_all_inputs_at_once_are_judged_as_each_alone() -> None:
     together = [case for case in CASES.values() if not case.alone]
     assert len(together) > 20
     for case in together:
@@ -47,7 +47,7 @@ def check(case: Case, among: list[Case]) -> None:
         ("a backlog at once", "c7", Trust.ON_TIME, None, None, {Verdict.LATE: 119}),
     ],
 )
-def test_the_state_says_what_is_wrong_with_a_clock(
+def test_the_state_keeps_clock_fault_and_offset(
     name: str, device_id: str, clock: Trust, offset_ms: int | None, words: str | None, listed: dict[Verdict, int]
 ) -> None:
     known = outcome(rows_of([CASES[name]]), DEPLOYMENT)
@@ -59,17 +59,15 @@ def test_the_state_says_what_is_wrong_with_a_clock(
 
 
 def test_a_late_signal_counts_as_heard_and_not_as_data() -> None:
-
     rows = [signal(0, boot="a", seq=1), signal(10, kind="error", code="E1", received_s=300, boot="b", seq=9), tick(400)]
     device = outcome(rows, DEPLOYMENT).devices["d"]
     assert (device.last_seen_ms, device.boot, device.seq, device.codes) == (START + 300_000, "a", 1, ())
     through = row(300, "d/telemetry", ts_s=10, gateway="g")
     device = outcome([signal(0), through, tick(400)], DEPLOYMENT).devices["d"]
-    assert device.last_seen_ms == START, "a gateway may hand in what is old"
+    assert device.last_seen_ms == START, "a gateway may deliver old data"
 
 
-def test_a_class_may_say_whether_what_is_late_proves_life() -> None:
-
+def test_a_class_decides_whether_late_signals_prove_life() -> None:
     def seen(proves: bool, **more: str) -> int | None:
         content = parse_policy({"rules": {"late_proves_alive": proves}}).normalised()
         known = [row(-1, "fleet/_/_/policy", policy=content, effective_from_s=-10), signal(0)]
@@ -80,10 +78,9 @@ def test_a_class_may_say_whether_what_is_late_proves_life() -> None:
 
 
 def test_swapping_will_and_birth_in_event_time_changes_nothing_and_in_arrival_everything() -> None:
-
-    def told(death_s: float, birth_s: float, birth_ts_s: float) -> list[tuple[float, str, str, str]]:
+    def found(death_s: float, birth_s: float, birth_ts_s: float) -> list[tuple[float, str, str, str]]:
         rows = [signal(0), row(death_s, "d/death"), signal(birth_ts_s, kind="birth", received_s=birth_s), tick(400)]
         return changes(replay(rows, DEPLOYMENT))
 
-    assert told(100, 101, 99) == told(100, 101, 101) == [(0, "provisioned", "online", "signal")]
-    assert told(101, 100, 99)[1:] == told(101, 100, 101)[1:] == [(131, "online", "offline", "death")]
+    assert found(100, 101, 99) == found(100, 101, 101) == [(0, "provisioned", "online", "signal")]
+    assert found(101, 100, 99)[1:] == found(101, 100, 101)[1:] == [(131, "online", "offline", "death")]

@@ -71,10 +71,10 @@ def test_the_definition_says_where_one_device_is(tmp_path: Path) -> None:
 def test_a_device_that_is_registered_after_it_was_forgotten_is_provisioned(tmp_path: Path) -> None:
     again = [_add(1000, "pump", "north"), _add(1020, "pump", "east"), tick(1040)]
     home = _home(tmp_path, signal(10, "pump"), signal(20, "gone"), *again)
-    told = _listed(home, 1040)
-    assert (told["gone"]["mode"], told["pump"]["mode"]) == ("forgotten", "provisioned")
-    assert told["pump"]["since"].timestamp() * 1000 == START + 1_000_000
-    assert (told["pump"]["site"], told["pump"]["transitions"], told["pump"]["runtime_ms"]) == ("east", 0, None)
+    shown = _listed(home, 1040)
+    assert (shown["gone"]["mode"], shown["pump"]["mode"]) == ("forgotten", "provisioned")
+    assert shown["pump"]["since"].timestamp() * 1000 == START + 1_000_000
+    assert (shown["pump"]["site"], shown["pump"]["transitions"], shown["pump"]["runtime_ms"]) == ("east", 0, None)
     assert _modes(home, 1040) == {"forgotten": 1, "provisioned": 1}
     found = reports.standing(home, "pump", START + 1_040_000)
     assert found is not None
@@ -84,15 +84,15 @@ def test_a_device_that_is_registered_after_it_was_forgotten_is_provisioned(tmp_p
 def test_a_decommissioned_device_that_is_registered_again_is_provisioned(tmp_path: Path) -> None:
     out = row(40, "fleet/_/pump/registry", op="decommission")
     home = _home(tmp_path, _add(5, "pump"), signal(10, "pump"), out, _add(50, "pump", "north"), tick(70))
-    told = _listed(home, 70)["pump"]
-    assert (told["mode"], told["site"]) == ("provisioned", "north")
+    shown = _listed(home, 70)["pump"]
+    assert (shown["mode"], shown["site"]) == ("provisioned", "north")
 
 
 def test_who_is_registered_for_later_is_listed_with_the_instant_and_not_counted(tmp_path: Path) -> None:
     home = _home(tmp_path, _add(5, "now"), _add(6, "later", effective_from_s=86_400), signal(10, "pump"), tick(60))
-    told = _listed(home, 60)
-    assert {name: one["mode"] for name, one in told.items()} == {"now": "provisioned", "later": "unjudged", "pump": "online"}
-    assert told["later"]["reason"] == "registered from 2023-11-15T22:13:20Z"
+    shown = _listed(home, 60)
+    assert {name: one["mode"] for name, one in shown.items()} == {"now": "provisioned", "later": "unjudged", "pump": "online"}
+    assert shown["later"]["reason"] == "registered from 2023-11-15T22:13:20Z"
     assert _modes(home, 60) == {"online": 1, "provisioned": 1}
     assert {one["mode"] for one in present.devices(home, None) if one["device_id"] == "now"} == {"unjudged"}
 
@@ -102,24 +102,24 @@ def test_the_modes_are_those_of_the_definition(tmp_path: Path) -> None:
     rows = [_add(5, "silent"), signal(10, "pump"), refused, _add(40, "fresh", effective_from_s=45), tick(70)]
     home = _home(tmp_path, *rows)
     defined = outcome([IN_FORCE, *rows], home.deployment()).devices
-    told = _listed(home, 70)
-    assert {name: one["mode"] for name, one in told.items() if one["mode"] != "unjudged"} == {
+    shown = _listed(home, 70)
+    assert {name: one["mode"] for name, one in shown.items() if one["mode"] != "unjudged"} == {
         name: device.mode.value for name, device in defined.items()
     }
-    assert told["never"]["reason"] == "effective_from lies in what has been judged"
+    assert shown["never"]["reason"] == "effective_from lies in what has been judged"
 
 
 def test_nobody_is_seen_in_the_future_and_a_clock_that_is_ahead_is_seen_when_it_is_heard(tmp_path: Path) -> None:
     ahead = [signal(140, "pump", received_s=40), signal(400, "pump", received_s=41), signal(500, "liar", received_s=42)]
     home = _home(tmp_path, signal(10, "pump"), *ahead, tick(60))
-    told = _listed(home, 60)
-    assert told["pump"]["last_seen"].timestamp() * 1000 == START + 41_000
-    assert told["liar"]["last_seen"].timestamp() * 1000 == START + 42_000
-    assert (told["liar"]["mode"], told["liar"]["reason"]) == ("online", None)
+    shown = _listed(home, 60)
+    assert shown["pump"]["last_seen"].timestamp() * 1000 == START + 41_000
+    assert shown["liar"]["last_seen"].timestamp() * 1000 == START + 42_000
+    assert (shown["liar"]["mode"], shown["liar"]["reason"]) == ("online", None)
 
 
 def test_one_device_is_what_it_is_among_all(tmp_path: Path) -> None:
-    told = [
+    shown = [
         signal(10, "a"),
         signal(20, "it's"),
         signal(500, "liar", received_s=42),
@@ -127,7 +127,7 @@ def test_one_device_is_what_it_is_among_all(tmp_path: Path) -> None:
         signal(200, "it's"),
         tick(250),
     ]
-    home = _home(tmp_path, *told)
+    home = _home(tmp_path, *shown)
     everybody = _listed(home, 250)
     assert set(everybody) == {"a", "it's", "liar", "never"}
     for device_id, known in everybody.items():
