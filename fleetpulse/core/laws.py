@@ -73,7 +73,7 @@ _TRANSITIONS: Final = Suite(
 _AMENDMENTS: Final = Suite(
     "amendments",
     "judgements",
-    "What amend took back and added.",
+    "Transitions that amendments retracted and added.",
     ("judgements", "stand"),
     """
     WITH said AS (SELECT * FROM judgements WHERE kind IN ('retract', 'add')),
@@ -178,7 +178,7 @@ _ACCOUNTS: Final = Suite(
 _LISTED: Final = Suite(
     "listed",
     "judgements",
-    "The messages that were listed instead of judged, and what bronze has of them.",
+    "The messages that are listed, beside their rows in bronze.",
     ("judgements", "messages", "stand"),
     f"""
     WITH had AS (SELECT device_id AS id, kind AS of_kind, received_at AS had_at, count(*) AS copies

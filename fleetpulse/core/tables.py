@@ -136,7 +136,7 @@ COVERAGE: Final = Table(
 
 DEVICES: Final = Table(
     "devices",
-    "The registry: every change of it; the newest of a device is what it is.",
+    "Changes of the registry; the newest change of a device is in force.",
     ("device_id", "effective_from"),
     (
         Column("received_at", "timestamp", "when the change was received", required=True),
@@ -152,7 +152,7 @@ DEVICES: Final = Table(
 
 JUDGEMENTS: Final = Table(
     "judgements",
-    "What the lifecycle job says, one row each, and what amendments say of it; transitions and the like are readings of it.",
+    "Judgements of the lifecycle job and of amendments, one row each; `transitions` and other views read them.",
     ("kind", "device_id", "life", "transition_no", "amendment_no"),
     (
         Column(
@@ -198,7 +198,7 @@ JUDGEMENTS: Final = Table(
 
 STREAM_HEALTH: Final = Table(
     "stream_health",
-    "How the lifecycle job fares: a row a micro-batch. Which figures are rated, and how: core/health.py.",
+    "Metrics of the lifecycle job, one row for each micro-batch; core/health.py rates some of them.",
     ("run_id", "batch_id"),
     (
         Column("began_at", "timestamp", "when the batch began", required=True),

@@ -28,7 +28,7 @@ DEPLOYMENT = Deployment(60_000, 30_000)
 SINCE = {
     **dict.fromkeys(("session", "heard_arrival", "proved_arrival", "clock_offset_ms")),
     "clock": "on_time",
-}  # what a device of an older form is said to be
+}  # fields that form 5 adds, with their values for a device of an older form
 
 
 def folded(rows: list[Row], batches: int) -> KeyGroup:
