@@ -136,7 +136,10 @@ def _running(contender: Contender, home: Home) -> Iterator[psutil.Process]:
     command = [str(contender.tree / "fleet"), "up", "--no-airflow", "--no-sim", "--port", "0", "--home", str(home.path)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"FLEET_VENV": str(Path(sys.executable).parents[1]), "FLEET_CACHE": str(cache_dir()), "TERM": "xterm"}
-    started = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True)
+    # From its own folder: where PYTHONSAFEPATH is not set, Python workers import from the folder that Spark was started in.
+    started = subprocess.Popen(
+        command, cwd=contender.tree, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    )
     os.close(theirs)
     Thread(target=_drain, args=(ours,), daemon=True).start()
     try:

@@ -32,7 +32,7 @@ def fake_venv(folder: Path, kind: str = "runtime") -> Path:
     (folder / "bin").mkdir(parents=True)
     (folder / ".fleet").mkdir()
     python = folder / "bin" / "python"
-    python.write_text('#!/bin/sh\necho "$PYTHONPATH|$FLEET_VENV|$*"\n')
+    python.write_text('#!/bin/sh\necho "$PYTHONPATH|$PYTHONSAFEPATH|$FLEET_VENV|$*"\n')
     python.chmod(0o755)
     (folder / ".fleet" / f"{kind}.txt").write_bytes((ROOT / "requirements" / f"{kind}.txt").read_bytes())
     return folder
@@ -49,7 +49,7 @@ def test_a_ready_environment_is_used_from_any_folder_and_by_a_link(tmp_path: Pat
     link.symlink_to(ROOT / "fleet")
     done = start(link, "status", "--home", "a b", folder=tmp_path, FLEET_VENV="venv", PYTHONPATH="")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == f"{ROOT}|{venv}|-P -m cli status --home a b"
+    assert done.stdout.strip() == f"{ROOT}|1|{venv}|-m cli status --home a b"
 
 
 def test_no_python_is_one_sentence_with_what_to_do(tmp_path: Path) -> None:
