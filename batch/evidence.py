@@ -40,22 +40,27 @@ _SILENCES: Final = """
     SELECT * FROM (
         SELECT device_id, life, transition_no, event_time, last_seen, device_class, trigger,
             epoch_ms(event_time) AS at_ms, epoch_ms(last_seen) AS seen_ms, epoch_ms(life) AS life_ms,
-            epoch_ms(lag(event_time) OVER its) AS since_ms,
+            epoch_ms(lag(event_time) OVER its) AS since_ms, gateway, lag(gateway) OVER its AS gateway_before,
             epoch_ms(max(CASE WHEN trigger = 'registered' THEN event_time END) OVER before) AS registered_ms
         FROM judgements WHERE kind = 'transition'
             AND event_time <= (SELECT frontier FROM stand)
             AND device_id NOT IN (SELECT device_id FROM messages WHERE kind = 'correct')
         WINDOW its AS (PARTITION BY device_id, life ORDER BY transition_no),
             before AS (PARTITION BY device_id, life ORDER BY transition_no ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
+        AS silent
     WHERE trigger = 'silence' AND event_time > (SELECT since FROM stand)
         AND coalesce(last_seen, life, event_time) >= (SELECT greatest(kept, since) FROM stand)
+        AND NOT EXISTS (SELECT 1 FROM messages AS other WHERE other.gateway_event IS NOT NULL
+            AND other.device_id IN (silent.gateway, silent.gateway_before) AND other.received_at <= silent.event_time
+            AND other.received_at >= coalesce(silent.last_seen, silent.life))
 """
 _OWN: Final = "SELECT device_id, epoch_ms(event_time) AS at_ms, body FROM messages WHERE kind IN ('registry', 'control')"
 _DUE: Final = """
     SELECT device_id, device_class, mode, epoch_ms(mode_since) AS mode_since_ms, epoch_ms(life) AS life_ms,
         epoch_ms(class_since) AS class_since_ms, epoch_ms(quiet_since) AS quiet_since_ms, quiet_covered_ms,
         epoch_ms(degraded_until) AS degraded_until_ms, epoch_ms(flagged_until) AS flagged_until_ms,
-        epoch_ms(held_until) AS held_until_ms, epoch_ms(death) AS death_ms, death_covered_ms, gateway_died
+        epoch_ms(held_until) AS held_until_ms, epoch_ms(death) AS death_ms, death_covered_ms,
+        epoch_ms(outage) AS outage_ms, outage_covered_ms, coalesce(excused_ms, 0) AS excused_ms
     FROM state WHERE part = 'device' AND mode IS NOT NULL AND quiet_since IS NOT NULL
 """
 
@@ -337,6 +342,5 @@ def _devices(tables: Opened) -> Iterator[Device]:
             continue
         mode = Mode(one.pop("mode"))
         held_ms = one.pop("held_until_ms")
-        died = bool(one.pop("gateway_died"))
         held = held_ms if mode in HELD else None
-        yield Device(site="", gateway=None, mode=mode, held_until_ms=held, gateway_died=died, **one)
+        yield Device(site="", gateway=None, mode=mode, held_until_ms=held, **one)

@@ -45,12 +45,10 @@ def tables() -> str:
 def lifecycle() -> str:
     """Return the diagram and the matrix of the device lifecycle."""
     text = _MARK.format("fleetpulse/core/machine.py") + "# The device lifecycle\n\n"
-    text += (
-        "What each mode means, and what follows from what. *live* is online as a device's facts give it: provisioned if it was\n"
-    )
-    text += (
-        "never heard, else flagged, else degraded, else online. *amended* leads from any mode to that of the amended history.\n"
-    )
+    text += """What each mode means, and what follows from what. *live* is online as a device's facts give it: provisioned if it
+was never heard, else flagged, else degraded, else online; unreachable where a hold ends behind a dead gateway.
+*amended* leads from any mode to that of the amended history.
+"""
     text += "\n```mermaid\nstateDiagram-v2\n    [*] --> provisioned\n"
     for (mode, trigger), target in TRANSITIONS.items():
         text += f"    {mode.value} --> {target.value}: {trigger.value}\n"

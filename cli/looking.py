@@ -309,8 +309,8 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
         reports.require_known(home, device_id)
         raise FleetError(f'nothing was judged yet of "{device_id}"; see how far the job is: ./fleet status --home {home.path}')
     if json_lines:
-        away = [plain_row(one) for one in standing.unreachable]
-        as_json([{**standing.summary, "timeline": [plain_row(row) for row in standing.transitions], "unreachable": away}])
+        away = [plain_row(one) for one in standing.retracted_offline]
+        as_json([{**standing.summary, "timeline": [plain_row(row) for row in standing.transitions], "retracted_offline": away}])
         return
     shown = console()
     for name, value in standing.summary.items():
@@ -324,9 +324,9 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
             value = cell(name, value)
         shown.print(f"{name.removesuffix('_ms').replace('_', ' '):>18}  {value}", highlight=False)
     shown.print(as_table(standing.transitions[-50:], _LIFE_COLUMNS, f"life of {device_id}, the newest 50 changes"))
-    if standing.unreachable:
-        spans = [{name: one[name] and format_instant(one[name]) for name in one} for one in standing.unreachable[-50:]]
-        title = "unreachable: judged offline, and alive as messages say that came late"
+    if standing.retracted_offline:
+        spans = [{name: one[name] and format_instant(one[name]) for name in one} for one in standing.retracted_offline[-50:]]
+        title = "retracted offline: judged offline, and alive as late messages show"
         shown.print(as_table(spans, ("since_ms", "until_ms"), title))
 
 

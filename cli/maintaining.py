@@ -9,11 +9,8 @@ from rich.console import Console
 
 from cli.options import DEFAULT_HOME, DryOption, HomeOption, RowsOption
 from cli.output import as_json, as_table, console, measure
-from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE
 from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.home import Home
-
-_LANDED = (QUARANTINE, COVERAGE, DEVICES, MESSAGES)
 
 
 def register(app: typer.Typer) -> None:
@@ -68,11 +65,11 @@ def _steps(home: Home, say: Callable[[str], None], *, dry_run: bool) -> Iterator
 def _segments(home: Home, *, dry_run: bool) -> Iterator[dict[str, Any]]:
     """Remove segments that landed, and that a landing which was killed left."""
     from streaming.bridges import landed_segments
-    from streaming.landing import places_of
+    from streaming.landing import LANDED, places_of
 
-    if not all(holds_table(home.table(table.name)) for table in _LANDED):
+    if not all(holds_table(home.table(table.name)) for table in LANDED):
         return
-    places = [places_of(home, table) for table in _LANDED]
+    places = [places_of(home, table) for table in LANDED]
     folders = {name: home.segments_of(name) for name in home.bridges()}
     files = landed_segments(folders, {name: min(one[name] for one in places) for name in folders})
     if files:

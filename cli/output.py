@@ -18,6 +18,7 @@ MODE_COLOURS: Final = {
     "online": "green",
     "degraded": "yellow",
     "offline": "red",
+    "unreachable": "bright_magenta",
     "flagged": "magenta",
     "updating": "cyan",
     "maintenance": "cyan",

@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 from fleetpulse.core.coverage import MAX_RECORDED
 from fleetpulse.core.decoding import Rejection
 from fleetpulse.core.envelope import TOPIC_PREFIX, is_end
+from fleetpulse.core.gateways import Gateways
 from fleetpulse.core.messages import OF_READING, Kind, Origin, Reason, Row, hash64
-from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE, Table
+from fleetpulse.core.tables import COVERAGE, DEVICES, GATEWAYS, MESSAGES, QUARANTINE, Table
 from fleetpulse.io import delta
 from fleetpulse.io.arrivals import read_arrivals
 from fleetpulse.io.segments import SegmentRow
+from streaming.gateways import Arrived, with_events
 from streaming.merging import Part, place
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
@@ -47,13 +49,14 @@ class Landed:
 
     Attributes:
         messages: parts of segments, each with the places of its rows of ``messages`` and those rows.
-        quarantine, coverage, devices: by column.
+        quarantine, coverage, devices, gateways: by column.
     """
 
     messages: list[tuple[Part, NDArray[np.int64], pa.Table]] = field(default_factory=list[Any])
     quarantine: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     coverage: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     devices: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    gateways: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def by_table(self, places: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[Table, pa.Table]]:
         """Yield tables with their rows; messages last: what the stream reads is complete by then.
@@ -61,12 +64,19 @@ class Landed:
         Args:
             places: by table and bridge, up to where it has come already.
         """
-        for table, found in ((QUARANTINE, self.quarantine), (COVERAGE, self.coverage), (DEVICES, self.devices)):
+        of_tables = (QUARANTINE, self.quarantine), (COVERAGE, self.coverage), (DEVICES, self.devices), (GATEWAYS, self.gateways)
+        for table, found in of_tables:
             come = places[table.name]
             yield table, delta.to_table(table, (row for row in found if row["place"] >= come[row["bridge"]]))
         come = places[MESSAGES.name]
         fresh = [rows.slice(int(np.searchsorted(at, come[part.bridge]))) for part, at, rows in self.messages]
         yield MESSAGES, _by_receipt(pa.concat_tables(fresh)) if fresh else delta.from_columns(MESSAGES, {}, 0)
+
+    def find_gateways(self, gateways: Gateways) -> None:
+        """Find deaths and returns of gateways among the messages, see `gateways.with_events`."""
+        arrived = [Arrived(places, rows) for _, places, rows in self.messages]
+        marked, self.gateways = with_events(arrived, gateways)
+        self.messages = [(part, places, rows) for (part, places, _), rows in zip(self.messages, marked, strict=True)]
 
     def refused(self, come: Mapping[str, int]) -> int:
         """Return how many rows belong in quarantine, of those behind where each bridge's have come, whatever is there already."""

@@ -14,8 +14,9 @@ import pyarrow as pa
 import structlog
 
 from fleetpulse.core.decoding import decode
+from fleetpulse.core.gateways import Gateways
 from fleetpulse.core.messages import BRIDGE
-from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE, TABLES, Table
+from fleetpulse.core.tables import COVERAGE, DEVICES, GATEWAYS, MESSAGES, QUARANTINE, TABLES, Table
 from fleetpulse.io import delta
 from fleetpulse.io.appending import Appender
 from fleetpulse.io.counted import Counted, counted_in, held
@@ -25,6 +26,7 @@ from fleetpulse.io.leases import LEASE_MS
 from fleetpulse.io.pacing import NEWEST, is_live
 from fleetpulse.io.process import Stop, write_status
 from streaming.bridges import Bridges, tidy
+from streaming.gateways import known_gateways
 from streaming.landed import Decoder, decode_parts, taken_of
 from streaming.merging import PLACES, merged, place
 
@@ -43,7 +45,7 @@ def places_of(home: Home, table: Table) -> dict[str, int]:
     return {**found, BRIDGE: found[BRIDGE] or place(whole + 1, 0)}
 
 
-_LANDED: Final = (QUARANTINE, COVERAGE, DEVICES, MESSAGES)
+LANDED: Final = (QUARANTINE, COVERAGE, DEVICES, GATEWAYS, MESSAGES)
 
 
 class Landing:
@@ -63,12 +65,14 @@ class Landing:
         self.folders = {name: home.segments_of(name) for name in home.bridges()}
         self.bridges = Bridges(self.folders, _now_ms(), lease_ms)
         # Before it is looked how far they are: what another landing commits behind that ends this one.
-        self.appenders = {table.name: Appender(home.table(table.name)) for table in _LANDED}
+        self.appenders = {table.name: Appender(home.table(table.name)) for table in LANDED}
         through = places_of(home, MESSAGES)  # written last, and in each step: the others have what is theirs up to there
         self.places = {
-            table.name: {name: max(at, through[name]) for name, at in places_of(home, table).items()} for table in _LANDED
+            table.name: {name: max(at, through[name]) for name, at in places_of(home, table).items()} for table in LANDED
         }
         messages = open_table(home.table(MESSAGES.name))
+        self.gateways = Gateways(home.deployment().allowed_lateness_ms)
+        self.gateways.remember(known_gateways(home, through))
         self.newest_ms = messages.transaction_version(NEWEST) or None
         self.counted = counted_in(messages) or self._counted_before(through)
         self.rows = 0
@@ -89,6 +93,7 @@ class Landing:
         ends = {part.bridge: part.end for part in parts}
         newest_ms = max(int(part.rows["received_at_ms"][-1].as_py()) for part in parts)
         found, come = decode_parts(parts, self.decoder), self.places[MESSAGES.name]
+        found.find_gateways(self.gateways)
         counted = self.counted.more(taken_of(parts, come), found.refused(come))  # quarantine may have them, not yet counted
         for table, rows in found.by_table(self.places):
             if rows.num_rows or table is MESSAGES:

@@ -11,8 +11,9 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from fleetpulse.core.decoding import decode
+from fleetpulse.core.gateways import Gateways
 from fleetpulse.core.judgements import COMPARED, Judgement, Verdict
-from fleetpulse.core.messages import OF_READING, Clock, Kind, Origin, Row, gateway_death
+from fleetpulse.core.messages import OF_READING, Clock, GatewayEvent, Kind, Origin, Row, for_everyone
 from fleetpulse.core.policy import parse_policy
 
 START = 1_700_000_000_000
@@ -47,7 +48,7 @@ def tick(received_s: float) -> Row:
     return row(received_s, "fleet/_/bridge-1/tick")
 
 
-_STORED = {"kind": Kind, "clock": Clock}
+_STORED = {"kind": Kind, "clock": Clock, "gateway_event": lambda word: word and GatewayEvent(word)}
 
 
 def stored_rows(table: pa.Table) -> Iterator[Row]:
@@ -108,17 +109,23 @@ def _any_rules(choose: Choose) -> dict[str, Any]:
         "degraded": {"errors": choose([1, 2, 3]), "window": f"{choose([10, 25, 60])}s"},
         "flagged": {"window": f"{choose([10, 25, 60])}s", "hold": f"{choose([15, 60])}s", "codes": choose(SEQUENCES)},
         "longest_hold": "100s",
+        "gateway_outage_limit": choose(["10s", "40s", "90s", "1d"]),
         "last_errors": choose([5, 5, 0, 1, 16]),
         **choose([{}, {}, {"late_proves_alive": True}, {"late_proves_alive": False}]),
     }
 
 
-def positioned(rows: Iterable[Row]) -> list[Row]:
-    """Return rows in the order of ``received_at``, those of one instant numbered in the order in which they are given."""
+def positioned(rows: Iterable[Row], lateness_s: float = 60) -> list[Row]:
+    """Return rows as landing writes them: in the order of ``received_at``, with what they are to the devices behind a gateway.
+
+    Rows of one instant are numbered in the order in which they are given.
+    """
     placed: list[Row] = []
+    gateways = Gateways(int(lateness_s * 1000))
     for one in sorted(rows, key=lambda each: each.received_at_ms):
         after = placed and placed[-1].received_at_ms == one.received_at_ms
-        placed.append(replace(one, position=placed[-1].position + 1 if after else 0))
+        one = replace(one, position=placed[-1].position + 1 if after else 0)
+        placed.append(replace(one, gateway_event=gateways.read(one)))
     return placed
 
 
@@ -176,10 +183,10 @@ def any_own_row(choose: Choose, devices: Sequence[str], steps: int, own: Sequenc
     return row(received, f"{device}/control", op=which, until_s=until, **more)
 
 
-def with_gateway_deaths(rows: Iterable[Row]) -> list[Row]:
-    """Return a batch's rows, and what gateways' deaths among them say to every key group."""
+def for_every_group(rows: Iterable[Row]) -> list[Row]:
+    """Return a batch's rows, and the deaths and returns of gateways among them as every key group receives them."""
     kept = list(rows)
-    return kept + [death for one in kept if (death := gateway_death(one))]
+    return kept + [event for one in kept if (event := for_everyone(one))]
 
 
 def as_the_bridge_says(rows: Iterable[Row]) -> list[Row]:

@@ -14,14 +14,14 @@ from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.snapshots import taken
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.judgements import Judgement
-from fleetpulse.core.messages import Kind, Row, gateway_death
+from fleetpulse.core.messages import Kind, Row, for_everyone
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS, QUARANTINE
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import Taken
-from tests.histories import OWN, START, any_own_row, any_signal, row
+from tests.histories import OWN, START, any_own_row, any_signal, positioned, row
 from tests.homes import commit_batch, empty, land
 
 
@@ -77,7 +77,7 @@ def _land_ours(home: Home, rows: Sequence[Row]) -> None:
 
 def state_rows(rows: Sequence[Row], deployment: Deployment) -> pa.Table:
     """Return the state that rows come to, as the rows of a snapshot of one key group."""
-    everything = [*rows, *(death for row in rows if (death := gateway_death(row)))]
+    everything = [*rows, *(event for row in rows if (event := for_everyone(row)))]
     signals = signals_to_batch(row for row in everything if is_signal(row))
     others = [row for row in everything if not is_signal(row)]
     newest_ms = max(row.received_at_ms for row in rows)
@@ -126,4 +126,4 @@ def eventful(seed: int) -> list[Row]:
         row(310.001, "fleet/_/b/gap", op="close", until_s=311),
     ]
     silent = [one for one in rows if not START + 180_000 < one.received_at_ms < START + 211_000]
-    return sorted([*silent, *ours], key=lambda one: one.received_at_ms)
+    return positioned([*silent, *ours])

@@ -3,7 +3,7 @@
 Rule 1: it imports nothing of ours but `oracle_world`, of which the same is true, and takes plain rows; every fact is worked out
 anew from the rows that came before it.
 Rule 2: where the text leaves a choice, the choice is named here.
-- Of deadlines at one instant silence acts first, then death, ``until``, recovered, hold over, forget.
+- Of deadlines at one instant silence acts first, then death, a gateway's death, ``until``, recovered, hold over, forget.
 - A gap is there while any bridge says so. A bridge that said so says nothing by saying it again.
 - A life begins with a registration or a signal; a death of nobody is nothing. What was forgotten is unknown.
 - A signal counts for its event time, but for no instant after it was received; where its clock is at fault, or it came late
@@ -11,8 +11,13 @@ Rule 2: where the text leaves a choice, the choice is named here.
 - Of a device's own words (boot, session, counter) those received last count; a signal that was received before one already judged
   does not. A signal whose presence time is not its event time and that repeats the number of the one before it is a copy.
 - Of several wills the newest counts. Its grace is a limit of silence: each instant by the policy and class then in force.
-- A gateway's death is a will of the devices behind it, in whatever boot; it adds nothing to a will that stands. At one instant
-  what is a device's own comes first. It is for those whose gateway died, and not for those behind them.
+- A gateway is dead from a will that names it as its own gateway, and is of its newest session, until it is heard after that, in
+  arrival order. Which session is the newest is said by what it sends in its own name as a gateway, and not late.
+- From the death on the silence of those behind it does not count, until they are heard, it returns, or the registry puts them
+  behind another. It is for those whose gateway died, not for those behind them, nor for who is offline, or was heard after it.
+  At one instant what is a device's own comes first.
+- Who is present when the grace is over is unreachable, and so is who is present when a hold ends later on. What forgets a device
+  that a gateway's outage took offline counts from then.
 - An error is judged by the rule at its own instant, and so is what is remembered for it: of the errors before, those that
   were among the newest k and within the window at every error since; of a sequence, the steps that were in time when taken.
 - A sequence is begun anew by a release, and by an error that came under another sequence.
@@ -39,12 +44,13 @@ ENDS = {"degraded": ("recovered",), "flagged": ("hold_over", "release"), "hold":
 
 
 class Heard(NamedTuple):
-    """A signal that a life has heard: its instant, the mode that it found, the class then, and since when it was in service."""
+    """A signal that a life has heard: its instant, the mode that it found, the class, since when in service, excused time."""
 
     at: int
     found: str
     device_class: str
     since: int
+    excused: int
 
 
 @dataclass
@@ -83,8 +89,8 @@ class Life:
         """Return the covered time between signals that follow each other within the timeout, as the later one found it alive."""
         covered, total = self.world.listening.covered, 0
         for one, then in pairwise(self.heard):
-            gap = covered(then.at) - covered(one.at)
-            alive = one.since == then.since and then.found in (*PRESENT, *HELD)
+            gap = covered(then.at) - covered(one.at) - then.excused
+            alive = one.since == then.since and then.found in (*PRESENT, *HELD, "unreachable")
             total += gap if alive and gap <= self.world.rules(then.at, then.device_class)["timeout_ms"] else 0
         return total
 
@@ -102,12 +108,38 @@ class Life:
                 stands = None
             if one.kind != "death":
                 continue
-            own = one.device_id == self.device_id and self.is_of_this_session(one, index)
-            gateways = one.device_id == self.gateway(index) != self.device_id and stands is None
-            proofs = [old for old in self.log[:index] if old.kind in SIGNALS and _is_proof(old)]
-            if (own or gateways) and not any(old.arrival > one.arrival for old in proofs):
+            if self.is_of_this_session(one, index) and not self.was_proved_after(one, index):
                 stands = one
         return stands
+
+    def was_proved_after(self, will: Message, index: int) -> bool:
+        proofs = [old for old in self.log[:index] if old.kind in SIGNALS and _is_proof(old)]
+        return any(old.arrival > will.arrival for old in proofs)
+
+    def cut_off_since(self) -> int | None:
+        """Return since when its gateway is dead, as far as this device is concerned."""
+        marks = [one for one in self.log if one.kind in (*SIGNALS, "gateway_death", "over", "given_up")]
+        return marks[-1].at if marks and marks[-1].kind == "gateway_death" else None
+
+    def excused(self, through: int) -> int:
+        """Return the covered time since the last signal that is no silence of the device: its gateway was dead."""
+        covered, total, since = self.world.listening.covered, 0, None
+        for one in self.log:
+            if one.kind in SIGNALS:
+                total, since = 0, None
+            elif one.kind == "gateway_death":
+                since = one.at
+            elif one.kind == "over" and since is not None:
+                total, since = total + covered(one.at) - covered(since), None
+            elif one.kind == "given_up":
+                total, since = covered(one.at) - covered(self.last_seen() or self.since), None
+        return total if since is None else total + covered(through) - covered(since)
+
+    def is_cut_off(self) -> bool:
+        """Whether its gateway is dead, and the grace is over."""
+        since, covered = self.cut_off_since(), self.world.listening.covered
+        grace = self.world.rules(self.now, self.device_class())["death_grace_ms"]
+        return since is not None and covered(self.now) - covered(since) >= grace
 
     def words(self, index: int, word: str) -> Any:
         """Return boot, session or seq of the device, by the signals judged before the row at ``index``."""
@@ -176,26 +208,30 @@ class Life:
             number = self.numbered + len(self.told) - self.unsaid + 1
             ids, change = (self.device_id, self.born, number), (self.mode, mode, trigger)
             self.told.append(("transition", *ids, *change, self.now, self.last_seen(), self.runtime()))
+            if mode in ("offline", "decommissioned"):
+                self.note("over", self.now)
 
     def next_deadline(self) -> tuple[int, int, str] | None:
         """Return the earliest deadline: instant, its place among those of that instant, trigger."""
         mode, held, due = self.mode, self.until("hold") if self.mode in HELD else None, list[tuple[int | None, int, str]]()
 
-        def over(since: int, limit: str, clock: Listening = self.world.listening) -> int | None:
-            return self.world.over(clock, since, limit, self.device_class(), max(self.now, held or 0))
+        def over(since: int, limit: str, clock: Listening = self.world.listening, excused: int = 0) -> int | None:
+            return self.world.over(clock, since, limit, self.device_class(), max(self.now, held or 0), excused)
 
-        quiet_since, death = self.last_seen() or self.since, self.death()
-        if mode in (*PRESENT, *HELD, "provisioned"):
-            due.append((over(quiet_since, "timeout_ms"), 0, "silence"))
-        if mode in (*PRESENT, *HELD) and death is not None:
-            whose = "death" if death.device_id == self.device_id else "gateway_death"
-            due.append((over(death.at, "death_grace_ms"), 1, whose))
-        due += [(held, 2, "until"), (self.until("degraded"), 3, "recovered"), (self.until("flagged"), 4, "hold_over")]
+        quiet_since, death, cut_off = self.last_seen() or self.since, self.death(), self.cut_off_since()
+        if mode in (*PRESENT, *HELD, "provisioned", "unreachable"):
+            silent = over(quiet_since, "timeout_ms", excused=self.excused(self.now))
+            due.append((silent if cut_off is None else over(cut_off, "gateway_outage_limit_ms"), 0, "silence"))
+        if mode in (*PRESENT, *HELD, "unreachable") and death is not None:
+            due.append((over(death.at, "death_grace_ms"), 1, "death"))
+        if mode in PRESENT and cut_off is not None:
+            due.append((over(cut_off, "death_grace_ms"), 2, "gateway_death"))
+        due += [(held, 3, "until"), (self.until("degraded"), 4, "recovered"), (self.until("flagged"), 5, "hold_over")]
         if mode == "offline":
-            due.append((over(quiet_since, "forget_after_ms"), 5, "forget"))
+            due.append((over(quiet_since, "forget_after_ms", excused=self.excused(self.now)), 6, "forget"))
         if mode == "decommissioned":
             since = [change[7] for change in self.told if change[6] != "amended"][-1]
-            due = [(over(since, "forget_after_ms", Listening(0)), 5, "forget")]
+            due = [(over(since, "forget_after_ms", Listening(0)), 6, "forget")]
         return min(((at, place, trigger) for at, place, trigger in due if at is not None), default=None)
 
     def expire(self, before: int) -> None:
@@ -203,7 +239,13 @@ class Life:
         while self.mode != "forgotten" and (due := self.next_deadline()) and due[0] < before:
             self.now, _, trigger = due
             if trigger in ("silence", "death", "gateway_death", "forget"):
-                self.go("forgotten" if trigger == "forget" else "offline", trigger)
+                if trigger == "silence" and self.cut_off_since() is not None:
+                    self.note("given_up", self.now)
+                self.go({"forget": "forgotten", "gateway_death": "unreachable"}.get(trigger, "offline"), trigger)
+                continue
+            if trigger == "until" and self.last_seen() is not None and self.is_cut_off():
+                self.note(trigger, self.now)
+                self.go("unreachable", trigger)
                 continue
             self.note(trigger, self.now)
             if trigger == "until" or self.mode == {"recovered": "degraded", "hold_over": "flagged"}[trigger]:
@@ -216,20 +258,22 @@ class Life:
     def judge(self, row: Message) -> str | None:
         """Let one row act; return what is said of it where it cannot."""
         self.now = row.at
+        if row.kind.startswith("gateway_"):
+            return self.of_gateway(row)
         if row.kind == "registry":
             return self.registry(row)
         if self.mode == "decommissioned":
             return {"control": "refused", "death": None}.get(row.kind, "after_decommission")
         if row.kind == "control":
             return self.control(row)
-        index = len(self.log)
+        index, excused = len(self.log), self.excused(row.at)
         if row.kind == "error" and self.has_no_data(row):
             row = replace(row, kind="heartbeat")
         self.log.append(row)
         if row.kind in SIGNALS:
-            self.heard.append(Heard(row.at, self.mode, self.device_class(), self.since))
+            self.heard.append(Heard(row.at, self.mode, self.device_class(), self.since, excused))
             self.clocks.append(row.trust)
-        if row.kind in SIGNALS and self.mode in ("provisioned", "offline") and self.death() is None:
+        if row.kind in SIGNALS and self.mode in ("provisioned", "offline", "unreachable") and self.death() is None:
             self.go(self.live(), "signal")
         if row.kind == "error" and (until := self.too_many(index)) is not None:
             self.note("degraded", until)
@@ -247,7 +291,22 @@ class Life:
             self.before, self.log, self.since = [*self.before, *self.log], [], row.at
             self.clocks.append("on_time")
             self.go("provisioned", "registered")
+        behind = self.gateway(len(self.log))
         self.log.append(row)
+        if self.cut_off_since() is not None and self.gateway(len(self.log)) != behind:
+            self.note("over", row.at)
+            self.go(self.live() if self.mode == "unreachable" else self.mode, "registered")
+
+    def of_gateway(self, row: Message) -> None:
+        index = len(self.log)
+        if self.device_id == row.device_id or row.device_id != self.gateway(index):
+            return
+        if row.kind == "gateway_return" and self.cut_off_since() is not None:
+            self.note("over", row.at)
+            self.go(self.live() if self.mode == "unreachable" else self.mode, "gateway_return")
+        stays = self.mode in ("offline", "decommissioned") or self.cut_off_since() is not None
+        if row.kind == "gateway_death" and not stays and not self.was_proved_after(row, index):
+            self.log.append(row)
 
     def control(self, row: Message) -> str | None:
         operation = row.content["op"]
@@ -320,12 +379,36 @@ def judge(rows: Iterable[Message], lateness: int, lead: int, backlog: int, built
         else:
             waiting.append(row)
     due = [row for row in waiting if frontier is not None and row.at <= frontier]
-    deaths = [row for row in due if row.kind == "death" and row.gateway == row.device_id]
+    events = [row for row in _gateway_events(read, lateness) if frontier is not None and row.at <= frontier]
     for device_id in sorted({row.device_id for row in due}):
         its = [row for row in due if row.device_id == device_id]
-        others = [row for row in deaths if row.device_id != device_id]
+        others = [row for row in events if row.device_id != device_id]
         judgements += _judge_device(its, others, world, frontier or 0, [row for row in belated if row.device_id == device_id])
     return judgements
+
+
+def _gateway_events(rows: list[Message], lateness: int) -> list[Message]:
+    """Return deaths and returns of gateways, at the instants of their receipt."""
+    events = list[Message]()
+    dead, sessions, boots = dict[str, int](), dict[str, str | None](), dict[str, str | None]()
+    for row in sorted(rows, key=lambda row: row.arrival):
+        name, itself = row.device_id, row.gateway == row.device_id
+        if row.kind == "death" and itself:
+            known, said = sessions.get(name), row.session
+            if None in (known, said):
+                known, said = boots.get(name), row.boot
+            if None in (known, said) or known == said:
+                dead[name] = row.received_at
+                events.append(replace(row, kind="gateway_death", presence=row.received_at))
+        if row.kind in SIGNALS:
+            sent = row.received_at if row.event_time is None else min(row.event_time, row.received_at)
+            if name in dead and (_is_proof(row) or sent > dead[name]):
+                dead.pop(name)
+                events.append(replace(row, kind="gateway_return", presence=row.received_at))
+            if itself and not (row.own_clock and row.event_time is not None and row.received_at - sent >= lateness):
+                sessions[name] = row.session or sessions.get(name)
+                boots[name] = row.boot or boots.get(name)
+    return events
 
 
 def _place(row: Message) -> tuple[Any, ...]:
@@ -343,18 +426,19 @@ def _place(row: Message) -> tuple[Any, ...]:
 
 
 def _judge_device(
-    rows: list[Message], deaths: list[Message], world: World, frontier: int, belated: list[Message]
+    rows: list[Message], events: list[Message], world: World, frontier: int, belated: list[Message]
 ) -> list[tuple[Any, ...]]:
     """Judge the messages of one device in their order, deadlines between them, and after the last up to the frontier.
 
-    ``deaths`` are those of gateways, be it its own or not; ``belated`` are its messages that came when their time was judged.
+    ``events`` are deaths and returns of gateways, be it its own or not; ``belated`` are its messages that came when their time
+    was judged.
     """
-    lives, judgements = _lives(rows, deaths, world, frontier, belated)
+    lives, judgements = _lives(rows, events, world, frontier, belated)
     return judgements + [change for life in lives for change in life.told[life.unsaid :]]
 
 
 def _lives(
-    rows: list[Message], deaths: list[Message], world: World, through: int, belated: list[Message]
+    rows: list[Message], events: list[Message], world: World, through: int, belated: list[Message]
 ) -> tuple[list[Life], list[tuple[Any, ...]]]:
     """Return the lives of a device through an instant, and the judgements on rows that change nothing."""
     first: dict[tuple[Any, ...], Message] = {}
@@ -364,7 +448,8 @@ def _lives(
     counted = list(first.values())
     judgements = [_about("duplicate", row) for row in rows if row.trust != "late" and not any(row is one for one in counted)]
     lives: list[Life] = []
-    for row in sorted([*counted, *deaths], key=lambda row: (row.at, row.device_id != rows[0].device_id, _place(row))):
+    others = [(row.at, True, row.arrival, row) for row in events]
+    for *_, row in sorted([*others, *((row.at, False, _place(row), row) for row in counted)], key=lambda one: one[:3]):
         if lives:
             lives[-1].expire(row.at)
         if row.trust == "late" and not _proves_alive(row, lives, world):
@@ -372,14 +457,15 @@ def _lives(
         if row.kind == "correct":
             known = [one for one in [*rows, *belated] if one.received_at < row.received_at and one.at < row.at]
             known = [one for one in known if one.kind != "correct"]
-            amended = _lives(known, [one for one in deaths if one.at < row.at], world, row.at - 1, [])[0] if known else []
+            amended = _lives(known, [one for one in events if one.at < row.at], world, row.at - 1, [])[0] if known else []
             _correct(lives, amended, row)
             continue
         if not lives or lives[-1].mode == "forgotten":
             admitted = row.kind in SIGNALS and world.policy(row.at)["unknown_devices"] == "admit"
             if not admitted and not (row.kind == "registry" and row.content["op"] == "add"):
                 listed = "unknown_device" if row.kind in SIGNALS else "refused"
-                judgements += [_about(listed, row)] if row.kind != "death" and row.trust != "late" else []
+                silent = row.kind == "death" or row.kind.startswith("gateway_") or row.trust == "late"
+                judgements += [] if silent else [_about(listed, row)]
                 continue
             lives.append(Life(world, row.device_id, born=row.at, since=row.at, now=row.at))
         verdict, clock = lives[-1].judge(row), lives[-1].clocks[-2:]

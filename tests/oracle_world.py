@@ -104,11 +104,14 @@ class World:
 
     def rules(self, t: int, device_class: str) -> dict[str, Any]:
         policy = self.policy(t)
-        return policy["classes"].get(device_class, policy["rules"])
+        return {"gateway_outage_limit_ms": 86_400_000, **policy["classes"].get(device_class, policy["rules"])}
 
-    def over(self, clock: Listening, since: int, limit: str, device_class: str, least: int) -> int | None:
-        """Return the first t >= ``least`` at which what ``clock`` counted since ``since`` has reached the limit in force at t."""
-        begun = clock.covered(since)
+    def over(self, clock: Listening, since: int, limit: str, device_class: str, least: int, excused: int = 0) -> int | None:
+        """Return the first t >= ``least`` at which what ``clock`` counted since ``since`` has reached the limit in force at t.
+
+        ``excused`` of what it counted does not count.
+        """
+        begun = clock.covered(since) + excused
         starts = [start for start, _, _ in self.policies]
         turns = {least, *starts, *(clock.earliest(begun + self.rules(start, device_class)[limit]) for start in starts)}
         eligible = (t for t in turns if t is not None and t >= least)

@@ -161,7 +161,43 @@ def _counters() -> dict[str, Case]:
     }
 
 
-CASES: Final[Mapping[str, Case]] = {**_wills(), **_clocks(), **_counters()}
+def _behind(device: str, gateway: str, hours: int) -> list[Row]:
+    """Return the signals of an hourly sensor behind a gateway, on the hour."""
+    return [signal(3600 * hour, device, gateway=gateway) for hour in range(hours)]
+
+
+def _dies(gateway: str, at_s: float, **more: Any) -> Row:
+    return row(at_s, f"{gateway}/death", gateway=gateway, **more)
+
+
+def _gateways() -> dict[str, Case]:
+    def born(gateway: str, at_s: float, ts_s: float | None = None, **more: Any) -> Row:
+        return signal(at_s if ts_s is None else ts_s, gateway, "birth", received_s=at_s, gateway=gateway, **more)
+
+    blips = [one for number in range(12) for one in (_dies("gw2", 1200 * number + 600), born("gw2", 1200 * number + 610))]
+    renewed = [born("gw4", 0, session="1"), signal(1, "g4", "birth", gateway="gw4"),
+               born("gw4", 600, session="2"), signal(600.1, "g4", "birth", gateway="gw4"),
+               _dies("gw4", 601, session="1")]  # fmt: skip
+    behind = [born("gw5", 0), signal(1, "g5", "birth", gateway="gw5"), _dies("gw5", 600),
+              born("gw5", 601, 599), signal(599.1, "g5", "birth", received_s=601.1, gateway="gw5")]  # fmt: skip
+    return {
+        "a gateway's blip": Case([*_behind("g1", "gw1", 2), _dies("gw1", 600), born("gw1", 610)], {"g1": [_online(0)]}),
+        "a gateway's blip every twenty minutes": Case(
+            [*(one for number in range(20) for one in _behind(f"g2-{number}", "gw2", 4)), *blips],
+            {f"g2-{number}": [_online(0)] for number in range(20)},
+            until_s=14_000,
+        ),
+        "a gateway that is dead for half an hour": Case(
+            [*_behind("g3", "gw3", 2), _dies("gw3", 600), born("gw3", 2400)],
+            {"g3": [_online(0), (630, "online", "unreachable", "gateway_death"),
+                    (2400, "unreachable", "online", "gateway_return")]},
+        ),
+        "a node's death of an older session": Case(renewed, {"gw4": [_online(0)], "g4": [_online(1)]}),
+        "a node's clock that is behind when it returns": Case(behind, {"gw5": [_online(0)], "g5": [_online(1)]}),
+    }  # fmt: skip
+
+
+CASES: Final[Mapping[str, Case]] = {**_wills(), **_clocks(), **_counters(), **_gateways()}
 
 
 def rows_of(cases: Sequence[Case]) -> list[Row]:

@@ -1,7 +1,7 @@
 """Rows as Arrow columns: the forms in which they travel to a key group and wait in it.
 
-Rule 1: signals and wills travel as columns and never become objects; rows of operators, the registry and the bridge, and the
-death of a gateway, which concerns all its devices, travel as they are, since they are rare.
+Rule 1: signals and wills travel as columns and never become objects; rows of operators, the registry and the bridge, and deaths
+and returns of gateways, which concern all their devices, travel as they are, since they are rare.
 Rule 2: the columns of `ROW_SCHEMA` are the fields of `Row` that bronze has.
 Rule 3: until `due.sift` has read a signal, its presence time is its event time, or ``received_at`` if it has none.
 """
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from fleetpulse.core.messages import EVERYONE, FROM_DEVICES, OF_READING, Clock, Kind, Row, Trust, told_apart
+from fleetpulse.core.messages import EVERYONE, FROM_DEVICES, OF_READING, Clock, GatewayEvent, Kind, Row, Trust, told_apart
 
 # A worker is one of many, and its blocks are small: threads would only wait for each other.
 WRITING: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -40,6 +40,7 @@ ROW_SCHEMA: Final = pa.schema(
         ("digest", pa.int64()),
         ("session", pa.string()),
         ("position", pa.int64()),
+        ("gateway_event", pa.string()),
     ]
 )
 assert [field.name for field in fields(Row)] == [*ROW_SCHEMA.names, *OF_READING], "rows are stored as they are declared"
@@ -87,6 +88,7 @@ def batch_to_rows(batch: pa.RecordBatch | pa.Table) -> list[Row]:
     columns = {name: batch.column(name).to_pylist() if name in names else nothing for name in ROW_SCHEMA.names}
     columns["position"] = [place or 0 for place in columns["position"]]
     columns["kind"] = [Kind(word) for word in columns["kind"]]
+    columns["gateway_event"] = [word and GatewayEvent(word) for word in columns["gateway_event"]]
     columns["clock"] = [Clock(word) for word in columns["clock"]]
     return [Row(*values) for values in zip(*columns.values(), strict=True)]
 

@@ -12,11 +12,13 @@ from fleetpulse.columnar.layout import (
     DEATH,
     DEATH_COVERED,
     DEGRADED_UNTIL,
+    EXCUSED,
     FLAGGED_UNTIL,
-    GATEWAY_DIED,
     HELD_UNTIL,
     MODE,
     MODE_SINCE,
+    OUTAGE,
+    OUTAGE_COVERED,
     QUIET_COVERED,
     QUIET_SINCE,
     Matrix,
@@ -30,6 +32,7 @@ from fleetpulse.columnar.world import (
     MODES,
     NEVER,
     NONE,
+    OUTAGE_LIMIT,
     TIMEOUT,
     TRIGGERS,
     World,
@@ -38,11 +41,12 @@ from fleetpulse.columnar.world import (
 from fleetpulse.core.machine import Mode, Trigger
 
 _PROVISIONED: Final = MODES.index(Mode.PROVISIONED)
+_UNREACHABLE: Final = MODES.index(Mode.UNREACHABLE)
 _OFFLINE: Final = MODES.index(Mode.OFFLINE)
 _DECOMMISSIONED: Final = MODES.index(Mode.DECOMMISSIONED)
 _SILENCE: Final = TRIGGERS.index(Trigger.SILENCE)
 _WILL: Final = TRIGGERS.index(Trigger.DEATH)
-_WILL_OF_GATEWAY: Final = TRIGGERS.index(Trigger.GATEWAY_DEATH)
+_GATEWAY_DEATH: Final = TRIGGERS.index(Trigger.GATEWAY_DEATH)
 _UNTIL: Final = TRIGGERS.index(Trigger.UNTIL)
 _RECOVERED: Final = TRIGGERS.index(Trigger.RECOVERED)
 _HOLD_OVER: Final = TRIGGERS.index(Trigger.HOLD_OVER)
@@ -83,19 +87,30 @@ def _reached(devices: Matrix, world: World, i: int, least_ms: int, since: int, r
 @borrowing
 def next_due(devices: Matrix, world: World, i: int) -> tuple[int, int]:
     """Return the earliest deadline and what acts then; of two at the same instant the one that comes first here."""
-    mode, quiet_ms = devices[i, MODE], devices[i, QUIET_COVERED]
+    mode, quiet_ms = devices[i, MODE], devices[i, QUIET_COVERED] + devices[i, EXCUSED]
     due_ms, trigger = NEVER, -1
     held_ms = devices[i, HELD_UNTIL] if IS_HELD[mode] else NONE
     least_ms = devices[i, MODE_SINCE] if held_ms == NONE else held_ms
     quiet_since_ms = max(least_ms, devices[i, QUIET_SINCE])
-    if IS_PRESENT[mode] or IS_HELD[mode] or mode == _PROVISIONED:
-        due_ms, trigger = _reached(devices, world, i, quiet_since_ms, quiet_ms, TIMEOUT, True), _SILENCE
+    if IS_PRESENT[mode] or IS_HELD[mode] or mode in (_PROVISIONED, _UNREACHABLE):
+        outage_ms = devices[i, OUTAGE]
+        trigger = _SILENCE
+        if outage_ms == NONE:
+            due_ms = _reached(devices, world, i, quiet_since_ms, quiet_ms, TIMEOUT, True)
+        else:
+            since_ms = devices[i, OUTAGE_COVERED]
+            due_ms = _reached(devices, world, i, max(least_ms, outage_ms), since_ms, OUTAGE_LIMIT, True)
         death_ms = devices[i, DEATH]
         if mode != _PROVISIONED and death_ms != NONE:
             covered_ms = devices[i, DEATH_COVERED]
             dead_ms = _reached(devices, world, i, max(least_ms, death_ms), covered_ms, DEATH_GRACE, True)
             if dead_ms < due_ms:
-                due_ms, trigger = dead_ms, _WILL_OF_GATEWAY if devices[i, GATEWAY_DIED] else _WILL
+                due_ms, trigger = dead_ms, _WILL
+        if outage_ms != NONE and IS_PRESENT[mode]:
+            since_ms = devices[i, OUTAGE_COVERED]
+            cut_off_ms = _reached(devices, world, i, max(least_ms, outage_ms), since_ms, DEATH_GRACE, True)
+            if cut_off_ms < due_ms:
+                due_ms, trigger = cut_off_ms, _GATEWAY_DEATH
     if held_ms != NONE and held_ms < due_ms:
         due_ms, trigger = held_ms, _UNTIL
     if devices[i, DEGRADED_UNTIL] != NONE and devices[i, DEGRADED_UNTIL] < due_ms:

@@ -132,7 +132,6 @@ class Devices:
             return None
         values: dict[str, Any] = {name: _instant(row[field]) for field, name in _PLAIN}
         values["seq"] = None if values["seq"] in (None, -1) else values["seq"]
-        values["gateway_died"] = bool(values["gateway_died"])
         values |= {"device_id": self.ids[place].as_py(), "boot": self.boots[place].as_py()}
         values |= {"mode": MODES[row[MODE]], "clock": TRUSTS[row[CLOCK]]}
         values |= {"site": self.sites.words[row[SITE]], "device_class": self.classes.words[row[CLASS]]}

@@ -99,7 +99,7 @@ def in_order(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
         signals: columns of `SIGNAL_SCHEMA`, all rows of their devices that are due.
         places: the device of each, as a number; rows of -1 are passed over.
     """
-    order, tied = _by_device(places, signals["presence_ms"].to_numpy(), int(places.max()) + 1)
+    order, tied = _by_device(places, signals["presence_ms"].to_numpy(), int(places.max(initial=-1)) + 1)
     rows = order[tied]
     if not len(rows):
         return order, rows

@@ -1,7 +1,6 @@
 """What is due in a key group, judged: by the compiled fold, or by the definition where operators or the registry have a say.
 
-Rule: a device whose registry or control rows are due, or that is behind a gateway whose death is, is folded by `core.device`
-itself; all others by the kernel.
+Rule: a device whose registry or control rows are due is folded by `core.device` itself; all others by the kernel.
 """
 
 from collections.abc import Sequence
@@ -16,22 +15,23 @@ from fleetpulse.columnar import kernel, layout
 from fleetpulse.columnar.blocks import KINDS, NO_SIGNALS, TRUSTS, batch_to_signals
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.due import arrivals, in_order
-from fleetpulse.columnar.finding import KNOWN, NOTHING, OTHER, compare, text_of
+from fleetpulse.columnar.finding import KNOWN, NOTHING, OTHER, compare, places_of, text_of
 from fleetpulse.columnar.told import from_judgements, of_signals, transitions
 from fleetpulse.columnar.world import NEVER, NONE, Int64s, World, world_arrays
 from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.device import NO_CODE, Fold
 from fleetpulse.core.device import World as CoreWorld
 from fleetpulse.core.judgements import REASONS, Verdict, clock_fault
-from fleetpulse.core.messages import EVERYONE, Kind, Row, Trust, session_number
+from fleetpulse.core.messages import GatewayEvent, Kind, Row, Trust, session_number
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.replay import in_order as core_in_order
-from fleetpulse.core.replay import with_deaths
+from fleetpulse.core.replay import with_gateways
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _TOLD_ROWS: Final = 16_384
 _ERROR: Final = KINDS.index(Kind.ERROR)
 _LATE: Final = TRUSTS.index(Trust.LATE)
+_EVENTS: Final = {GatewayEvent.DEATH: layout.GATEWAY_DEATH, GatewayEvent.RETURN: layout.GATEWAY_RETURN, None: 0}
 _NOTES: Final = {
     layout.AFTER_DECOMMISSION: Verdict.AFTER_DECOMMISSION,
     layout.UNKNOWN_DEVICE: Verdict.UNKNOWN_DEVICE,
@@ -65,6 +65,23 @@ def _faults(signals: pa.RecordBatch) -> list[str]:
     return [clock_fault(trust, None if trust is Trust.INVALID else offset_ms) for trust, offset_ms in clocks]
 
 
+def _together(rows: layout.Matrix, order: Int64s, heeded: layout.Matrix) -> tuple[layout.Matrix, Int64s]:
+    """Put what gateways are to devices among the devices' messages, as `core.replay.with_gateways` does.
+
+    Args:
+        rows: messages, in the order in which they are judged.
+        order: the place of each among the signals.
+        heeded: see `Judging._heeded`.
+
+    Returns:
+        All of them, and the place of each among the signals: -1 of what a gateway is.
+    """
+    whole = np.concatenate([rows, heeded])
+    sequence = np.arange(len(whole))
+    by = np.lexsort((sequence, whole[:, layout.R_AT], whole[:, layout.R_DEVICE]))
+    return whole[by], np.concatenate([order, np.full(len(heeded), -1)])[by]
+
+
 class Judging:
     """One call's judging of what is due.
 
@@ -91,34 +108,58 @@ class Judging:
         Args:
             signals: columns of `SIGNAL_SCHEMA`, in any order, copies among them.
             due: which of them are.
-            commands: registry and control rows, and deaths of gateways (see `gateway_death`), all of them due.
+            commands: registry and control rows, and deaths and returns of gateways (see `core.messages.for_everyone`), all of
+                them due.
         """
         places = self._devices.locate(signals["device_id"], due)
+        events = sorted((row for row in commands if row.is_for_everyone), key=lambda row: row.arrival)
+        commands = [row for row in commands if not row.is_for_everyone]
+        chosen = places[:0]
         if commands:
-            deaths = [row for row in commands if row.device_id == EVERYONE and row.kind is Kind.DEATH]
-            commands = [row for row in commands if row.device_id != EVERYONE]
             ids = pa.array([row.device_id for row in commands], pa.string())
-            ordered = self._devices.locate(ids, np.ones(len(ids), bool))
-            chosen = np.union1d(ordered, self._behind(deaths, signals, places))
+            chosen = np.unique(self._devices.locate(ids, np.ones(len(ids), bool)))
             theirs = np.isin(places, chosen)
             told_apart = signals.filter(pa.array(theirs))
-            self._by_definition(chosen, [*batch_to_signals(told_apart), *commands], deaths)
+            self._by_definition(chosen, [*batch_to_signals(told_apart), *commands], events)
             places = np.where(theirs, -1, places)
-        if (places >= 0).any():
-            self._by_kernel(signals, places)
+        heeded = self._heeded(events, signals, places, chosen)
+        if len(heeded) or (places >= 0).any():
+            self._by_kernel(signals, places, heeded)
 
-    def _behind(self, deaths: Sequence[Row], signals: pa.RecordBatch, places: Int64s) -> Int64s:
-        """Return the places of devices that are behind one of the gateways, or say now that they are; -1 stands for no device."""
-        if not deaths:
-            return places[:0]
-        devices, dead = self._devices, {row.gateway for row in deaths}
+    def _heeded(self, events: Sequence[Row], signals: pa.RecordBatch, places: Int64s, but: Int64s) -> layout.Matrix:
+        """Return deaths and returns of gateways for each device that is behind one, or becomes it by one of its signals.
+
+        Args:
+            events: see `core.messages.for_everyone`, in arrival order.
+            signals: columns of `SIGNAL_SCHEMA`.
+            places: their devices; -1 stands for none.
+            but: devices that are left out.
+
+        Returns:
+            Rows of `layout.ROW_FIELDS`, a device and an event each, in arrival order.
+        """
+        devices = self._devices
+        if not events or not len(devices):
+            return np.empty((0, len(layout.ROW_FIELDS)), np.int64)
         said = devices.gateways.numbers(signals["gateway"])
-        numbers = [number for number, word in enumerate(devices.gateways.words) if word in dead]
-        return np.union1d(
-            np.flatnonzero(np.isin(devices.rows[:, layout.GATEWAY], numbers)), places[np.isin(said, numbers) & (places >= 0)]
-        )
+        gateways = [devices.gateways.number(row.gateway) for row in events]
+        own = places_of(text_of(pa.array([row.gateway for row in events])), np.ones(len(events), bool), text_of(devices.ids))
+        behind = devices.rows[:, layout.GATEWAY]
+        known, named = np.flatnonzero(np.isin(behind, gateways)), np.isin(said, gateways) & (places >= 0)
+        pairs = np.concatenate([np.stack([behind[known], known]), np.stack([said[named], places[named]])], axis=1)
+        pairs = np.unique(pairs, axis=1)  # gateway and device, by gateway
+        pairs = pairs[:, ~np.isin(pairs[1], but)]
+        found: list[layout.Matrix] = []
+        for row, gateway, itself in zip(events, gateways, own.tolist(), strict=True):
+            its = pairs[1, slice(*np.searchsorted(pairs[0], [gateway, gateway + 1]))]
+            its = its[its != itself]
+            of_it = np.zeros((len(its), len(layout.ROW_FIELDS)), np.int64)
+            of_it[:, layout.R_DEVICE], of_it[:, layout.R_AT], of_it[:, layout.R_ARRIVAL] = its, row.at_ms, row.arrival
+            of_it[:, layout.R_GATEWAY], of_it[:, layout.R_KIND] = gateway, _EVENTS[row.gateway_event]
+            found.append(of_it)
+        return np.concatenate(found)
 
-    def _by_definition(self, places: Int64s, rows: Sequence[Row], deaths: Sequence[Row]) -> None:
+    def _by_definition(self, places: Int64s, rows: Sequence[Row], events: Sequence[Row]) -> None:
         by_device: dict[str, list[Row]] = {one: [] for one in self._devices.ids.take(pa.array(places)).to_pylist()}
         for row in rows:
             by_device[row.device_id].append(row)
@@ -128,14 +169,14 @@ class Judging:
             ordered, copies = core_in_order(due)
             fold.judgements += copies
             known = self._devices.get(place)
-            device = fold.run(known, with_deaths(ordered, deaths, known.gateway if known else None), None)
+            device = fold.run(known, with_gateways(ordered, events, known.gateway if known else None), None)
             self._devices.put(place, device)
             boots.append(device.boot if device else None)
         self._devices.set_boots(places, pa.array(boots, pa.string()))
         self.told.append(from_judgements(fold.judgements))
 
-    def _by_kernel(self, signals: pa.RecordBatch, places: Int64s) -> None:
-        """Judge the signals that have a place: the number of their device."""
+    def _by_kernel(self, signals: pa.RecordBatch, places: Int64s, heeded: layout.Matrix) -> None:
+        """Judge the signals that have a place, the number of their device, and what gateways are to the devices behind them."""
         devices = self._devices
         order, copies = in_order(signals, places)
         copies = copies[signals["trust"].to_numpy()[copies] != _LATE]  # those are listed already
@@ -160,6 +201,8 @@ class Judging:
             *devices.gateways.mapped(signals["gateway"]),
             *devices.sites.mapped(signals["site"]),
         )
+        if len(heeded):
+            rows, order = _together(rows, order, heeded)
         world, first = self._arrays(), 0
         before = devices.rows[:, layout.BOOT].copy()
         while first < len(rows):

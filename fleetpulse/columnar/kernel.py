@@ -1,8 +1,9 @@
 """The fold of `core.device`, compiled: signals, wills and deadlines of a key group's devices.
 
 Rule 1: it says what `core.device` says, which is the definition; the laws in ``tests/property`` compare them.
-Rule 2: a device is a row of one matrix, a message a row of another, in the order in which they are judged; times are
-epoch milliseconds, words are numbers, `NONE` is nothing. What operators and the registry say is left to `core.device`.
+Rule 2: a device is a row of one matrix; a message, or what a gateway's death or return is to one device, is a row of another,
+in the order in which they are judged. Times are epoch milliseconds, words are numbers, `NONE` is nothing. What operators and
+the registry say is left to `core.device`.
 Rule 3: it stops between two rows when ``told`` is full, and goes on from there.
 """
 
@@ -25,9 +26,11 @@ from fleetpulse.columnar.layout import (
     DEATH,
     DEATH_COVERED,
     DEGRADED_UNTIL,
+    EXCUSED,
     FLAGGED_UNTIL,
     GATEWAY,
-    GATEWAY_DIED,
+    GATEWAY_DEATH,
+    GATEWAY_RETURN,
     HEARD,
     HELD_UNTIL,
     LAST_SEEN,
@@ -38,6 +41,8 @@ from fleetpulse.columnar.layout import (
     N_CODES,
     N_TIMES,
     NUMBER,
+    OUTAGE,
+    OUTAGE_COVERED,
     PROGRESS,
     PROGRESS_OF,
     PROVED,
@@ -86,6 +91,7 @@ from fleetpulse.columnar.layout import (
     Matrix,
 )
 from fleetpulse.columnar.world import (
+    DEATH_GRACE,
     DEGRADED_ERRORS,
     DEGRADED_WINDOW,
     FLAGGED_HOLD,
@@ -115,28 +121,49 @@ from fleetpulse.core.policy import MAX_SEQUENCE
 
 _ERROR, _DEATH, _BIRTH = RANK[Kind.ERROR], RANK[Kind.DEATH], RANK[Kind.BIRTH]
 _ON_TIME, _LATE, _INVALID = (TRUSTS.index(one) for one in (Trust.ON_TIME, Trust.LATE, Trust.INVALID))
-_PROVISIONED, _ONLINE, _DEGRADED, _FLAGGED, _DECOMMISSIONED, _FORGOTTEN = (
+_PROVISIONED, _ONLINE, _DEGRADED, _FLAGGED, _OFFLINE, _DECOMMISSIONED, _FORGOTTEN, _UNREACHABLE = (
     MODES.index(mode)
     for mode in (
         Mode.PROVISIONED,
         Mode.ONLINE,
         Mode.DEGRADED,
         Mode.FLAGGED,
+        Mode.OFFLINE,
         Mode.DECOMMISSIONED,
         Mode.FORGOTTEN,
+        Mode.UNREACHABLE,
     )
 )
-_SIGNAL, _ERRORS, _RECOVERED, _SEQUENCE, _HOLD_OVER, _UNTIL = (
+_SIGNAL, _SILENCE, _ERRORS, _RECOVERED, _SEQUENCE, _HOLD_OVER, _UNTIL, _GATEWAY_RETURN = (
     TRIGGERS.index(trigger)
     for trigger in (
         Trigger.SIGNAL,
+        Trigger.SILENCE,
         Trigger.ERRORS,
         Trigger.RECOVERED,
         Trigger.SEQUENCE,
         Trigger.HOLD_OVER,
         Trigger.UNTIL,
+        Trigger.GATEWAY_RETURN,
     )
 )
+
+
+@borrowing
+def _is_cut_off(devices: Matrix, world: World, i: int, at_ms: int) -> bool:
+    """Whether a device's gateway is dead, and the grace is over."""
+    if devices[i, OUTAGE_COVERED] == NONE:
+        return False
+    grace_ms = world.rules[in_force(world, at_ms), devices[i, CLASS], DEATH_GRACE]
+    return covered(world, at_ms) - devices[i, OUTAGE_COVERED] >= grace_ms
+
+
+@borrowing
+def _end_outage(devices: Matrix, world: World, i: int, at_ms: int) -> None:
+    """Let silence count again; nothing where the gateway is not dead."""
+    if devices[i, OUTAGE_COVERED] != NONE:
+        devices[i, EXCUSED] += covered(world, at_ms) - devices[i, OUTAGE_COVERED]
+        devices[i, OUTAGE] = devices[i, OUTAGE_COVERED] = NONE
 
 
 @borrowing
@@ -151,6 +178,8 @@ def _change(
     if target == _ONLINE:
         if devices[i, LAST_SEEN] == NONE:
             target = _PROVISIONED
+        elif IS_HELD[mode] and _is_cut_off(devices, world, i, at_ms):
+            target = _UNREACHABLE
         elif devices[i, FLAGGED_UNTIL] != NONE:
             target = _FLAGGED
         elif devices[i, DEGRADED_UNTIL] != NONE:
@@ -174,6 +203,8 @@ def _change(
     devices[i, MODE], devices[i, MODE_SINCE] = target, at_ms
     if not IS_HELD[target]:
         devices[i, HELD_UNTIL] = NONE
+    if target in (_OFFLINE, _DECOMMISSIONED):
+        _end_outage(devices, world, i, at_ms)
     return said + 1
 
 
@@ -190,6 +221,9 @@ def _expire(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: i
             devices[i, FLAGGED_UNTIL] = NONE
         elif trigger == _UNTIL:
             devices[i, HELD_UNTIL] = NONE
+        elif trigger == _SILENCE and devices[i, OUTAGE] != NONE:
+            devices[i, OUTAGE] = devices[i, OUTAGE_COVERED] = NONE
+            devices[i, EXCUSED] = covered(world, due_ms) - devices[i, QUIET_COVERED]
         said = _change(devices, memory, world, told, said, i, trigger, due_ms, -1)
         if devices[i, MODE] == _FORGOTTEN:
             devices[i, MODE] = ABSENT
@@ -205,7 +239,7 @@ def _born(devices: Matrix, memory: Matrix, world: World, i: int, rows: Matrix, j
     devices[i, SITE], devices[i, CLASS], devices[i, GATEWAY] = rows[j, R_SITE], 0, rows[j, R_GATEWAY]
     devices[i, LIFE], devices[i, QUIET_SINCE], devices[i, QUIET_COVERED] = at_ms, at_ms, covered(world, at_ms)
     devices[i, MODE], devices[i, NUMBER], devices[i, MODE_SINCE], devices[i, CLASS_SINCE] = _PROVISIONED, 0, at_ms, at_ms
-    devices[i, BOOT], devices[i, SEQ], devices[i, REBOOTS], devices[i, RUNTIME], devices[i, GATEWAY_DIED] = -1, -1, 0, 0, 0
+    devices[i, BOOT], devices[i, SEQ], devices[i, REBOOTS], devices[i, RUNTIME], devices[i, EXCUSED] = -1, -1, 0, 0, 0
     devices[i, CLOCK] = _ON_TIME
     devices[i, MEMORY] = slot
     if slot >= 0:
@@ -228,12 +262,13 @@ def _heard(devices: Matrix, world: World, told: Matrix, said: int, i: int, rows:
     """Note a signal: last seen, runtime and clock, and of one that is not late reboots and gateway; return the next judgement."""
     at_ms, mode = rows[j, R_AT], devices[i, MODE]
     now_covered = covered(world, at_ms)
-    gap = now_covered - devices[i, QUIET_COVERED]
+    gap = now_covered - devices[i, QUIET_COVERED] - devices[i, EXCUSED]
     timeout_ms = world.rules[in_force(world, at_ms), devices[i, CLASS], TIMEOUT]
-    if devices[i, LAST_SEEN] != NONE and (IS_PRESENT[mode] or IS_HELD[mode]) and gap <= timeout_ms:
+    present = IS_PRESENT[mode] or IS_HELD[mode] or mode == _UNREACHABLE
+    if devices[i, LAST_SEEN] != NONE and present and gap <= timeout_ms:
         devices[i, RUNTIME] += gap
     devices[i, LAST_SEEN] = devices[i, QUIET_SINCE] = at_ms
-    devices[i, QUIET_COVERED] = now_covered
+    devices[i, QUIET_COVERED], devices[i, EXCUSED] = now_covered, 0
     trust, arrival = rows[j, R_TRUST], rows[j, R_ARRIVAL]
     if trust >= _INVALID and trust != devices[i, CLOCK]:
         said = _note(told, said, CLOCK_FAULT, i, j)
@@ -339,7 +374,7 @@ def _apply(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: in
     if rows[j, R_KIND] == _DEATH:
         alive = devices[i, MODE] != ABSENT and devices[i, MODE] != _DECOMMISSIONED
         if alive and devices[i, PROVED] < rows[j, R_ARRIVAL] and _is_of_its_session(devices, i, rows, j):
-            devices[i, DEATH], devices[i, DEATH_COVERED], devices[i, GATEWAY_DIED] = at_ms, covered(world, at_ms), 0
+            devices[i, DEATH], devices[i, DEATH_COVERED] = at_ms, covered(world, at_ms)
         return said
     absent = devices[i, MODE] == ABSENT
     if late and not _proves_alive(world, 0 if absent else devices[i, CLASS], rows, j):
@@ -351,11 +386,28 @@ def _apply(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: in
     if devices[i, MODE] == _DECOMMISSIONED:
         return said if late else _note(told, said, AFTER_DECOMMISSION, i, j)
     copied = _is_copy(devices, i, rows, j)
+    _end_outage(devices, world, i, at_ms)
     said = _heard(devices, world, told, said, i, rows, j)
     devices[i, DEATH] = devices[i, DEATH_COVERED] = NONE
     said = _change(devices, memory, world, told, said, i, _SIGNAL, at_ms, j)
     if rows[j, R_KIND] == _ERROR and not (late or copied):
         said = _error(devices, memory, world, told, said, i, rows, j)
+    return said
+
+
+@borrowing
+def _gateway(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, rows: Matrix, j: int) -> int:
+    """Let the death or the return of a device's gateway act, as `core.device.Fold`."""
+    i, at_ms = rows[j, R_DEVICE], rows[j, R_AT]
+    mode = devices[i, MODE]
+    if mode == ABSENT:
+        return said
+    if rows[j, R_KIND] == GATEWAY_RETURN:
+        _end_outage(devices, world, i, at_ms)
+        return _change(devices, memory, world, told, said, i, _GATEWAY_RETURN, at_ms, -1)
+    stays = mode in (_OFFLINE, _DECOMMISSIONED) or devices[i, OUTAGE] != NONE
+    if not stays and devices[i, PROVED] < rows[j, R_ARRIVAL]:
+        devices[i, OUTAGE], devices[i, OUTAGE_COVERED] = at_ms, covered(world, at_ms)
     return said
 
 
@@ -436,8 +488,15 @@ def judge_rows(devices: Matrix, memory: Matrix, world: World, rows: Matrix, firs
     for j in range(first, len(rows)):
         if said + ROOM > len(told):
             return j, said
-        said, _ = _expire(devices, memory, world, told, said, rows[j, R_DEVICE], rows[j, R_AT])
-        said = _apply(devices, memory, world, told, said, rows, j)
+        i = rows[j, R_DEVICE]
+        of_gateway = rows[j, R_KIND] in (GATEWAY_DEATH, GATEWAY_RETURN)
+        if of_gateway and (devices[i, MODE] == ABSENT or devices[i, GATEWAY] != rows[j, R_GATEWAY]):
+            continue  # its gateway no more: no row of the device's, so no time passes for it
+        said, _ = _expire(devices, memory, world, told, said, i, rows[j, R_AT])
+        if of_gateway:
+            said = _gateway(devices, memory, world, told, said, rows, j)
+        else:
+            said = _apply(devices, memory, world, told, said, rows, j)
     return len(rows), said
 
 

@@ -15,12 +15,12 @@ Matrix = NDArray[np.int64]
 DEVICE_FIELDS: Final = (
     "site", "device_class", "gateway", "life_ms", "quiet_since_ms", "quiet_covered_ms", "mode", "transition_no", "mode_since_ms",
     "class_since_ms", "last_seen_ms", "boot", "seq", "reboots", "runtime_ms", "degraded_until_ms", "flagged_until_ms",
-    "held_until_ms", "death_ms", "death_covered_ms", "gateway_died", "session", "heard_arrival", "proved_arrival",
-    "clock", "clock_offset_ms", "memory",
+    "held_until_ms", "death_ms", "death_covered_ms", "outage_ms", "outage_covered_ms", "excused_ms", "session", "heard_arrival",
+    "proved_arrival", "clock", "clock_offset_ms", "memory",
 )  # fmt: skip
 (SITE, CLASS, GATEWAY, LIFE, QUIET_SINCE, QUIET_COVERED, MODE, NUMBER, MODE_SINCE, CLASS_SINCE, LAST_SEEN, BOOT, SEQ, REBOOTS,
- RUNTIME, DEGRADED_UNTIL, FLAGGED_UNTIL, HELD_UNTIL, DEATH, DEATH_COVERED, GATEWAY_DIED, SESSION, HEARD, PROVED,
- CLOCK, CLOCK_OFFSET, MEMORY) = range(len(DEVICE_FIELDS))  # fmt: skip
+ RUNTIME, DEGRADED_UNTIL, FLAGGED_UNTIL, HELD_UNTIL, DEATH, DEATH_COVERED, OUTAGE, OUTAGE_COVERED, EXCUSED, SESSION, HEARD,
+ PROVED, CLOCK, CLOCK_OFFSET, MEMORY) = range(len(DEVICE_FIELDS))  # fmt: skip
 ABSENT: Final = -1  # the mode of a device without a state
 
 # What is remembered of errors: a row of its own for each device that had any.
@@ -33,6 +33,8 @@ ROW_FIELDS: Final = ("device", "presence_ms", "offset_ms", "arrival", "trust", "
                      "gateway", "site")  # fmt: skip
 (R_DEVICE, R_AT, R_OFFSET, R_ARRIVAL, R_TRUST, R_DIRECT, R_KIND, R_BOOT, R_SESSION, R_SEQ, R_CODE, R_GATEWAY,
  R_SITE) = range(len(ROW_FIELDS))  # fmt: skip
+
+GATEWAY_DEATH, GATEWAY_RETURN = -1, -2  # the kinds of rows that a gateway's devices heed, beside those of messages
 
 TOLD_FIELDS: Final = ("what", "device", "at_ms", "row", "from", "to", "trigger", "number", "last_seen_ms", "runtime_ms",
                       "life_ms", "device_class", "site", "gateway", "policy", "shown")  # fmt: skip

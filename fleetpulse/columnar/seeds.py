@@ -22,8 +22,8 @@ from fleetpulse.columnar.layout import (
     CLASS,
     CLASS_SINCE,
     CLOCK,
+    EXCUSED,
     GATEWAY,
-    GATEWAY_DIED,
     LIFE,
     MEMORY,
     MODE,
@@ -181,7 +181,7 @@ def _group(registered: pa.Table, listening: Listening, policies: Policies) -> Ke
     rows[:, CLASS_SINCE] = registered[CLASS_SINCE_FIELD.name].cast(pa.int64()).to_numpy() // 1000
     rows[:, QUIET_COVERED] = _covered(listening.coverage, since_ms)
     rows[:, MODE] = MODES.index(Mode.PROVISIONED)
-    rows[:, [NUMBER, REBOOTS, RUNTIME, GATEWAY_DIED, CLOCK]] = 0
+    rows[:, [NUMBER, REBOOTS, RUNTIME, EXCUSED, CLOCK]] = 0
     rows[:, [BOOT, SEQ, MEMORY]] = -1
     rows[:, SITE] = devices.sites.numbers(_words(registered["site"]))
     rows[:, CLASS] = devices.classes.numbers(_words(pc.fill_null(_given(registered["device_class"]), DEFAULT_CLASS)))

@@ -8,7 +8,7 @@ Rule 3: from the rows come the devices that were taken, field by field (``tests/
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
@@ -35,7 +35,7 @@ from fleetpulse.columnar.told import event_times
 from fleetpulse.columnar.wire import from_wire
 from fleetpulse.columnar.world import MODES, NONE, Vocabulary
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import EVERYONE, OF_READING, Row, Trust, identity
+from fleetpulse.core.messages import EVERYONE, OF_READING, Row, Trust
 from fleetpulse.core.replay import Deployment, Outcome
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, Column
 
@@ -245,11 +245,8 @@ def come_to(rows: pa.Table) -> Outcome:
     devices = _to_devices(of(DEVICE))
     known = (devices.get(place) for place in range(len(devices)))
     others = _to_rows(of(OWN_ROW))
-    waiting = [*batch_to_signals(_to_signals(of(SIGNAL))), *(row for row in others if row.device_id != EVERYONE)]
-    own = {identity(row) for row in waiting}
-    # A gateway's death waits in every group as it is told to everyone: here it is the gateway's own again.
-    deaths = (replace(row, device_id=row.gateway) for row in others if row.device_id == EVERYONE and row.gateway is not None)
-    waiting += {told: row for row in deaths if (told := identity(row)) not in own}.values()
+    waiting = [*batch_to_signals(_to_signals(of(SIGNAL))), *(row for row in others if not row.is_for_everyone)]
+    waiting += {(row.gateway, row.arrival): row for row in others if row.is_for_everyone}.values()  # each group has it
     return Outcome([], {one.device_id: one for one in known if one is not None}, waiting, listening, policies)
 
 

@@ -17,18 +17,25 @@ from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.columnar.layout import (
     CLASS,
     CODES,
+    DEATH,
+    DEATH_COVERED,
     DEVICE_FIELDS,
     MEMORY,
+    MODE,
     N_CODES,
     N_TIMES,
+    OUTAGE,
+    OUTAGE_COVERED,
     PROGRESS,
     PROGRESS_OF,
     TIMES,
+    Matrix,
 )
 from fleetpulse.columnar.packing import Packed, Unpacked, firsts, in_use, set_firsts
 from fleetpulse.columnar.usual import FIELDS, NUMBERS, WORDS, distances, restore
-from fleetpulse.columnar.world import NONE, Vocabulary
+from fleetpulse.columnar.world import MODES, NONE, Int64s, Vocabulary
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.machine import Mode
 from fleetpulse.core.policy import MAX_SEQUENCE
 
 assert {*FIELDS, "boot", "memory"} == set(DEVICE_FIELDS), "every field is stored"
@@ -53,6 +60,8 @@ def to_stored(devices: Devices, metadata: Mapping[str, Any], form: int = STORED_
         packed.measured(name, *numbers[name])
     for name, words in zip(WORDS, (devices.sites, devices.classes, devices.gateways), strict=True):
         known[name] = packed.words(name, numbers[name][0], words)
+    if form < _WITH_OUTAGES:
+        packed.base[_GATEWAY_DIED] = 0
     return packed.to_bytes(known) + _memory_to_stored(devices)
 
 
@@ -85,13 +94,24 @@ def _memory_to_stored(devices: Devices) -> bytes:
 
 
 def _without_presence(packed: Unpacked) -> None:
-    """Add the fields of form 5: sessions, clocks and arrival order. Form 4 has them only if this version wrote it."""
+    """Add the fields of form 5: sessions, clocks, arrival order, outages. Form 4 has them only if this version wrote it."""
+    if "outage_ms" in packed.known["base"]:
+        packed.known["base"].pop(_GATEWAY_DIED, None)
     packed.known["base"] = {**_UNKNOWN_BEFORE, **packed.known["base"]}
 
 
+def _gateway_deaths(rows: Matrix, died: Int64s) -> None:
+    """Turn the deaths of gateways, which form 4 has as deaths of their devices, into outages; who is offline stays so."""
+    its, there = died != 0, rows[:, MODE] != MODES.index(Mode.OFFLINE)
+    rows[its & there, OUTAGE], rows[its & there, OUTAGE_COVERED] = rows[its & there, DEATH], rows[its & there, DEATH_COVERED]
+    rows[its, DEATH] = rows[its, DEATH_COVERED] = NONE
+
+
+_WITH_OUTAGES: Final = 5  # the form that has `outage_ms`
+_GATEWAY_DIED: Final = "gateway_died"  # of form 4: whether the will is that of the device's gateway
 _UNKNOWN_BEFORE: Final = {
-    **dict.fromkeys(("session", "heard_arrival", "proved_arrival", "clock_offset_ms")),
-    "clock": 0,
+    **dict.fromkeys(("session", "heard_arrival", "proved_arrival", "clock_offset_ms", "outage_ms", "outage_covered_ms")),
+    **dict.fromkeys(("clock", "excused_ms"), 0),
 }
 UPGRADES: Final = {4: _without_presence}  # by the form that a step begins with
 
@@ -125,6 +145,8 @@ def from_stored(stored: bytes) -> tuple[Devices, dict[str, Any]]:
                 found[number, 0] = one
         devices.rows = np.empty((count, len(DEVICE_FIELDS)), np.int64)
         restore(found, np.array([one is None for one in kept], np.int64), devices.rows)
+        if _GATEWAY_DIED in packed.known["base"]:
+            _gateway_deaths(devices.rows, packed.number(_GATEWAY_DIED, count))
     devices.sites, devices.gateways = Vocabulary(packed.known["site"]), Vocabulary(packed.known["gateway"])
     _first_class(devices, packed.known["device_class"])
     _memory_from_stored(devices, Unpacked(source))

@@ -19,6 +19,8 @@ from fleetpulse.columnar.layout import (
     LIFE,
     MEMORY,
     MODE_SINCE,
+    OUTAGE,
+    OUTAGE_COVERED,
     PROVED,
     QUIET_COVERED,
     QUIET_SINCE,
@@ -29,12 +31,12 @@ from fleetpulse.columnar.world import NONE, Int64s
 
 NUMBERS: Final = ("life_ms", "last_seen_ms", "quiet_since_ms", "quiet_covered_ms", "mode", "transition_no", "mode_since_ms",
                   "class_since_ms", "seq", "reboots", "runtime_ms", "degraded_until_ms", "flagged_until_ms", "held_until_ms",
-                  "death_ms", "death_covered_ms", "gateway_died", "session", "heard_arrival", "proved_arrival",
-                  "clock", "clock_offset_ms")  # fmt: skip
+                  "death_ms", "death_covered_ms", "outage_ms", "outage_covered_ms", "excused_ms", "session", "heard_arrival",
+                  "proved_arrival", "clock", "clock_offset_ms")  # fmt: skip
 WORDS: Final = ("site", "device_class", "gateway")  # by number
 FIELDS: Final = (*NUMBERS, *WORDS)
 _PLACES: Final = np.array([DEVICE_FIELDS.index(name) for name in FIELDS])
-_DERIVED: Final = (QUIET_SINCE, QUIET_COVERED, MODE_SINCE, CLASS_SINCE, RUNTIME, DEATH_COVERED, PROVED)  # see `_usual`
+_DERIVED: Final = (QUIET_SINCE, QUIET_COVERED, MODE_SINCE, CLASS_SINCE, RUNTIME, DEATH_COVERED, OUTAGE_COVERED, PROVED)
 _AS_THEY_ARE: Final = np.array([number for number, place in enumerate(_PLACES) if place not in _DERIVED])
 _MEASURED: Final = np.array([number for number, place in enumerate(_PLACES) if place in _DERIVED])
 LOW, HIGH, NONES = range(3)
@@ -53,6 +55,8 @@ def _usual(field: int, row: Int64s) -> int:
         return row[QUIET_SINCE] - row[LIFE]
     if field == DEATH_COVERED:
         return 0 if row[DEATH] == NONE else row[DEATH]
+    if field == OUTAGE_COVERED:
+        return 0 if row[OUTAGE] == NONE else row[OUTAGE]
     if field == PROVED:
         return 0 if row[HEARD] == NONE else row[HEARD]
     return 0

@@ -22,9 +22,9 @@ MODES: Final = tuple(Mode)
 TRIGGERS: Final = tuple(Trigger)
 
 RULES: Final = ("timeout_ms", "death_grace_ms", "forget_after_ms", "degraded_errors", "degraded_window_ms", "flagged_window_ms",
-                "flagged_hold_ms", "last_errors", "late_proves_alive")  # fmt: skip
+                "flagged_hold_ms", "last_errors", "gateway_outage_limit_ms", "late_proves_alive")  # fmt: skip
 (TIMEOUT, DEATH_GRACE, FORGET_AFTER, DEGRADED_ERRORS, DEGRADED_WINDOW, FLAGGED_WINDOW, FLAGGED_HOLD, LAST_ERRORS,
- LATE_PROVES) = range(len(RULES))  # fmt: skip
+ OUTAGE_LIMIT, LATE_PROVES) = range(len(RULES))  # fmt: skip
 STEPS: Final = len(RULES)  # the flagged sequence as error codes, -1 behind its end
 SEQUENCE: Final = STEPS + MAX_SEQUENCE  # the number of that sequence
 QUARANTINES: Final = SEQUENCE + 1  # whether unknown devices are listed instead of judged

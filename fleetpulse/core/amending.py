@@ -86,8 +86,8 @@ def _by_instant(some: Iterable[Judgement]) -> dict[int, list[Judgement]]:
     return found
 
 
-def unreachable(said: Iterable[Judgement]) -> list[tuple[int, int | None]]:
-    """Return the spans in which a device was judged offline and, as late messages say, was not: alive, out of reach.
+def retracted_offline(said: Iterable[Judgement]) -> list[tuple[int, int | None]]:
+    """Return the spans in which a device was judged offline and, as late messages say, was not.
 
     Args:
         said: its transitions, and what amendments said of them.

@@ -20,7 +20,11 @@ from fleetpulse.core.state import Device
 
 _WHOLE: Final = range(2**53)  # instants, durations and counts: sums of some still fit into 64 bits
 _SEQ: Final = range(2**63)  # as devices may send it
-_SINCE: Final = {"quiet_covered_ms": "quiet_for_ms", "death_covered_ms": "dead_for_ms"}  # covered time, and how it is told
+_SINCE: Final = {  # covered time, and how it is told
+    "quiet_covered_ms": "quiet_for_ms",
+    "death_covered_ms": "dead_for_ms",
+    "outage_covered_ms": "cut_off_for_ms",
+}
 _SIGNED: Final = range(-(2**63), 2**63)
 _ARRIVALS: Final = ("heard_arrival", "proved_arrival")
 _LISTS: Final = ("error_times_ms", "codes", "progress", "progress_of")
@@ -40,7 +44,7 @@ def plain(device: Device, covered_ms: int, at_ms: int = 0) -> dict[str, Any]:
     if device.mode not in HELD:
         values["held_until_ms"] = None
     if device.death_ms is None:
-        values |= {"gateway_died": False, "death_covered_ms": None}
+        values["death_covered_ms"] = None
     for name in _ARRIVALS:
         if values[name] is not None and values[name] < at_ms << POSITION_BITS:
             values[name] = None
@@ -115,12 +119,11 @@ _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = MappingProxyType(
         **dict.fromkeys(("site", "device_class"), _text),
         **dict.fromkeys(("gateway", "boot"), _maybe(_text)),
         **dict.fromkeys(("life_ms", "quiet_since_ms", "quiet_for_ms", "mode_since_ms", "class_since_ms"), _whole),
-        **dict.fromkeys(("transition_no", "reboots", "runtime_ms"), _whole),
-        **dict.fromkeys(("last_seen_ms", "death_ms", "dead_for_ms"), _maybe(_whole)),
+        **dict.fromkeys(("transition_no", "reboots", "runtime_ms", "excused_ms"), _whole),
+        **dict.fromkeys(("last_seen_ms", "death_ms", "dead_for_ms", "outage_ms", "cut_off_for_ms"), _maybe(_whole)),
         "seq": _maybe(_is_seq),
         **dict.fromkeys(("degraded_until_ms", "flagged_until_ms", "held_until_ms"), _maybe(_whole)),
         "mode": lambda value: isinstance(value, str) and value in {mode.value for mode in Mode} - {Mode.FORGOTTEN.value},
-        "gateway_died": lambda value: isinstance(value, bool),
         "session": _maybe(lambda value: type(value) is int and value in _SIGNED),
         **dict.fromkeys(_ARRIVALS, _maybe(_is_seq)),
         "clock": lambda value: isinstance(value, str) and value in {trust.value for trust in Trust},
@@ -135,6 +138,7 @@ _TORN: Final[Mapping[str, Callable[[Mapping[str, Any]], bool]]] = MappingProxyTy
     {
         "progress": lambda values: len(values["progress"]) != max(0, len(values["progress_of"]) - 1),
         "dead_for_ms": lambda values: (values["death_ms"] is None) != (values["dead_for_ms"] is None),
+        "cut_off_for_ms": lambda values: (values["outage_ms"] is None) != (values["cut_off_for_ms"] is None),
     }
 )
 assert {*_CHECKS} - {*_SINCE.values()} | {*_SINCE} == {item.name for item in fields(Device)} - {"device_id"}, "all of it is told"

@@ -1,7 +1,8 @@
 """One device: what is remembered of it, and how rows and silence act on it, in the order of presence time.
 
 Rule 1: ``expire`` and ``apply`` are called in the order of presence time (`core.clocks`); arrival order decides about wills.
-Rule 2: silence, death and forgetting count covered time; windows and holds count event time.
+Rule 2: silence, death, outages and forgetting count covered time; windows and holds count event time. The time from the death
+of a device's gateway to its return is not silence of the device.
 Rule 3: a row that corrects counts where the device is as it was when the row was worked out, and nowhere else.
 """
 
@@ -13,7 +14,7 @@ from fleetpulse.core.clocks import FAULTS, offset_ms
 from fleetpulse.core.correcting import corrected, fingerprint
 from fleetpulse.core.judgements import Judgement, Verdict, about, clock_fault
 from fleetpulse.core.machine import HELD, PRESENT, Mode, Trigger, next_mode
-from fleetpulse.core.messages import EVERYONE, POSITION_BITS, SIGNALS, Kind, Row, Trust, session_number
+from fleetpulse.core.messages import EVERYONE, POSITION_BITS, SIGNALS, GatewayEvent, Kind, Row, Trust, session_number
 from fleetpulse.core.policy import DEFAULT_CLASS, Rules
 from fleetpulse.core.state import Device, World
 
@@ -40,7 +41,7 @@ class Fold:
             The device afterwards; None where it is unknown or forgotten.
         """
         for row in rows:
-            if row.device_id == EVERYONE and (device is None or device.gateway != row.gateway):
+            if row.device_id == EVERYONE and (device is None or not _is_behind(device, row.gateway)):
                 continue  # its gateway no more: no row of the device's, so no time passes for it
             device = self.expire(device, row.at_ms)
             device = self.apply(device, row)
@@ -57,6 +58,9 @@ class Fold:
 
     def apply(self, device: Device | None, row: Row) -> Device | None:
         """Let one row act."""
+        if row.is_for_everyone:
+            self._gateway(device, row)
+            return device
         if row.kind is Kind.REGISTRY:
             return self._registry(device, row)
         if row.kind is Kind.CORRECT:
@@ -80,6 +84,7 @@ class Fold:
             heard=device.last_seen_ms is not None,
             degraded=device.degraded_until_ms is not None,
             flagged=device.flagged_until_ms is not None,
+            cut_off=device.mode in HELD and self._is_cut_off(device, at_ms),
         )
         if mode is device.mode:
             return
@@ -87,6 +92,20 @@ class Fold:
         device.mode, device.mode_since_ms = mode, at_ms
         if mode not in HELD:
             device.held_until_ms = None
+        if mode in (Mode.OFFLINE, Mode.DECOMMISSIONED):
+            self._end_outage(device, at_ms)
+
+    def _is_cut_off(self, device: Device, at_ms: int) -> bool:
+        """Whether a device's gateway is dead, and the grace is over."""
+        if device.outage_covered_ms is None:
+            return False
+        return self.world.coverage.covered(at_ms) - device.outage_covered_ms >= self._rules(device, at_ms).death_grace_ms
+
+    def _end_outage(self, device: Device, at_ms: int) -> None:
+        """Let silence count again; nothing where the gateway is not dead."""
+        if device.outage_covered_ms is not None:
+            device.excused_ms += self.world.coverage.covered(at_ms) - device.outage_covered_ms
+            device.outage_ms = device.outage_covered_ms = None
 
     def _tell(self, device: Device, way: tuple[Mode, Mode], trigger: Trigger, at_ms: int, row: Row | None, why: str = "") -> None:
         """Number a change from one mode to another, and write it down."""
@@ -126,6 +145,9 @@ class Fold:
             device.flagged_until_ms = None
         elif trigger is Trigger.UNTIL:
             device.held_until_ms = None
+        elif trigger is Trigger.SILENCE and device.outage_ms is not None:  # what forgets it counts from here
+            device.outage_ms = device.outage_covered_ms = None
+            device.excused_ms = self.world.coverage.covered(at_ms) - device.quiet_covered_ms
         self._change(device, trigger, at_ms)
         return None if device.mode is Mode.FORGOTTEN else device
 
@@ -163,7 +185,12 @@ class Fold:
             self._recommission(device, row)
         if device.device_class != device_class:
             device.device_class, device.class_since_ms = device_class, at_ms
-        device.site, device.gateway = row.site, content.get("gateway") or device.gateway
+        gateway = content.get("gateway") or device.gateway
+        moved = device.outage_ms is not None and gateway != device.gateway
+        device.site, device.gateway = row.site, gateway
+        if moved:
+            self._end_outage(device, at_ms)
+            self._change(device, Trigger.REGISTERED, at_ms, row)
         return device
 
     def _recommission(self, device: Device, row: Row) -> None:
@@ -172,6 +199,7 @@ class Fold:
         device.heard_arrival = device.proved_arrival = device.clock_offset_ms = None
         device.clock = Trust.ON_TIME
         device.degraded_until_ms = device.flagged_until_ms = device.death_ms = device.death_covered_ms = None
+        device.outage_ms, device.outage_covered_ms, device.excused_ms = None, None, 0
         device.error_times_ms, device.progress = (), ()
         device.quiet_since_ms, device.quiet_covered_ms = row.event_time_ms, self.world.coverage.covered(row.event_time_ms)
         self._change(device, Trigger.REGISTERED, row.event_time_ms, row)
@@ -225,20 +253,30 @@ class Fold:
         self.judgements.append(about(row, Verdict.REFUSED, why))
 
     def _death(self, device: Device | None, row: Row) -> None:
-        """Note a will: silence has its grace left. A will of another session is ignored; its gateway's adds nothing to another.
+        """Note a will: silence has its grace left. A will of another session is ignored.
 
         A device that was heard after it, in arrival order, has voided it, even if the signal has been judged before.
         """
-        from_gateway = row.device_id == EVERYONE
         if device is None or device.mode is Mode.DECOMMISSIONED:
             return
-        if not from_gateway:
-            counts = _is_of_its_session(device, row)
-        else:
-            counts = row.gateway == device.gateway != device.device_id and device.death_ms is None
-        if counts and (device.proved_arrival is None or device.proved_arrival < row.arrival):
-            device.death_ms, device.gateway_died = row.at_ms, from_gateway
-            device.death_covered_ms = self.world.coverage.covered(row.at_ms)
+        if _is_of_its_session(device, row) and not _was_heard_after(device, row):
+            device.death_ms, device.death_covered_ms = row.at_ms, self.world.coverage.covered(row.at_ms)
+
+    def _gateway(self, device: Device | None, row: Row) -> None:
+        """Let the death or the return of a device's gateway act.
+
+        From the death on its silence does not count. A device that was heard after the death is not concerned, and one that is
+        offline stays so.
+        """
+        if device is None:
+            return
+        if row.gateway_event is GatewayEvent.RETURN:
+            self._end_outage(device, row.at_ms)
+            self._change(device, Trigger.GATEWAY_RETURN, row.at_ms)
+            return
+        stays = device.outage_ms is not None or device.mode in (Mode.OFFLINE, Mode.DECOMMISSIONED)
+        if not stays and not _was_heard_after(device, row):
+            device.outage_ms, device.outage_covered_ms = row.at_ms, self.world.coverage.covered(row.at_ms)
 
     def _signal(self, device: Device | None, row: Row) -> Device | None:
         at_ms = row.at_ms
@@ -255,6 +293,7 @@ class Fold:
             self._list(row, Verdict.AFTER_DECOMMISSION)
             return device
         copied = _is_copy(device, row)
+        self._end_outage(device, at_ms)
         self._heard(device, row)
         device.death_ms = device.death_covered_ms = None  # no signal is judged after a will that was received before it
         self._change(device, Trigger.SIGNAL, at_ms, row)
@@ -270,12 +309,12 @@ class Fold:
     def _heard(self, device: Device, row: Row) -> None:
         """Note a signal: last seen, runtime, clock, and, of one that is not late, reboots and gateway."""
         at_ms, covered = row.at_ms, self.world.coverage.covered(row.at_ms)
-        gap = covered - device.quiet_covered_ms
-        present = device.mode in PRESENT or device.mode in HELD
+        gap = covered - device.quiet_covered_ms - device.excused_ms
+        present = device.mode in PRESENT or device.mode in HELD or device.mode is Mode.UNREACHABLE
         if device.last_seen_ms is not None and present and gap <= self._rules(device, at_ms).timeout_ms:
             device.runtime_ms += gap
         device.last_seen_ms = device.quiet_since_ms = at_ms
-        device.quiet_covered_ms = covered
+        device.quiet_covered_ms, device.excused_ms = covered, 0
         if row.trust in FAULTS and row.trust is not device.clock:
             self.judgements.append(about(row, Verdict.CLOCK, clock_fault(row.trust, offset_ms(row))))
         device.clock, device.clock_offset_ms = row.trust, offset_ms(row)
@@ -316,6 +355,15 @@ class Fold:
 def proves_alive(row: Row, rules: Rules) -> bool:
     """Whether a late signal proves that its device was alive when it was received."""
     return row.is_direct if rules.late_proves_alive is None else rules.late_proves_alive
+
+
+def _is_behind(device: Device, gateway: str | None) -> bool:
+    return gateway == device.gateway != device.device_id
+
+
+def _was_heard_after(device: Device, row: Row) -> bool:
+    """Whether the device proved, after a will in arrival order, that it is alive."""
+    return device.proved_arrival is not None and device.proved_arrival >= row.arrival
 
 
 def _is_of_its_session(device: Device, row: Row) -> bool:
@@ -378,10 +426,15 @@ def _deadlines(device: Device, world: World) -> Iterator[tuple[int, Trigger] | N
     """Yield deadlines in the order in which they act at the same instant."""
     held = device.held_until_ms if device.mode in HELD else None
     least_ms = device.mode_since_ms if held is None else held
-    if device.mode in PRESENT or device.mode in HELD or device.mode is Mode.PROVISIONED:
-        yield _at(_silent(device, world, least_ms, lambda rules: rules.timeout_ms), Trigger.SILENCE)
+    if device.mode in PRESENT or device.mode in HELD or device.mode in (Mode.PROVISIONED, Mode.UNREACHABLE):
+        if device.outage_ms is None:
+            yield _at(_silent(device, world, least_ms, lambda rules: rules.timeout_ms), Trigger.SILENCE)
+        else:
+            yield _at(_cut_off(device, world, least_ms, lambda rules: rules.gateway_outage_limit_ms), Trigger.SILENCE)
         if device.mode is not Mode.PROVISIONED:
-            yield _at(_dead(device, world, least_ms), Trigger.GATEWAY_DEATH if device.gateway_died else Trigger.DEATH)
+            yield _at(_dead(device, world, least_ms), Trigger.DEATH)
+        if device.mode in PRESENT:
+            yield _at(_cut_off(device, world, least_ms, lambda rules: rules.death_grace_ms), Trigger.GATEWAY_DEATH)
     if held is not None:
         yield held, Trigger.UNTIL
     if device.degraded_until_ms is not None:
@@ -400,7 +453,7 @@ def _at(due_ms: int | None, trigger: Trigger) -> tuple[int, Trigger] | None:
 
 def _silent(device: Device, world: World, least_ms: int, limit: Callable[[Rules], int]) -> int | None:
     """Return when silence reaches a limit."""
-    quiet_ms = device.quiet_covered_ms
+    quiet_ms = device.quiet_covered_ms + device.excused_ms
     return _reached(
         device, world, max(least_ms, device.quiet_since_ms), lambda rules: world.coverage.earliest(quiet_ms + limit(rules))
     )
@@ -414,6 +467,14 @@ def _dead(device: Device, world: World, least_ms: int) -> int | None:
     return _reached(
         device, world, max(least_ms, device.death_ms), lambda rules: world.coverage.earliest(dead_ms + rules.death_grace_ms)
     )
+
+
+def _cut_off(device: Device, world: World, least_ms: int, limit: Callable[[Rules], int]) -> int | None:
+    """Return when the time since the death of its gateway reaches a limit."""
+    if device.outage_ms is None or device.outage_covered_ms is None:
+        return None
+    dead_ms = device.outage_covered_ms
+    return _reached(device, world, max(least_ms, device.outage_ms), lambda rules: world.coverage.earliest(dead_ms + limit(rules)))
 
 
 def _out_of_service(device: Device, world: World) -> int | None:

@@ -9,7 +9,7 @@ Rule 3: what an operator's correction has changed is left out: it goes on from i
 from typing import Final
 
 from fleetpulse.core.judgements import LISTED
-from fleetpulse.core.machine import PRESENT, TRANSITIONS, Mode
+from fleetpulse.core.machine import HELD, PRESENT, TRANSITIONS, Mode
 from fleetpulse.core.messages import SIGNALS
 from fleetpulse.core.state_laws import OF_STATE
 from fleetpulse.core.suites import CORRECTED, STRUCTURE, Severity, Suite, among, holds
@@ -18,7 +18,7 @@ _LIVE: Final = sorted({Mode.PROVISIONED, *PRESENT})  # how online is worn, see `
 WAYS: Final = sorted(
     f"{before} {trigger} {after}"
     for (before, trigger), target in TRANSITIONS.items()
-    for after in (_LIVE if target is Mode.ONLINE else [target])
+    for after in ([*_LIVE, *([Mode.UNREACHABLE] if before in HELD else [])] if target is Mode.ONLINE else [target])
     if after is not before
 )
 

@@ -2,7 +2,8 @@
 
 Rule 1: which mode follows which is decided in ``TRANSITIONS`` and nowhere else; an absent pair has no effect.
 Rule 2: degraded and flagged are facts beside presence. A target of ``ONLINE`` is worn as the facts give it:
-never heard is provisioned, flagged comes before degraded, and only a device without either is plainly online.
+never heard is provisioned, flagged comes before degraded, and only a device without either is plainly online. A device
+whose gateway is dead when its maintenance or update ends is unreachable.
 Rule 3: ``AMENDED`` alone is not in the table: it leads to where the device is by its amended history.
 """
 
@@ -24,6 +25,7 @@ class Mode(StrEnum):
     FLAGGED = "flagged"  # heard from in time, and its errors look like an attack
     DECOMMISSIONED = "decommissioned"  # taken out of service: counted, not judged
     FORGOTTEN = "forgotten"  # its state is removed
+    UNREACHABLE = "unreachable"  # its gateway is dead: nobody knows how it is
 
 
 class Trigger(StrEnum):
@@ -33,6 +35,7 @@ class Trigger(StrEnum):
     SILENCE = "silence"  # no signal for the timeout
     DEATH = "death"  # the will was delivered and its grace is over
     GATEWAY_DEATH = "gateway_death"  # the will of its gateway was, and the grace is over
+    GATEWAY_RETURN = "gateway_return"  # its gateway was heard again
     ERRORS = "errors"  # the k-th error within the window
     RECOVERED = "recovered"  # the window has passed the errors
     SEQUENCE = "sequence"  # the last of an ordered sequence of error codes
@@ -41,7 +44,7 @@ class Trigger(StrEnum):
     MAINTAIN = "maintain"  # an operator began maintenance
     UPDATE = "update"  # an operator began an update
     UNTIL = "until"  # the announced end of maintenance or update
-    REGISTERED = "registered"  # the registry lists it (again)
+    REGISTERED = "registered"  # the registry lists it (again), or behind another gateway
     DECOMMISSION = "decommission"  # the registry took it out
     FORGET = "forget"  # silent, or decommissioned, for forget_after
     AMENDED = "amended"  # late events changed what was judged
@@ -58,7 +61,7 @@ TRANSITIONS: Final[Mapping[tuple[Mode, Trigger], Mode]] = MappingProxyType(
         (_M.PROVISIONED, _T.DECOMMISSION): _M.DECOMMISSIONED,
         (_M.ONLINE, _T.SILENCE): _M.OFFLINE,
         (_M.ONLINE, _T.DEATH): _M.OFFLINE,
-        (_M.ONLINE, _T.GATEWAY_DEATH): _M.OFFLINE,
+        (_M.ONLINE, _T.GATEWAY_DEATH): _M.UNREACHABLE,
         (_M.ONLINE, _T.ERRORS): _M.DEGRADED,
         (_M.ONLINE, _T.SEQUENCE): _M.FLAGGED,
         (_M.ONLINE, _T.MAINTAIN): _M.MAINTENANCE,
@@ -66,7 +69,7 @@ TRANSITIONS: Final[Mapping[tuple[Mode, Trigger], Mode]] = MappingProxyType(
         (_M.ONLINE, _T.DECOMMISSION): _M.DECOMMISSIONED,
         (_M.DEGRADED, _T.SILENCE): _M.OFFLINE,
         (_M.DEGRADED, _T.DEATH): _M.OFFLINE,
-        (_M.DEGRADED, _T.GATEWAY_DEATH): _M.OFFLINE,
+        (_M.DEGRADED, _T.GATEWAY_DEATH): _M.UNREACHABLE,
         (_M.DEGRADED, _T.RECOVERED): _M.ONLINE,
         (_M.DEGRADED, _T.SEQUENCE): _M.FLAGGED,
         (_M.DEGRADED, _T.MAINTAIN): _M.MAINTENANCE,
@@ -74,7 +77,7 @@ TRANSITIONS: Final[Mapping[tuple[Mode, Trigger], Mode]] = MappingProxyType(
         (_M.DEGRADED, _T.DECOMMISSION): _M.DECOMMISSIONED,
         (_M.FLAGGED, _T.SILENCE): _M.OFFLINE,
         (_M.FLAGGED, _T.DEATH): _M.OFFLINE,
-        (_M.FLAGGED, _T.GATEWAY_DEATH): _M.OFFLINE,
+        (_M.FLAGGED, _T.GATEWAY_DEATH): _M.UNREACHABLE,
         (_M.FLAGGED, _T.RELEASED): _M.ONLINE,
         (_M.FLAGGED, _T.HOLD_OVER): _M.ONLINE,
         (_M.FLAGGED, _T.MAINTAIN): _M.MAINTENANCE,
@@ -88,15 +91,21 @@ TRANSITIONS: Final[Mapping[tuple[Mode, Trigger], Mode]] = MappingProxyType(
         (_M.UPDATING, _T.UNTIL): _M.ONLINE,
         (_M.UPDATING, _T.SILENCE): _M.OFFLINE,
         (_M.UPDATING, _T.DEATH): _M.OFFLINE,
-        (_M.UPDATING, _T.GATEWAY_DEATH): _M.OFFLINE,
         (_M.UPDATING, _T.MAINTAIN): _M.MAINTENANCE,
         (_M.UPDATING, _T.DECOMMISSION): _M.DECOMMISSIONED,
         (_M.MAINTENANCE, _T.UNTIL): _M.ONLINE,
         (_M.MAINTENANCE, _T.SILENCE): _M.OFFLINE,
         (_M.MAINTENANCE, _T.DEATH): _M.OFFLINE,
-        (_M.MAINTENANCE, _T.GATEWAY_DEATH): _M.OFFLINE,
         (_M.MAINTENANCE, _T.UPDATE): _M.UPDATING,
         (_M.MAINTENANCE, _T.DECOMMISSION): _M.DECOMMISSIONED,
+        (_M.UNREACHABLE, _T.SIGNAL): _M.ONLINE,
+        (_M.UNREACHABLE, _T.SILENCE): _M.OFFLINE,
+        (_M.UNREACHABLE, _T.DEATH): _M.OFFLINE,
+        (_M.UNREACHABLE, _T.GATEWAY_RETURN): _M.ONLINE,
+        (_M.UNREACHABLE, _T.MAINTAIN): _M.MAINTENANCE,
+        (_M.UNREACHABLE, _T.UPDATE): _M.UPDATING,
+        (_M.UNREACHABLE, _T.REGISTERED): _M.ONLINE,
+        (_M.UNREACHABLE, _T.DECOMMISSION): _M.DECOMMISSIONED,
         (_M.DECOMMISSIONED, _T.REGISTERED): _M.PROVISIONED,
         (_M.DECOMMISSIONED, _T.FORGET): _M.FORGOTTEN,
     }
@@ -106,8 +115,17 @@ PRESENT: Final = frozenset({Mode.ONLINE, Mode.DEGRADED, Mode.FLAGGED})
 HELD: Final = frozenset({Mode.UPDATING, Mode.MAINTENANCE})
 
 
-def next_mode(mode: Mode, trigger: Trigger, *, heard: bool, degraded: bool, flagged: bool) -> Mode:
-    """Return the mode that follows, as the facts give it; ``mode`` itself where the trigger has no effect."""
+def next_mode(mode: Mode, trigger: Trigger, *, heard: bool, degraded: bool, flagged: bool, cut_off: bool = False) -> Mode:
+    """Return the mode that follows, as the facts give it; ``mode`` itself where the trigger has no effect.
+
+    Args:
+        mode: the mode before.
+        trigger: what acts.
+        heard: whether a signal was ever judged.
+        degraded: whether too many errors count.
+        flagged: whether its errors look like an attack.
+        cut_off: whether its gateway is dead, and the grace is over.
+    """
     target = TRANSITIONS.get((mode, trigger))
     if target is None:
         return mode
@@ -115,6 +133,8 @@ def next_mode(mode: Mode, trigger: Trigger, *, heard: bool, degraded: bool, flag
         return target
     if not heard:
         return Mode.PROVISIONED
+    if cut_off:
+        return Mode.UNREACHABLE
     if flagged:
         return Mode.FLAGGED
     return Mode.DEGRADED if degraded else Mode.ONLINE

@@ -78,6 +78,13 @@ class Trust(StrEnum):
     BEHIND = "behind"  # more than ``max_backlog`` before ``received_at``
 
 
+class GatewayEvent(StrEnum):
+    """What a row is to the devices behind the device that sent it; see `core.gateways`."""
+
+    DEATH = "death"  # its will: nobody knows how the devices behind it are
+    RETURN = "return"  # the first signal after that
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One row of bronze, with the fields `OF_READING` that follow when it is read.
@@ -101,6 +108,7 @@ class Row:
         digest: 64 bits of BLAKE2b over the payload's bytes.
         session: names the device's connection to the broker.
         position: its place among the rows of its bridge that share ``received_at_ms``, in the order of delivery.
+        gateway_event: what it is to the devices behind its device; landing finds it.
         presence_ms: the instant at which it is judged, where that is not its event time; None before it is read.
         trust: the class of its event time; without meaning before it is read.
     """
@@ -123,6 +131,7 @@ class Row:
     digest: int = 0
     session: str | None = None
     position: int = 0
+    gateway_event: GatewayEvent | None = None
     presence_ms: int | None = None
     trust: Trust = Trust.ON_TIME
 
@@ -142,6 +151,11 @@ class Row:
     def is_direct(self) -> bool:
         """Whether its device delivered it itself, and no gateway."""
         return self.gateway is None or self.gateway == self.device_id
+
+    @property
+    def is_for_everyone(self) -> bool:
+        """Whether it is a gateway's death or return as each key group receives it, see `for_everyone`."""
+        return self.gateway_event is not None and self.device_id == EVERYONE
 
     def contents(self) -> Mapping[str, Any]:
         """Return ``body`` as a mapping; empty where there is none."""
@@ -176,11 +190,12 @@ def order(row: Row) -> tuple[int, bool, int, int, int, str, int]:
     return (row.at_ms, row.kind is Kind.DEATH, seq, RANK[row.kind], told_apart(row), row.boot or "", row.arrival)
 
 
-def gateway_death(row: Row) -> Row | None:
-    """Return what a gateway's own death says to everyone, which the devices behind it heed; None where a row is no such death."""
-    if row.kind is not Kind.DEATH or row.gateway != row.device_id:
+def for_everyone(row: Row) -> Row | None:
+    """Return a gateway's death or return as each key group receives it: at the instant of its receipt; None for other rows."""
+    if row.gateway_event is None or row.is_for_everyone:
         return None
-    return replace(row, device_id=EVERYONE)
+    at_ms = row.received_at_ms
+    return replace(row, device_id=EVERYONE, gateway=row.device_id, event_time_ms=at_ms, presence_ms=None, trust=Trust.ON_TIME)
 
 
 def session_number(session: str) -> int:

@@ -23,6 +23,7 @@ MAX_AHEAD: Final = 1_000  # policies that are not in force yet: each key group k
 MAX_CLASSES: Final = 500  # that a policy lists
 MAX_BYTES: Final = 200_000  # of a policy as it is stored: so that it fits into the payload of the message that carries it
 DEFAULT_CLASS: Final = "default"
+_ADDED: Final = ("gateway_outage_limit_ms", "late_proves_alive")  # rules that the first policies did not have
 _SHOWN: Final = 100  # characters of what was got
 
 
@@ -49,6 +50,7 @@ class Rules:
         flagged_hold_ms: ... until an operator releases it, or for so long.
         longest_hold_ms: how far ahead the ``until`` of maintenance or updating may lie.
         last_errors: how many of the last error codes a row shows.
+        gateway_outage_limit_ms: covered time after the death of its gateway after which a device is offline.
         late_proves_alive: whether a late signal proves its device alive; None: only if the device delivered it itself.
     """
 
@@ -62,6 +64,7 @@ class Rules:
     flagged_hold_ms: int = 86_400_000
     longest_hold_ms: int = 7 * 86_400_000
     last_errors: int = 5
+    gateway_outage_limit_ms: int = 86_400_000
     late_proves_alive: bool | None = None
 
     def may_hold(self, at_ms: int, until_ms: int) -> bool:
@@ -203,6 +206,11 @@ RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
         "flagged_hold_ms": _Rule("flagged.hold", *_duration("1s", "365d"), "... until an operator releases it, or for so long"),
         "longest_hold_ms": _Rule("longest_hold", *_duration("1s", "365d"), "the longest maintenance or update to be announced"),
         "last_errors": _Rule("last_errors", *_count(0, MAX_ERRORS), "how many of the last error codes a row shows"),
+        "gateway_outage_limit_ms": _Rule(
+            "gateway_outage_limit",
+            *_duration("1s", "365d"),
+            "time, while we listened, after the death of its gateway after which a device is offline",
+        ),
         "late_proves_alive": _Rule(
             "late_proves_alive",
             _choice,
@@ -276,8 +284,9 @@ def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _plain(rules: Rules) -> dict[str, Any]:
     values: dict[str, Any] = {item.name: getattr(rules, item.name) for item in fields(rules)}
-    if rules.late_proves_alive is None:
-        del values["late_proves_alive"]
+    for item in fields(rules):
+        if item.name in _ADDED and values[item.name] == item.default:
+            del values[item.name]  # so that a policy which does not set it keeps its version
     return values | {"flagged_codes": list(rules.flagged_codes)}
 
 

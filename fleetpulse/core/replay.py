@@ -12,7 +12,7 @@ from fleetpulse.core.clocks import present, trusted
 from fleetpulse.core.coverage import MAX_DEAF, Listening
 from fleetpulse.core.device import Device, Fold, World, settle
 from fleetpulse.core.judgements import Judgement, Verdict, about, clock_behind
-from fleetpulse.core.messages import FOR_EVERYONE, RANK, SIGNALS, Identity, Kind, Row, Trust, gateway_death, identity, order
+from fleetpulse.core.messages import FOR_EVERYONE, RANK, SIGNALS, Identity, Kind, Row, Trust, for_everyone, identity, order
 from fleetpulse.core.policy import MAX_AHEAD, Dated, Policies, PolicyFault, from_row
 
 AMENDED: Final = SIGNALS | {Kind.REGISTRY}  # what an amended history takes as on time
@@ -65,6 +65,8 @@ class Intake:
         In an amended history a late signal counts twice: its data at its event time, its presence at ``received_at``.
         """
         listening = self.listening or Listening.begin(row.received_at_ms)
+        if row.is_for_everyone:
+            return [row]  # a copy of a row that is read itself
         if row.kind is Kind.GAP:
             listening = self._gap(listening, row)
         self.listening = listening = listening.read(row.received_at_ms, self.deployment.allowed_lateness_ms)
@@ -161,17 +163,17 @@ def in_order(due: Iterable[Row]) -> tuple[list[Row], list[Judgement]]:
     return sorted(first.values(), key=order), copies
 
 
-def with_deaths(ordered: Sequence[Row], deaths: Iterable[Row], *gateways: str | None) -> list[Row]:
-    """Return a device's rows, in their order, with its gateways' deaths among them: at one instant what is its own comes first.
+def with_gateways(ordered: Sequence[Row], events: Iterable[Row], *gateways: str | None) -> list[Row]:
+    """Return a device's rows, in their order, with deaths and returns of its gateways: of one instant its own come first.
 
     Args:
         ordered: see `in_order`.
-        deaths: see `gateway_death`; of any gateway.
+        events: see `for_everyone`; of any gateway.
         gateways: the one that it had before.
     """
     named = {*gateways, *(_names_gateway(row) for row in ordered)}
-    its = [death for death in deaths if death.gateway in named]
-    return sorted([*ordered, *its], key=lambda row: order(row)[0])  # stable: of one instant they keep their order
+    its = sorted((event for event in events if event.gateway in named), key=lambda row: row.arrival)
+    return sorted([*ordered, *its], key=lambda row: row.at_ms)  # stable: of one instant they keep their order
 
 
 def _names_gateway(row: Row) -> str | None:
@@ -190,7 +192,7 @@ class Outcome:
     Attributes:
         judgements: every judgement.
         devices: the devices with a state at the frontier, by id.
-        waiting: the rows whose time has not come.
+        waiting: the rows whose time has not come; deaths and returns of gateways for everyone as well.
         listening: coverage and frontier; None without rows.
         policies: the policies known.
     """
@@ -228,26 +230,27 @@ def outcome(
         through_ms: judge up to there instead, as if the frontier had come so far and nothing else were received.
     """
     intake = Intake(deployment, begun.listening, begun.policies, [], amending, begun.frontier_ms)
-    waited = [row for row in begun.waiting if not (amending and row.kind is Kind.CORRECT)]
+    pending = [row for row in begun.waiting if not (amending and row.kind is Kind.CORRECT)]
+    for row in sorted(rows, key=arrival):
+        pending += intake.read(row)
+        pending += [event] if (event := for_everyone(row)) else []
     by_device: dict[str, list[Row]] = {device_id: [] for device_id in begun.devices}
-    deaths: list[Row] = []
-    for one in [*waited, *(found for row in sorted(rows, key=arrival) for found in intake.read(row))]:
-        by_device.setdefault(one.device_id, []).append(one)
-        deaths += [death] if (death := gateway_death(one)) else []
+    for one in pending:
+        if not one.is_for_everyone:
+            by_device.setdefault(one.device_id, []).append(one)
     if intake.listening is None:
         return Outcome([], {}, [], None, intake.policies)
     frontier_ms = intake.listening.frontier_ms if through_ms is None else through_ms
     fold = Fold(World(intake.listening.coverage, intake.policies), intake.judgements)
     devices: dict[str, Device] = {}
-    waiting: list[Row] = []
-    deaths = [row for row in deaths if frontier_ms is not None and order(row)[0] <= frontier_ms]
+    waiting = [row for row in pending if frontier_ms is None or row.at_ms > frontier_ms]
+    events = [row for row in pending if row.is_for_everyone and frontier_ms is not None and row.at_ms <= frontier_ms]
     for device_id, messages in by_device.items():
-        due = [row for row in messages if frontier_ms is not None and order(row)[0] <= frontier_ms]
-        waiting += [row for row in messages if frontier_ms is None or order(row)[0] > frontier_ms]
+        due = [row for row in messages if frontier_ms is not None and row.at_ms <= frontier_ms]
         ordered, copies = in_order(due)
         fold.judgements += copies
         known = replace(begun.devices[device_id]) if device_id in begun.devices else None
-        device = fold.run(known, with_deaths(ordered, deaths, known.gateway if known else None), frontier_ms)
+        device = fold.run(known, with_gateways(ordered, events, known.gateway if known else None), frontier_ms)
         if device is not None:
             if frontier_ms is not None:
                 settle(device, frontier_ms)
@@ -260,4 +263,4 @@ def replay(rows: Iterable[Row], deployment: Deployment) -> list[Judgement]:
     return outcome(rows, deployment).judgements
 
 
-__all__ = ["AMENDED", "NOTHING", "Deployment", "Intake", "Outcome", "arrival", "in_order", "outcome", "replay", "with_deaths"]
+__all__ = ["AMENDED", "NOTHING", "Deployment", "Intake", "Outcome", "arrival", "in_order", "outcome", "replay", "with_gateways"]

@@ -26,8 +26,10 @@ class Device:
         progress: for each step of the flagged sequence but the last, the latest start of a match so far.
         progress_of: the sequence that ``progress`` is about.
         held_until_ms: announced end of maintenance or update.
-        death_ms: when the newest will was delivered that no later signal has voided.
-        gateway_died: whether that will is its gateway's.
+        death_ms: when its newest will was delivered that no later signal has voided.
+        outage_ms: when its gateway died that has not returned since.
+        outage_covered_ms: covered time at that instant.
+        excused_ms: covered time since the last signal in which its gateway was dead: no silence of the device.
         session: hash of the name of its connection to the broker, see `messages.session_number`.
         heard_arrival: `Row.arrival` of the newest signal that was heard, while a row received before it may still be judged.
         proved_arrival: likewise of the newest that the device delivered itself, or that announced its start.
@@ -60,7 +62,9 @@ class Device:
     held_until_ms: int | None = None
     death_ms: int | None = None
     death_covered_ms: int | None = None
-    gateway_died: bool = False
+    outage_ms: int | None = None
+    outage_covered_ms: int | None = None
+    excused_ms: int = 0
     session: int | None = None
     heard_arrival: int | None = None
     proved_arrival: int | None = None

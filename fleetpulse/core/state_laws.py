@@ -30,7 +30,7 @@ _PRESENCE: Final = f"""CASE WHEN kind IN ({among(SIGNALS)}) THEN {presence_sql("
 _IS_LATE: Final = "late_id = device_id AND late_kind = kind AND late_at = received_at AND late_time = event_time"
 _THERE: Final = (
     "device_hash", "key_group", "site", "device_class", "mode", "mode_since", "life", "transition_no", "class_since",
-    "quiet_since", "quiet_covered_ms", "runtime_ms", "reboots",
+    "quiet_since", "quiet_covered_ms", "excused_ms", "runtime_ms", "reboots",
 )  # fmt: skip
 _STATE: Final = Suite(
     "state",
@@ -119,7 +119,8 @@ _STATE: Final = Suite(
 _COMPARED: Final = (
     "site", "device_class", "gateway", "mode", "mode_since", "life", "transition_no", "class_since", "last_seen", "quiet_since",
     "quiet_covered_ms", "runtime_ms", "boot", "seq", "reboots", "degraded_until", "flagged_until", "held_until", "death",
-    "death_covered_ms", "gateway_died", "heard_arrival", "proved_arrival", "session", "clock", "clock_offset_ms",
+    "death_covered_ms", "outage", "outage_covered_ms", "excused_ms",
+    "heard_arrival", "proved_arrival", "session", "clock", "clock_offset_ms",
     "errors",
 )  # fmt: skip
 _AS_JUDGED: Final = Suite(
@@ -165,8 +166,9 @@ _WAITING: Final = Suite(
         FROM own_rows CROSS JOIN taken WHERE NOT taken.chosen
         UNION ALL SELECT device_id, kind, received_at, event_time, NULL AS seq, NULL AS boot, 0 AS waits, 1 AS due FROM beyond
         WHERE device_id <> '{EVERYONE}' AND kind IN ({among(_OWN)})
-        UNION ALL SELECT '{EVERYONE}' AS device_id, kind, received_at, event_time, NULL AS seq, NULL AS boot, 0 AS waits,
-            taken.key_groups AS due FROM beyond CROSS JOIN taken WHERE kind = 'death' AND gateway = device_id),
+        UNION ALL SELECT '{EVERYONE}' AS device_id, kind, received_at, received_at AS event_time, NULL AS seq, NULL AS boot,
+            0 AS waits, taken.key_groups AS due FROM messages CROSS JOIN taken
+        WHERE gateway_event IS NOT NULL AND received_at > taken.frontier AND received_at <= taken.newest AND NOT taken.chosen),
     counted AS (SELECT device_id, kind, received_at, event_time, seq, boot, CAST(sum(waits) AS BIGINT) AS waiting,
                     CAST(sum(due) AS BIGINT) AS due FROM sides GROUP BY 1, 2, 3, 4, 5, 6)
     SELECT device_id, kind, received_at, event_time, seq, boot, waiting, due,

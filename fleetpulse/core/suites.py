@@ -13,11 +13,12 @@ from typing import Final
 
 from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.machine import Mode, Trigger
-from fleetpulse.core.messages import REASONS, Clock, Kind, Origin, Trust
+from fleetpulse.core.messages import REASONS, Clock, GatewayEvent, Kind, Origin, Trust
 from fleetpulse.core.tables import (
     COVERAGE,
     DEVICE_SNAPSHOTS,
     DEVICES,
+    GATEWAYS,
     JUDGEMENTS,
     MESSAGES,
     QUARANTINE,
@@ -113,6 +114,8 @@ _WORDS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = MappingProxyType(
         (MESSAGES.name, "origin"): tuple(Origin),
         (QUARANTINE.name, "origin"): tuple(Origin),
         (QUARANTINE.name, "reason"): REASONS,
+        (MESSAGES.name, "gateway_event"): tuple(GatewayEvent),
+        (GATEWAYS.name, "event"): (*GatewayEvent, "session"),
         (COVERAGE.name, "op"): ("open", "close"),
         (COVERAGE.name, "why"): ("start", "broker", "network", "disk", "bridge"),
         (JUDGEMENTS.name, "kind"): tuple(Verdict),
@@ -179,5 +182,5 @@ def among(words: Iterable[str]) -> str:
 
 
 CORRECTED: Final = "corrected AS (SELECT DISTINCT device_id FROM messages WHERE kind = 'correct')"  # see Rule 3 of `laws`
-DECLARED: Final = (MESSAGES, QUARANTINE, COVERAGE, DEVICES, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS)
+DECLARED: Final = (MESSAGES, QUARANTINE, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS)
 STRUCTURE: Final = (COLUMNS, *(of_table(table) for table in DECLARED))

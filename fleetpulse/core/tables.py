@@ -84,6 +84,7 @@ MESSAGES: Final = Table(
         Column("note", "string", "what is odd about it, with a hint"),
         Column("digest", "long", "64 bits of BLAKE2b over the payload's bytes", required=True),
         Column("position", "long", "its place among its bridge's rows of one received_at, as they came; null in older rows"),
+        Column("gateway_event", "string", "what it is to the devices behind its device: death or return of their gateway"),
         Column(
             "device_hash",
             "long",
@@ -147,6 +148,22 @@ DEVICES: Final = Table(
         Column("device_class", "string", "its class, which chooses its rules"),
         Column("gateway", "string", "through whom it comes"),
         *_ARRIVAL,
+    ),
+)
+
+GATEWAYS: Final = Table(
+    "gateways",
+    "Deaths, returns and sessions of gateways, as landing found them; the newest row of a gateway is what is known of it.",
+    ("device_id", "received_at", "place"),
+    (
+        Column("received_at", "timestamp", "when the message was received", required=True),
+        Column("device_id", "string", "the gateway", required=True),
+        Column("event", "string", "death, return, or session: it named another session or boot", required=True),
+        Column("dead_since", "timestamp", "since when it is dead; null while it is alive"),
+        Column("session", "string", "its newest session"),
+        Column("boot", "string", "its newest boot"),
+        *_ARRIVAL,
+        Column("place", "long", "its place among the bridge's rows: segment times 2^20, and the row in it", required=True),
     ),
 )
 
@@ -300,9 +317,11 @@ DEVICE_SNAPSHOTS: Final = Table(
         Column("degraded_until", "timestamp", "until when errors keep it degraded"),
         Column("flagged_until", "timestamp", "until when it is flagged, unless it is released"),
         Column("held_until", "timestamp", "announced end of maintenance or update"),
-        Column("death", "timestamp", "when the newest will was delivered that no later signal has voided"),
+        Column("death", "timestamp", "when its newest will was delivered that no later signal has voided"),
         Column("death_covered_ms", "long", "covered time then, in milliseconds"),
-        Column("gateway_died", "long", "1 where that will is its gateway's"),
+        Column("outage", "timestamp", "when its gateway died that has not returned since"),
+        Column("outage_covered_ms", "long", "covered time then, in milliseconds"),
+        Column("excused_ms", "long", "covered time since the last signal in which its gateway was dead, in milliseconds"),
         Column("heard_arrival", "long", "place in arrival order of the newest signal, while a row before it may still be judged"),
         Column("proved_arrival", "long", "likewise of the newest that the device delivered itself, or that announced its start"),
         Column("session", "long", "a hash of the name of its newest session"),
@@ -365,7 +384,8 @@ QUALITY_FAILURES: Final = Table(
 )
 
 TABLES: Final = (
-    MESSAGES, QUARANTINE, COVERAGE, DEVICES, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS, QUALITY_RESULTS, QUALITY_FAILURES,
+    MESSAGES, QUARANTINE, COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, STREAM_HEALTH, DEVICE_SNAPSHOTS, QUALITY_RESULTS,
+    QUALITY_FAILURES,
 )  # fmt: skip
 
 

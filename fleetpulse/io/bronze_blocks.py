@@ -3,7 +3,7 @@
 Of a block's row ``received_at`` is that of the group's newest row, which moves Spark's watermark, and ``newest_ms`` that of the
 task's newest row, up to which the fold may judge.
 
-Rule: rows that concern everybody go to every key group, and so does what a gateway's death says to the devices behind it;
+Rule: rows that concern everybody go to every key group, and so do deaths and returns of gateways, for the devices behind them;
 a tick goes to group 0: it only moves the watermark. One that flushes goes to all.
 """
 
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from fleetpulse.columnar.blocks import KINDS, NO_ROWS, ROW_SCHEMA, SIGNAL_SCHEMA, TRUSTS, WORDS, to_bytes
 from fleetpulse.columnar.choosing import shared_out
 from fleetpulse.columnar.wire import to_wires
-from fleetpulse.core.messages import EVERYONE, FLUSH, FROM_DEVICES, Clock, Kind, Trust
+from fleetpulse.core.messages import EVERYONE, FLUSH, FROM_DEVICES, Clock, GatewayEvent, Kind, Trust
 from fleetpulse.io.damage import blaming_file
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
@@ -38,6 +38,7 @@ _MICROS: Final = pa.timestamp("us", tz="UTC")
 _INSTANTS: Final = {"received_at_ms": "received_at", "event_time_ms": "event_time"}  # in a block, and in bronze
 _READ_LATER: Final = frozenset({"presence_ms", "offset_ms", "trust", "device_clock"})  # columns of a signal that bronze has not
 _NEW: Final = {"session": pa.string(), "position": pa.int64()}  # columns that bronze of version 1 has not
+_EVENT: Final = "gateway_event"
 _UNREAD: Final = frozenset({"metrics", "firmware", "uptime_s"})  # by nobody who judges; metrics may have 256 KB a row
 _OF_DEVICES: Final = pa.array(sorted(kind.value for kind in FROM_DEVICES))
 _OF_EVERYBODY: Final = pa.array([Kind.GAP.value, Kind.POLICY.value])
@@ -51,7 +52,7 @@ def read_bronze(path: str, row_group: int | None = None) -> pa.Table:
     Raises:
         DamagedError: it is damaged, or gone.
     """
-    names = {_INSTANTS.get(name, name) for name in SIGNAL_SCHEMA.names} - _READ_LATER | {"event_time"}
+    names = {_INSTANTS.get(name, name) for name in SIGNAL_SCHEMA.names} - _READ_LATER | {"event_time", _EVENT}
     with blaming_file(Path(path)):
         file = pq.ParquetFile(path, read_dictionary=[*WORDS, "kind", "clock"])
         groups = range(file.num_row_groups) if row_group is None else [row_group]
@@ -73,7 +74,16 @@ def _whole_rows(table: pa.Table) -> pa.Table:
     for name, kind in _NEW.items():
         if name not in table.column_names:
             table = table.append_column(name, pa.nulls(table.num_rows, kind))
+    if _EVENT not in table.column_names:
+        table = table.append_column(_EVENT, _events_before(table))
     return table
+
+
+def _events_before(table: pa.Table) -> pa.ChunkedArray:
+    """Return the deaths of gateways in rows of version 1: any will that names its own device as ``gateway``."""
+    died = _by_word(table["kind"], lambda words: pc.equal(words, Kind.DEATH.value))
+    its = pc.fill_null(pc.equal(table["device_id"], table["gateway"].cast(pa.string())), fill_value=False)
+    return pc.if_else(pc.and_(died, its), GatewayEvent.DEATH.value, pa.scalar(None, pa.string()))
 
 
 def _are_signals(rows: pa.Table) -> pa.ChunkedArray:
@@ -167,10 +177,10 @@ def pack(rows: pa.Table, key_groups: int, started_ms: int) -> pa.RecordBatch:
         signals = dict(zip(present, to_wires(batch, order, edges), strict=True))
         spans = zip(present, pairwise(edges), strict=True)
         newest = {group: int(received[begin:end].max()) for group, (begin, end) in spans}
-    deaths = _gateway_deaths(rows)
-    if plain is not None or deaths.num_rows:
+    events = _gateway_events(rows)
+    if plain is not None or events.num_rows:
         rest = rows.slice(0, 0) if plain is None else rows.filter(pc.invert(plain))
-        for group, batch in _shared_out(rest, deaths, key_groups):
+        for group, batch in _shared_out(rest, events, key_groups):
             others[group] = to_bytes(batch)
             newest[group] = max(newest.get(group, 0), pc.max(batch["received_at_ms"]).as_py())
     found = sorted(newest)
@@ -209,24 +219,24 @@ def with_wake_rows(blocks: pa.RecordBatch, key_groups: int) -> pa.RecordBatch:
     return woken.set_column(woken.schema.get_field_index("newest_ms"), "newest_ms", newest_ms)
 
 
-def _gateway_deaths(rows: pa.Table) -> pa.RecordBatch:
-    """Return what gateways' deaths say to everyone, see `core.messages.gateway_death`: columns of `ROW_SCHEMA`."""
-    died = _by_word(rows["kind"], lambda words: pc.equal(words, Kind.DEATH.value))
-    if not pc.any(died, min_count=0).as_py():
+def _gateway_events(rows: pa.Table) -> pa.RecordBatch:
+    """Return deaths and returns of gateways as each key group receives them, see `core.messages.for_everyone`."""
+    if rows[_EVENT].null_count == rows.num_rows:
         return NO_ROWS
-    found = rows.filter(died)
-    found = found.filter(pc.fill_null(pc.equal(found["device_id"], found["gateway"].cast(pa.string())), fill_value=False))
+    found = rows.filter(pc.is_valid(rows[_EVENT]))
     for field in ROW_SCHEMA:  # of signals alone not every column is read
         if _INSTANTS.get(field.name, field.name) not in found.column_names:
             found = found.append_column(field, pa.nulls(found.num_rows, field.type))
-    place = found.schema.get_field_index("device_id")
-    return _others(found.set_column(place, "device_id", pa.repeat(EVERYONE, found.num_rows)))
+    everyone = pa.repeat(EVERYONE, found.num_rows)
+    for name, column in (("gateway", found["device_id"]), ("device_id", everyone), ("event_time", found["received_at"])):
+        found = found.set_column(found.schema.get_field_index(name), name, column)
+    return _others(found)
 
 
-def _shared_out(rows: pa.Table, deaths: pa.RecordBatch, key_groups: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the rows that are no signals, by key group; deaths of gateways to each."""
+def _shared_out(rows: pa.Table, events: pa.RecordBatch, key_groups: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows that are no signals, by key group; deaths and returns of gateways to each."""
     if not rows.num_rows:
-        yield from ((group, deaths) for group in range(key_groups))
+        yield from ((group, events) for group in range(key_groups))
         return
     groups = rows["device_hash"].to_numpy() % key_groups
     ticks = pc.equal(rows["kind"], Kind.TICK.value)
@@ -234,7 +244,7 @@ def _shared_out(rows: pa.Table, deaths: pa.RecordBatch, key_groups: int) -> Iter
     shared = pc.or_(pc.is_in(rows["kind"], value_set=_OF_EVERYBODY), flushing).to_numpy()
     groups[ticks.to_numpy()] = 0
     batch = _others(rows)
-    for group in range(key_groups) if shared.any() or deaths.num_rows else np.unique(groups).tolist():
+    for group in range(key_groups) if shared.any() or events.num_rows else np.unique(groups).tolist():
         at = np.flatnonzero((groups == group) | shared)
-        if len(at) or deaths.num_rows:
-            yield group, pa.concat_batches([batch.take(pa.array(at)), deaths])
+        if len(at) or events.num_rows:
+            yield group, pa.concat_batches([batch.take(pa.array(at)), events])

@@ -2,7 +2,7 @@
 
 Rule 1: time in which we were not listening counts for nobody, neither as up nor as down.
 Rule 2: a device counts from the first row of its life on, as long as it is neither decommissioned nor forgotten; one of which
-nothing has been judged yet does not count.
+nothing has been judged yet does not count. Time in which it was unreachable, for its gateway was dead, is neither up nor down.
 Rule 3: a report computes no verdict: the mode is what the newest transition says, as amendments have left it; before the first
 written one of a life, the mode which that one ended. (Devices that a list brought in have earlier ones, said nowhere.)
 """
@@ -60,8 +60,9 @@ def availability(home: Home, parts: Sequence[Span], by: Sequence[str]) -> list[d
         by: what makes a group: ``device_id``, ``site``, ``device_class``, as the transitions say them then.
 
     Returns:
-        The columns of ``by``, ``devices``, ``covered_ms`` (of all of them, summed), ``available`` (share heard from in time),
-        and a share for each counted mode; in the order of ``by``. Groups without covered time are left out.
+        The columns of ``by``; ``devices``; ``covered_ms``, summed over them; ``available``, the share heard from in time of
+        the time in which they were not unreachable, None without any; and the share of each counted mode. In the order of
+        ``by``; groups without covered time are left out.
     """
     with reading(home, (JUDGEMENTS.name,)) as tables:
         return availability_of(tables, parts, by)
@@ -88,7 +89,7 @@ def availability_of(tables: "DuckDBPyConnection", parts: Sequence[Span], by: Seq
         FROM spans JOIN {_LISTENED} AS listened ON begin_ms < closed_ms AND end_ms > opened_ms WHERE mode IN ({counted})
     )
     SELECT {names}, count(DISTINCT device_id) AS devices, sum(ms)::BIGINT AS covered_ms,
-        coalesce(sum(ms) FILTER (mode IN ({heard})), 0) / sum(ms) AS available, {shares}
+        coalesce(sum(ms) FILTER (mode IN ({heard})), 0) / sum(ms) FILTER (mode <> '{Mode.UNREACHABLE}') AS available, {shares}
     FROM met WHERE ms > 0 GROUP BY {names} ORDER BY {names}
     """
     end_ms = parts[-1].to_ms if parts else 0

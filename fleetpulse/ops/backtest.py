@@ -1,6 +1,7 @@
 """What a change of policy would have changed: the figures of a backtest, for people and for programs.
 
-Rule: an alert is a transition into a mode that somebody has to look at: offline, degraded or flagged.
+Rule: an alert is a transition into a mode that somebody has to look at: offline, degraded or flagged. Of devices that a dead
+gateway makes unreachable the gateway is the alert.
 """
 
 from collections import Counter

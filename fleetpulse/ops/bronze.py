@@ -3,12 +3,12 @@
 Rule: what concerns everybody comes with the rows of any device; ticks, of which there are many, are stood for by two.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from fleetpulse.core.messages import EVERYONE, OF_READING, Clock, Kind, Row
+from fleetpulse.core.messages import EVERYONE, OF_READING, Clock, GatewayEvent, Kind, Row, for_everyone
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.delta import files_of, query, query_files
 from fleetpulse.io.delta_log import DeltaLog
@@ -19,19 +19,28 @@ ROW: Final = ", ".join(
     for name in (field.name for field in fields(Row) if field.name not in OF_READING)
 )
 
-_CONCERNING: Final = "list_contains(?, device_id) OR kind IN ('gap', 'policy') OR (kind = 'death' AND gateway = device_id)"
+_CONCERNING: Final = "list_contains(?, device_id) OR kind IN ('gap', 'policy') OR gateway_event IS NOT NULL"
 
 
 def as_row(found: dict[str, Any]) -> Row:
     """Return a row that was selected by `ROW`."""
     words = {"kind": Kind(found["kind"]), "clock": Clock(found["clock"]), "position": found["position"] or 0}
-    return Row(**{**found, **words})
+    event = found["gateway_event"]
+    return Row(**{**found, **words, "gateway_event": event and GatewayEvent(event)})
+
+
+def _concerning(found: Iterable[dict[str, Any]], device_ids: Collection[str]) -> list[Row]:
+    """Return selected rows; of a gateway that is none of the devices, what it is to those behind it."""
+    rows_ = map(as_row, found)
+    return [row if row.device_id in device_ids else for_everyone(row) or row for row in rows_]
 
 
 def rows(home: Home, device_ids: Sequence[str] | None = None) -> list[Row]:
     """Return the rows of bronze: all, or those of some devices and those that may concern everybody, but for ticks."""
-    where, parameters = ("", []) if device_ids is None else (f"WHERE {_CONCERNING}", [list(device_ids)])
-    return [as_row(one) for one in query(home, f"SELECT {ROW} FROM messages {where}", parameters, tables=["messages"])]
+    if device_ids is None:
+        return [as_row(one) for one in query(home, f"SELECT {ROW} FROM messages", tables=["messages"])]
+    found = query(home, f"SELECT {ROW} FROM messages WHERE {_CONCERNING}", [list(device_ids)], tables=["messages"])
+    return _concerning(found, {*device_ids})
 
 
 def rows_behind(home: Home, device_ids: Sequence[str], begin: tuple[int, int], through_ms: int | None) -> list[Row]:
@@ -52,7 +61,7 @@ def rows_behind(home: Home, device_ids: Sequence[str], begin: tuple[int, int], t
     found = query(home, f"{sql} > ?", wanted, tables=["messages"])
     tied = query_files(MESSAGES, files_beside(home, version, newest_ms), f"{sql} = ?", wanted).to_pylist()
     listened = span(home) or (newest_ms, newest_ms)
-    return through([as_row(one) for one in [*tied, *found]], (newest_ms, listened[1]), through_ms)
+    return through(_concerning([*tied, *found], {*device_ids}), (newest_ms, listened[1]), through_ms)
 
 
 def files_beside(home: Home, version: int, newest_ms: int) -> list[Path]:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from fleetpulse.core.amending import unreachable
+from fleetpulse.core.amending import retracted_offline
 from fleetpulse.core.clocks import clock_words
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import Device, World, next_due
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.health import THRESHOLDS
-from fleetpulse.core.machine import Trigger
+from fleetpulse.core.machine import Mode, Trigger
 from fleetpulse.core.messages import SIGNALS, Row
 from fleetpulse.core.replay import Outcome, outcome
 from fleetpulse.core.tables import MESSAGES, STREAM_HEALTH
@@ -129,12 +129,12 @@ class Standing:
     Attributes:
         summary: what is known of it, by name.
         transitions: its transitions, oldest first.
-        unreachable: spans in which it was judged offline and was not: ``since`` and ``until``, see `core.amending`.
+        retracted_offline: spans in which it was judged offline and was not: ``since`` and ``until``, see `core.amending`.
     """
 
     summary: dict[str, Any]
     transitions: list[dict[str, Any]]
-    unreachable: list[dict[str, Any]]
+    retracted_offline: list[dict[str, Any]]
 
 
 def standing(home: Home, device_id: str, judged_ms: int | None) -> Standing | None:
@@ -160,7 +160,7 @@ def standing(home: Home, device_id: str, judged_ms: int | None) -> Standing | No
             facts = {**_reached(told, device_id), "life_ms": life_ms}
             if _goes_on(told.devices.get(device_id), changes[-1]["to_mode"], kept_ms):
                 facts |= _due(told, device_id)
-    spans = unreachable(said_by_device(home, [device_id])[device_id])
+    spans = retracted_offline(said_by_device(home, [device_id])[device_id])
     away = [{"since_ms": since_ms, "until_ms": until_ms} for since_ms, until_ms in spans]
     return Standing({**listed[0], **facts}, changes, away)
 
@@ -272,7 +272,8 @@ def _known(told: Outcome, device_id: str) -> dict[str, Any]:
     names += ("degraded_until_ms", "flagged_until_ms", "held_until_ms")
     if device is None:
         return {}
-    return {**{name: getattr(device, name) for name in names}, "clock": clock_words(device.clock, device.clock_offset_ms)}
+    dead = {"gateway_dead_since_ms": device.outage_ms}
+    return {**{name: getattr(device, name) for name in names}, **dead, "clock": clock_words(device.clock, device.clock_offset_ms)}
 
 
 def _goes_on(device: Device | None, mode: str, kept_ms: int) -> bool:
@@ -290,8 +291,8 @@ def _due(told: Outcome, device_id: str) -> dict[str, Any]:
     due = next_due(device, World(listening.coverage, told.policies))
     if due is None:
         return {}
-    offline = due[1] in (Trigger.SILENCE, Trigger.DEATH, Trigger.GATEWAY_DEATH)
-    return {"due_offline_at_ms" if offline else f"due_{due[1].value}_at_ms": due[0]}
+    leads_to = {Trigger.SILENCE: Mode.OFFLINE, Trigger.DEATH: Mode.OFFLINE, Trigger.GATEWAY_DEATH: Mode.UNREACHABLE}
+    return {f"due_{leads_to.get(due[1], due[1]).value}_at_ms": due[0]}
 
 
 def health(home: Home, batches: int = 100) -> dict[str, Any] | None:

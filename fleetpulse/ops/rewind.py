@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from fleetpulse.io.delta import DuckDBPyConnection
 
 READ: Final = (JUDGEMENTS.name, DEVICES.name)
-_BY_SILENCE: Final = frozenset({Trigger.SILENCE, Trigger.DEATH, Trigger.GATEWAY_DEATH, Trigger.FORGET})
+_BY_SILENCE: Final = frozenset({Trigger.SILENCE, Trigger.DEATH, Trigger.FORGET})
+_BY_GATEWAY: Final = {Trigger.GATEWAY_DEATH: "died", Trigger.GATEWAY_RETURN: "returned"}
 _BY_ERRORS: Final = frozenset({Trigger.ERRORS, Trigger.SEQUENCE})
 _COLUMNS: Final = """device_id, life, transition_no, from_mode, to_mode, "trigger", event_time, site, device_class, gateway,
     last_seen, runtime_ms, last_errors, reason, policy_version, judged_at, amendment_no"""
@@ -156,6 +157,8 @@ def _reason(change: dict[str, Any], errors: list[str]) -> str | None:
     """Say why, in words: as it was said, or from what stands in the row."""
     if change["reason"]:
         return change["reason"]
+    if change["trigger"] in _BY_GATEWAY:
+        return f"gateway {change['gateway']} {_BY_GATEWAY[change['trigger']]}"
     if change["trigger"] in _BY_SILENCE:
         return "never heard" if change["last_seen_ms"] is None else f"last heard {format_instant(change['last_seen_ms'])}"
     return f"last errors {', '.join(errors)}" if change["trigger"] in _BY_ERRORS and errors else None

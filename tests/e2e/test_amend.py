@@ -91,7 +91,7 @@ def test_a_device_that_is_heard_late_alone_is_taken_back_and_corrected(home: Hom
 
         speak_until(lambda: shown() == [("online", "signal")])
     [standing] = [json.loads(line) for line in call(home, "device", "d", "--json").splitlines()]
-    away = standing["unreachable"]
+    away = standing["retracted_offline"]
     assert away[0]["since"] < away[0]["until"]
     everything = [json.loads(line) for line in call(home, "transitions", "--all", "--json").splitlines()]
     assert {one["kind"] for one in everything} == {"transition", "retract"}

@@ -14,12 +14,13 @@ from typing import Any, Final
 from fleetpulse.core.decoding import MAX_ID_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT, Rejection, decode
 from fleetpulse.core.mapping import decode_mapped, parse_mappings
 from fleetpulse.core.messages import BRIDGE, FROM_DEVICES, Clock, Origin, Row
-from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE
+from fleetpulse.core.tables import MESSAGES, QUARANTINE
 from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
 from fleetpulse.io.packets import ProtocolError, Published, Reader
 from fleetpulse.io.receiver import Arrived
 from streaming.intake import MAX_TOPIC, Intake
 from streaming.landed import decode_parts
+from streaming.landing import LANDED
 from streaming.merging import Part
 
 NOW: Final = 1_700_000_000_000
@@ -109,7 +110,7 @@ def check_landing(messages: list[Published]) -> None:
     arrived = [Arrived(one.topic, one.payload, False, (1, number)) for number, one in enumerate(messages, 1)]
     intake.arrived_together(arrived, NOW)
     part = Part(BRIDGE, 1, 0, intake.waiting.table())
-    begun = {table.name: {BRIDGE: 0} for table in (MESSAGES, QUARANTINE, COVERAGE, DEVICES)}
+    begun = {table.name: {BRIDGE: 0} for table in LANDED}
     tables = {table.name: found for table, found in decode_parts([part], mapped).by_table(begun)}
     quarantined = tables[QUARANTINE.name].select(["topic", "reason", "detail"]).to_pylist()
     assert tables[MESSAGES.name].num_rows + len(quarantined) + intake.counts["rejected"] == len(messages)

@@ -16,6 +16,7 @@ _BRIDGES: Final = "tests/unit/test_bridges.py"
 _COLUMNAR: Final = "tests/property/test_columnar.py::test_the_columnar_fold_equals_the_definition_at_every_step"
 _DEVICE: Final = "tests/unit/test_device.py"
 _FLOOD: Final = "tests/unit/test_flood.py"
+_GATEWAYS: Final = "tests/unit/test_gateways.py"
 _INTAKE: Final = "tests/unit/test_intake.py"
 _LANDING: Final = "tests/unit/test_landing.py"
 _MERGING: Final = "tests/property/test_merging.py"
@@ -128,9 +129,38 @@ FAULTS: Final = (
     _fault(
         "will-stands-though-the-device-was-heard-after-it",
         "fleetpulse/core/device.py",
-        "device.proved_arrival is None or device.proved_arrival < row.arrival",
-        "device.proved_arrival is None or device.proved_arrival < 2**63",
+        "device.proved_arrival is not None and device.proved_arrival >= row.arrival",
+        "device.proved_arrival is not None and device.proved_arrival >= 2**83",
         "tests/unit/test_presence.py::test_inputs_from_the_field_are_judged_right",
+    ),
+    _fault(
+        "time-without-a-gateway-is-silence",
+        "fleetpulse/core/device.py",
+        "quiet_ms = device.quiet_covered_ms + device.excused_ms",
+        "quiet_ms = device.quiet_covered_ms",
+        f"{_DEVICE}::test_the_time_without_a_gateway_is_not_its_devices_silence",
+    ),
+    _fault(
+        "gateways-death-ignores-who-was-heard-after-it",
+        "fleetpulse/core/device.py",
+        "if not stays and not _was_heard_after(device, row):",
+        "if not stays:",
+        "tests/unit/test_presence.py::test_inputs_from_the_field_are_judged_right",
+        _ORACLE,
+    ),
+    _fault(
+        "data-from-before-a-gateways-death-is-its-return",
+        "fleetpulse/core/gateways.py",
+        "_sent_ms(row) > dead_since_ms",
+        "_sent_ms(row) > 0",
+        f"{_GATEWAYS}::test_what_another_gateway_delivers_is_a_return_if_it_was_sent_after_the_death",
+    ),
+    _fault(
+        "landing-forgets-the-gateways-that-are-dead",
+        "streaming/landing.py",
+        "self.gateways.remember(known_gateways(home, through))",
+        "self.gateways.remember([])",
+        f"{_GATEWAYS}::test_one_landing_finds_what_many_find_that_start_again",
     ),
     _fault(
         "longest-hold-is-refused",

@@ -12,7 +12,7 @@ from fleetpulse.core.amending import Beginning, Correction, amend, content, corr
 from fleetpulse.core.correcting import alike, fingerprint, plain
 from fleetpulse.core.decoding import decode
 from fleetpulse.core.judgements import Judgement, Verdict, compared
-from fleetpulse.core.messages import Kind, Origin, Row, gateway_death
+from fleetpulse.core.messages import Kind, Origin, Row
 from fleetpulse.core.replay import AMENDED, Deployment, Outcome, outcome, replay
 from tests.floors import Floor
 from tests.histories import START, any_own_row, any_policy, any_signal, as_the_bridge_says, choosing, row, signal, tick
@@ -144,7 +144,7 @@ def _corrected(rows: Sequence[Row], cut: int, deployment: Deployment) -> tuple[l
 
 
 def _concerns_everyone(one: Row) -> bool:
-    return one.kind in (Kind.GAP, Kind.POLICY) or gateway_death(one) is not None
+    return one.kind in (Kind.GAP, Kind.POLICY) or one.gateway_event is not None
 
 
 def _reaches_back_to(one: Row) -> int:

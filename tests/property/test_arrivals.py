@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from fleetpulse.core.decoding import MAX_PAYLOAD_BYTES, Rejection, decode
 from fleetpulse.core.envelope import is_end
 from fleetpulse.core.messages import BRIDGE, OF_READING, Kind, Origin, Row, hash64
-from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE
+from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.arrivals import read_arrivals
 from fleetpulse.io.segments import SegmentRow, rows_table
 from streaming.landed import decode_parts, taken_of
+from streaming.landing import LANDED
 from streaming.merging import Part, place
 
 NOW = 1_789_000_000_000
-NOTHING = {table.name: {BRIDGE: 0} for table in (MESSAGES, QUARANTINE, COVERAGE, DEVICES)}
+NOTHING = {table.name: {BRIDGE: 0} for table in LANDED}
 PLAIN = (
     b'{"v": 1, "ts": 1788999999000, "boot": "b0001", "seq": 7, "uptime_s": 3, "firmware": "1.2.3", "gateway": "g", '
     b'"code": "E7", "metrics": {"temperature": 21.5, "voltage": 3.3}}'
@@ -131,7 +132,7 @@ def one_by_one(rows: Sequence[SegmentRow], number: int) -> dict[str, pa.Table]:
             found["coverage"].append({"op": str(row.contents().get("op")), **arrival})
         if row.kind is Kind.REGISTRY:
             found["devices"].append({"op": str(row.contents().get("op")), "device_id": row.device_id, **arrival})
-    return {table.name: delta.to_table(table, found[table.name]) for table in (MESSAGES, QUARANTINE, COVERAGE, DEVICES)}
+    return {table.name: delta.to_table(table, found[table.name]) for table in LANDED}
 
 
 def parts_of(segments: Sequence[Sequence[SegmentRow]]) -> list[Part]:

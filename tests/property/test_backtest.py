@@ -17,7 +17,7 @@ from fleetpulse.core.messages import EVERYONE, FOR_EVERYONE, Clock, Kind, Row, k
 from fleetpulse.core.replay import outcome, replay
 from fleetpulse.io.slices import Piece, slices_of
 from tests.floors import Floor
-from tests.histories import GRID_S, START, any_policy, choosing, with_gateway_deaths
+from tests.histories import GRID_S, START, any_policy, choosing, for_every_group
 from tests.property.test_laws import DEPLOYMENTS, histories
 
 Changed = Counter[tuple[str, str, str, int | None, int | None]]  # change, device, mode, before, after
@@ -41,7 +41,7 @@ def rejudged(rows: Sequence[Row], question: Question, cuts: Sequence[int] = (), 
     edges = sorted({0, len(rows), *(cut % (len(rows) + 1) for cut in cuts)})
     judged: dict[int, Rejudged] = {}
     for begin, end in pairwise(edges):
-        batch = with_gateway_deaths(rows[begin:end])
+        batch = for_every_group(rows[begin:end])
         for group in range(groups):
             mine = [
                 one

@@ -21,7 +21,7 @@ from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS
 from fleetpulse.io.copies import Copies
 from fleetpulse.io.group_processor import GroupProcessor
-from tests.histories import compared_columns, with_gateway_deaths
+from tests.histories import compared_columns, for_every_group
 from tests.property.test_columnar import dense
 
 pytestmark = pytest.mark.property
@@ -125,7 +125,7 @@ def test_the_processor_says_what_the_definition_says(seed: int, tmp_path: Path) 
     begins = [place for place, cut in enumerate(cuts) if cut.begins and _later(rows, place)]
     task, told = Task(course.deployment, tmp_path / "copies"), Counter[tuple[Any, ...]]()
     for begin, end in pairwise([0, *begins, len(rows)]):
-        for one in task.run(with_gateway_deaths(rows[begin:end]), rows[0].received_at_ms):
+        for one in task.run(for_every_group(rows[begin:end]), rows[0].received_at_ms):
             told += compared_columns(from_bytes(one.judgements))
     assert told == compared(replay(rows, course.deployment))
 

@@ -17,7 +17,7 @@ from fleetpulse.columnar.group import KeyGroup, begin
 from fleetpulse.columnar.told import said_by
 from fleetpulse.core.decoding import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.judgements import COMPARED, MAX_REASON, Judgement, Verdict, compared
-from fleetpulse.core.machine import TRANSITIONS, Mode
+from fleetpulse.core.machine import HELD, TRANSITIONS, Mode
 from fleetpulse.core.messages import EVERYONE, FLUSH, RESERVED, Clock, Kind, Row, key_group
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, parse_policy
 from fleetpulse.core.replay import Deployment, outcome, replay
@@ -30,10 +30,10 @@ from tests.histories import (
     as_the_bridge_says,
     choosing,
     compared_columns,
+    for_every_group,
     row,
     signal,
     tick,
-    with_gateway_deaths,
 )
 
 OWN_BUT_GAPS = tuple(one for one in OWN if one != "gap")
@@ -125,7 +125,7 @@ class Stream:
         if self._started_ms is None and rows:
             self._started_ms = rows[0].received_at_ms
         mine: dict[int, list[Row]] = {group: [] for group in range(self.groups)}
-        for one in with_gateway_deaths(rows):
+        for one in for_every_group(rows):
             for group in self._concerned(one):
                 mine[group].append(one)
         for group, its in mine.items():
@@ -136,7 +136,7 @@ class Stream:
 
     def _concerned(self, one: Row) -> Sequence[int]:
         flushing = one.kind is Kind.TICK and one.contents().get("op") == FLUSH
-        if one.kind in (Kind.GAP, Kind.POLICY) or flushing or (one.kind is Kind.DEATH and one.device_id == EVERYONE):
+        if one.kind in (Kind.GAP, Kind.POLICY) or flushing or one.is_for_everyone:
             return range(self.groups)
         return (0 if one.kind is Kind.TICK else key_group(one.device_id, self.groups),)
 
@@ -275,7 +275,7 @@ def test_a_life_is_numbered_connected_and_allowed(rows: list[Row], deployment: D
             assert one.trigger is not None
             target = TRANSITIONS[one.from_mode, one.trigger]
             dressed = {Mode.ONLINE, Mode.DEGRADED, Mode.FLAGGED, Mode.PROVISIONED} if target is Mode.ONLINE else {target}
-            assert one.to_mode in dressed
+            assert one.to_mode in dressed | ({Mode.UNREACHABLE} if one.from_mode in HELD else set())
         LIVES.met(len(life) > 1)
 
 

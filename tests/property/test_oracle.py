@@ -69,7 +69,7 @@ def said(one: Judgement) -> tuple[Any, ...]:
 
 
 def by_the_core(rows: list[Row], lateness_s: int) -> Counter[tuple[Any, ...]]:
-    return Counter(said(one) for one in replay(rows, Deployment(lateness_s * 1000, 30_000)))
+    return Counter(said(one) for one in replay(positioned(rows, lateness_s), Deployment(lateness_s * 1000, 30_000)))
 
 
 def by_the_oracle(rows: list[Row], lateness_s: int) -> Counter[tuple[Any, ...]]:

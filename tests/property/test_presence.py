@@ -58,3 +58,22 @@ def test_will_and_birth_are_ordered_by_arrival_and_not_by_event_time(behind_s: f
     event_s = 100 - behind_s if swapped else birth_s
     assert offline(event_s, 100, birth_s) == []
     assert [one[0] for one in offline(event_s, birth_s + 1, birth_s)] == [pytest.approx(birth_s + 31, abs=0.002)]
+
+
+@given(st.floats(0, 3_599), st.lists(st.tuples(st.floats(0.001, 7_000), st.floats(0, 100)), min_size=1, max_size=6), CLOCKS)
+def test_a_gateways_outages_move_its_devices_deadline_by_their_length(
+    quiet_s: float, outages: list[tuple[float, float]], ahead_s: float
+) -> None:
+    rows, at_s, left_s = [signal(0, gateway="g")], 0.0, 3_600.0
+    for length_s, pause_s in outages:
+        pause_s = min(pause_s, (left_s - 1) / 2)
+        died_s, at_s, left_s = round(at_s + pause_s, 3), round(at_s + pause_s + length_s, 3), left_s - round(pause_s, 3)
+        rows += [row(died_s, "g/death", gateway="g"), signal(at_s + ahead_s, "g", received_s=at_s)]
+    due_s = at_s + left_s
+
+    def offline(until_s: float) -> list[tuple[float, str]]:
+        judged = replay(positioned([*rows, tick(until_s + 60)]), Deployment(60_000))
+        return [(one[0], one[3]) for one in changes(one for one in judged if one.device_id == "d") if one[2] == "offline"]
+
+    assert offline(due_s - 0.05) == []
+    assert offline(due_s + 0.05) == [(pytest.approx(due_s, abs=0.05), "silence")]

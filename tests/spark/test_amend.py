@@ -85,7 +85,7 @@ def test_late_delivery_takes_an_offline_back_and_the_running_job_goes_on_from_th
     assert shown == [("online", "signal", 0), ("offline", "silence", 80_000)]
     standing = reports.standing(home, "d", START + 200_000)
     assert standing is not None
-    assert standing.unreachable == [{"since_ms": START + 70_000, "until_ms": START + 129_000}]
+    assert standing.retracted_offline == [{"since_ms": START + 70_000, "until_ms": START + 129_000}]
 
 
 @pytest.mark.extended

@@ -15,7 +15,7 @@ from fleetpulse.columnar.wire import from_wire
 from fleetpulse.core.decoding import decode
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import COMPARED
-from fleetpulse.core.messages import Origin, Row, gateway_death, hash64
+from fleetpulse.core.messages import Origin, Row, for_everyone, hash64
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.scenario import Scenario, scenario_policy, simulate
@@ -26,7 +26,7 @@ from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.io.lifecycle_query import start
 from fleetpulse.ops.agreement import defined, told
-from tests.histories import START, row, tick
+from tests.histories import START, positioned, row, signal, tick
 
 pytestmark = pytest.mark.spark
 DEPLOYMENT = Deployment(30_000, 300_000)
@@ -49,10 +49,11 @@ def history(seed: int) -> list[Row]:
         row(4000.0005, "fleet/harbour/gw-harbour-0/death", gateway="gw-harbour-0"),
         row(4500.0005, "fleet/north/gw-north-3/death", gateway="gw-north-3", boot="b7"),
         row(8200.0005, "fleet/south/gw-south-0/death", gateway="gw-south-0"),
+        row(8232.0005, "fleet/south/gw-south-0/heartbeat", ts_s=8200),
         tick(9100),
     ]
     kept = [one for one in rows if not START + 2_950_000 < one.received_at_ms < START + 3_000_001]
-    return sorted([*kept, *ours], key=lambda one: one.received_at_ms)
+    return positioned([*kept, *ours])
 
 
 def land(home: Home, rows: list[Row], number: int) -> None:
@@ -100,7 +101,7 @@ def test_the_stream_equals_the_definition_over_cuts_and_restarts(spark: SparkSes
         "decommissioned",
         "maintenance",
     }
-    assert "gateway_death" in {one[COMPARED.index("trigger")] for one in want}
+    assert {one[COMPARED.index("trigger")] for one in want} >= {"gateway_death", "gateway_return"}
     assert told(home) == want
     assert dropped == 0
     ids = delta.query(home, "SELECT device_id, life, transition_no FROM transitions")
@@ -142,17 +143,19 @@ def test_files_of_signals_alone_and_files_with_other_rows_are_read_together(tmp_
     assert [one.received_at_ms for one in batch_to_rows(from_bytes(block[0]["others"]))] == [START + 1000, START + 3000]
 
 
-def test_a_gateways_death_reaches_every_key_group_and_is_itself_a_row_of_one(tmp_path: Path) -> None:
+def test_a_gateways_death_and_return_reach_every_key_group_and_are_themselves_rows_of_one(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
     delta.create(home, MESSAGES)
-    death = row(1, "gate/death", gateway="gate", boot="p")
-    rows = [death, row(2, "d/death", gateway="gate"), row(3, "d/death"), row(4, "e/heartbeat", gateway="e", ts_s=4)]
+    others = [row(2, "d/death", gateway="gate"), row(3, "d/death"), row(4, "e/heartbeat", gateway="e", ts_s=4)]
+    rows = positioned([row(1, "gate/death", gateway="gate", boot="p"), *others, signal(2, "gate", received_s=5)])
     land(home, rows, 1)
     reader = BlockReader({"path": str(home.table(MESSAGES.name)), "key_groups": "16", "parallelism": "1"})
     [files] = reader.partitions({"version": 0}, reader.latestOffset({"version": 0}))
     [blocks] = [batch.to_pylist() for batch in reader.read(files)]
     assert len(blocks) == 16
-    assert [batch_to_rows(from_bytes(block["others"])) for block in blocks] == [[gateway_death(death)]] * 16
+    events = [for_everyone(rows[0]), for_everyone(rows[-1])]
+    assert [batch_to_rows(from_bytes(block["others"])) for block in blocks] == [events] * 16
+    assert [one.at_ms for one in events if one] == [START + 1_000, START + 5_000]
     signals = [one.as_py() for block in blocks if block["signals"] for one in from_wire(block["signals"])["device_id"]]
-    assert sorted(signals) == ["d", "d", "e", "gate"]
+    assert sorted(signals) == ["d", "d", "e", "gate", "gate"]

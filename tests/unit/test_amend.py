@@ -71,7 +71,7 @@ def agrees(home: Home, device_id: str = "d") -> bool:
     return [content(one) for one in known] == [content(one) for one in transitions(judged.amended).get(device_id, [])]
 
 
-def test_an_offline_that_late_delivery_takes_back_is_shown_as_unreachable(judged: Judged) -> None:
+def test_an_offline_that_late_delivery_takes_back_is_shown_as_retracted(judged: Judged) -> None:
     home = judged.home
     assert seen(home) == [(10, "online", "signal"), (70, "offline", "silence")]
     [done] = amend_home(home, Wanted())
@@ -80,7 +80,7 @@ def test_an_offline_that_late_delivery_takes_back_is_shown_as_unreachable(judged
     assert agrees(home)
     standing = reports.standing(home, "d", START + 120_000)
     assert standing is not None
-    assert standing.unreachable == [{"since_ms": START + 70_000, "until_ms": None}]
+    assert standing.retracted_offline == [{"since_ms": START + 70_000, "until_ms": None}]
     assert standing.summary["mode"] == "online"
     everything = reports.transitions(home, everything=True)
     assert [(one["kind"], one["amendment_no"], one["transition_no"]) for one in everything] == [
@@ -110,7 +110,7 @@ def test_a_corrected_device_goes_on_as_its_amended_history_and_then_there_is_not
     assert agrees(home)
     standing = reports.standing(home, "d", START + 200_000)
     assert standing is not None
-    assert standing.unreachable == [{"since_ms": START + 70_000, "until_ms": START + 129_000}]
+    assert standing.retracted_offline == [{"since_ms": START + 70_000, "until_ms": START + 129_000}]
     assert amend_home(home, Wanted()) == []
     assert not sent(home, 201)
 
@@ -217,7 +217,7 @@ def test_a_corrected_entry_of_the_registry_is_judged_from_its_own_instant(judged
     assert agrees(home, "e")
     standing = reports.standing(home, "e", START + 220_000)
     assert standing is not None
-    assert standing.unreachable == [], "it was heard by then: its timeout was another"
+    assert standing.retracted_offline == [], "it was heard by then: its timeout was another"
 
 
 def test_a_device_whose_verdicts_do_not_follow_from_bronze_is_left_alone(judged: Judged) -> None:

@@ -6,7 +6,7 @@ from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.messages import Row
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, outcome, replay
-from tests.histories import START, changes, row, signal, tick
+from tests.histories import START, changes, positioned, row, signal, tick
 
 DEPLOYMENT = Deployment(allowed_lateness_ms=1_000, max_clock_lead_ms=300_000)
 
@@ -18,7 +18,7 @@ def policy(received_s: float = 0, effective_s: float | None = None, classes: dic
 
 
 def judged(*rows: Row, until_s: float, **rules: Any) -> list[tuple[float, str, str, str]]:
-    return changes(replay([policy(effective_s=-1000, **rules), *rows, tick(until_s)], DEPLOYMENT))
+    return changes(replay(positioned([policy(effective_s=-1000, **rules), *rows, tick(until_s)]), DEPLOYMENT))
 
 
 def test_a_silent_device_is_offline_exactly_at_its_deadline() -> None:
@@ -124,39 +124,96 @@ def behind(at_s: float, device: str = "d", **more: Any) -> Row:
     return signal(at_s, device, gateway="g", **more)
 
 
-def test_a_gateways_death_leaves_those_behind_it_the_grace_and_a_signal_received_later_revives() -> None:
-    death = row(20, "g/death", gateway="g")
-    assert judged(behind(10), death, until_s=60)[1:] == [(50, "online", "offline", "gateway_death")]
-    assert judged(behind(10), death, behind(49), until_s=60) == [(10, "provisioned", "online", "signal")]
-    assert judged(behind(10), death, behind(55), until_s=60)[2:] == [(55, "offline", "online", "signal")]
+def of(device: str, *rows: Row, until_s: float, **rules: Any) -> list[tuple[float, str, str, str]]:
+    """Return the transitions of one of several devices."""
+    told = replay(positioned([policy(effective_s=-1000, **rules), *rows, tick(until_s)]), DEPLOYMENT)
+    return changes(one for one in told if one.device_id == device)
+
+
+ONLINE = (10, "provisioned", "online", "signal")
+DEATH = row(20, "g/death", gateway="g")
+
+
+def test_a_device_is_unreachable_when_the_grace_after_its_gateways_death_is_over_until_it_or_the_gateway_is_heard() -> None:
+    cut_off = (50, "online", "unreachable", "gateway_death")
+    assert of("d", behind(10), DEATH, until_s=60) == [ONLINE, cut_off]
+    assert of("d", behind(10), DEATH, behind(49), until_s=60) == [ONLINE]
+    assert of("d", behind(10), DEATH, behind(55), until_s=60) == [ONLINE, cut_off, (55, "unreachable", "online", "signal")]
     delayed = behind(19, received_s=21)  # what the gateway had sent before it died
-    assert judged(behind(10), delayed, death, until_s=60)[1:] == [(50, "online", "offline", "gateway_death")]
+    assert of("d", behind(10), delayed, DEATH, until_s=60) == [ONLINE, cut_off]
+    back = signal(55, "g")
+    assert of("d", behind(10), DEATH, back, until_s=60) == [ONLINE, cut_off, (55, "unreachable", "online", "gateway_return")]
+
+
+def test_a_return_within_the_grace_changes_nothing() -> None:
+    for back in (signal(49, "g"), signal(50, "g", "birth"), signal(5, "g", received_s=50), signal(45, "g", gateway="h")):
+        assert of("d", behind(10), DEATH, back, until_s=60) == [ONLINE]
+    handed_in = signal(15, "g", gateway="h", received_s=45)  # from before its death: no return
+    assert of("d", behind(10), DEATH, handed_in, until_s=60)[1:] == [(50, "online", "unreachable", "gateway_death")]
+
+
+def test_the_time_without_a_gateway_is_not_its_devices_silence() -> None:
+    died, back = row(40, "g/death", gateway="g"), signal(1040, "g")
+    gone = [(70, "online", "unreachable", "gateway_death"), (1040, "unreachable", "online", "gateway_return")]
+    assert of("d", behind(10), died, back, until_s=1070.999) == [ONLINE, *gone]
+    assert of("d", behind(10), died, back, until_s=1071)[3:] == [(1070, "online", "offline", "silence")]
+    twice = [died, signal(45, "g"), row(60, "g/death", gateway="g"), signal(65, "g")]
+    assert of("d", behind(10), *twice, until_s=80.999) == [ONLINE]
+    assert of("d", behind(10), *twice, until_s=81) == [ONLINE, (80, "online", "offline", "silence")]
+    heard = [behind(1050), behind(1051)]
+    rows = positioned([policy(effective_s=-1000), behind(10), died, back, *heard, tick(1060)])
+    assert outcome(rows, DEPLOYMENT).devices["d"].runtime_ms == 41_000, "30 s before the death, 10 s after the return, and 1 s"
+
+
+def test_a_gateway_that_stays_away_takes_its_devices_offline_and_they_are_forgotten() -> None:
+    rules = {"gateway_outage_limit": "100s", "forget_after": "200s"}
+    gone = [(50, "online", "unreachable", "gateway_death"), (120, "unreachable", "offline", "silence")]
+    assert of("d", behind(10), DEATH, until_s=320.999, **rules)[1:] == gone
+    assert of("d", behind(10), DEATH, until_s=321, **rules)[3:] == [(320, "offline", "forgotten", "forget")]
+    assert of("d", behind(10), DEATH, signal(130, "g"), until_s=140, **rules)[1:] == gone, "offline until it is heard"
+
+
+def test_a_device_that_is_offline_stays_so_when_its_gateway_dies() -> None:
+    died = row(80, "g/death", gateway="g")
+    assert of("d", behind(10), died, signal(500, "g"), until_s=600) == [ONLINE, (70, "online", "offline", "silence")]
 
 
 def test_a_gateways_death_is_for_those_whose_gateway_it_is_at_that_instant() -> None:
-    death = row(20, "g/death", gateway="g")
-    others = (signal(10), signal(10, gateway="h"), signal(10, "g"))
-    assert [judged(one, death, until_s=60) for one in others] == [[(10, "provisioned", "online", "signal")]] * 2 + [
-        [(10, "provisioned", "online", "signal"), (50, "online", "offline", "death")]
-    ]
-    moved = signal(15, gateway="h")
-    assert judged(behind(10), moved, death, until_s=60) == [(10, "provisioned", "online", "signal")]
+    for other in (signal(10), signal(10, gateway="h")):
+        assert of("d", other, DEATH, until_s=60) == [ONLINE]
+    assert of("g", signal(10, "g"), DEATH, until_s=60) == [ONLINE, (50, "online", "offline", "death")]
+    assert of("d", behind(10), signal(15, gateway="h"), DEATH, until_s=60) == [ONLINE]
     registered = [row(5, "d/registry", op="add", gateway="g"), signal(10)]
-    assert judged(*registered, death, until_s=60)[1:] == [(50, "online", "offline", "gateway_death")]
-    assert len(judged(behind(10), row(20, "g/death"), until_s=60)) == 1  # the will of a device that is no gateway
+    assert of("d", *registered, DEATH, until_s=60)[1:] == [(50, "online", "unreachable", "gateway_death")]
+    moved = row(55, "d/registry", op="add", gateway="h")
+    assert of("d", *registered, DEATH, moved, until_s=60)[2:] == [(55, "unreachable", "online", "registered")]
+    assert len(of("d", behind(10), row(20, "g/death"), until_s=60)) == 1  # the will of a device that is no gateway
 
 
-def test_a_gateways_stale_will_says_nothing_of_itself_and_those_that_speak_on_stay() -> None:
-    stale = row(20, "g/death", gateway="g", boot="1")
-    gate = signal(10, "g", gateway="g", boot="2")
-    assert judged(gate, behind(10), stale, behind(40), until_s=60) == [(10, "provisioned", "online", "signal")] * 2
+def test_a_gateways_will_of_an_older_session_is_ignored_by_those_behind_it() -> None:
+    for name in ("boot", "session"):
+        stale = row(20, "g/death", gateway="g", **{name: "1"})
+        gate = behind(10, "g", **{name: "2"})
+        assert of("d", gate, behind(10), stale, until_s=60) == [ONLINE]
 
 
-def test_a_gateways_death_adds_nothing_to_a_will_that_stands() -> None:
+def test_a_will_of_its_own_takes_a_device_offline_whatever_its_gateway_does() -> None:
     rows = [behind(10), row(20, "d/death"), row(35, "g/death", gateway="g")]
-    assert judged(*rows, until_s=60)[1:] == [(50, "online", "offline", "death")]
-    later = [behind(10), row(20, "g/death", gateway="g"), row(25, "g/death", gateway="g"), row(30, "d/death")]
-    assert judged(*later, until_s=65)[1:] == [(60, "online", "offline", "death")]
+    assert of("d", *rows, until_s=60)[1:] == [(50, "online", "offline", "death")]
+    later = [behind(10), DEATH, row(25, "g/death", gateway="g"), row(30, "d/death")]
+    assert of("d", *later, until_s=65)[1:] == [
+        (50, "online", "unreachable", "gateway_death"),
+        (60, "unreachable", "offline", "death"),
+    ]
+
+
+def test_a_device_whose_hold_ends_behind_a_dead_gateway_is_unreachable() -> None:
+    held = row(15, "d/control", op="maintain", until_s=100)
+    want = [ONLINE, (15, "online", "maintenance", "maintain"), (100, "maintenance", "unreachable", "until")]
+    assert of("d", behind(10), held, DEATH, until_s=110) == want
+    returned = [behind(10), held, DEATH, signal(60, "g")]  # of 90 s without a signal, 50 s are silence
+    assert of("d", *returned, until_s=105)[2:] == [(100, "maintenance", "online", "until")]
+    assert of("d", *returned, until_s=105, timeout="45s")[2:] == [(100, "maintenance", "offline", "silence")]
 
 
 def test_a_registered_device_that_never_speaks_times_out() -> None:

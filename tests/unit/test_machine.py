@@ -55,4 +55,5 @@ def test_stored_words_are_what_history_holds() -> None:
         "flagged",
         "decommissioned",
         "forgotten",
+        "unreachable",
     }

@@ -13,12 +13,13 @@ import pytest
 from deltalake import DeltaTable
 
 from cli.maintaining import _segments as landed_segments
-from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, MESSAGES, QUARANTINE
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.counted import removed_in
 from fleetpulse.io.generations import begin_generation, checkpoint_of, load_generations, save_generations
 from fleetpulse.io.home import BRIDGE, Home
 from fleetpulse.io.snapshot_table import snapshots
+from streaming.landing import LANDED
 from streaming.merging import PLACES
 from tests.form import IS_DEFAULT
 from tests.histories import START
@@ -92,7 +93,7 @@ def home(tmp_path: Path) -> Home:
     made.segments_of(BRIDGE).mkdir(parents=True, exist_ok=True)
     for number in range(1, 8):
         (made.segments_of(BRIDGE) / f"{number:012d}.arrow").write_bytes(b"landed")
-    for table in (QUARANTINE, COVERAGE, DEVICES, MESSAGES):
+    for table in LANDED:
         delta.append(made, table, delta.to_table(table, []), f"rows:{BRIDGE}", 7 * PLACES)
     return made
 

@@ -11,12 +11,12 @@ from fleetpulse.core.envelope import Envelope, wrap
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.mapping import decode_mapped, parse_mappings
 from fleetpulse.core.messages import BRIDGE, Clock, Origin, Row
-from fleetpulse.core.tables import COVERAGE, DEVICES, MESSAGES, QUARANTINE
 from fleetpulse.io.packets import Reader
 from fleetpulse.io.receiver import Arrived
 from fleetpulse.io.recording import inspect, read
 from streaming.intake import MAX_TOPIC, Intake
 from streaming.landed import decode_parts
+from streaming.landing import LANDED
 from streaming.merging import Part
 
 pytestmark = pytest.mark.unit
@@ -32,7 +32,7 @@ def landed(*messages: tuple[str, bytes], live: bool = True) -> dict[str, list[di
     arrived = [Arrived(topic, payload, False, (1, number)) for number, (topic, payload) in enumerate(messages, 1)]
     intake.arrived_together(arrived, NOW)
     part = Part(BRIDGE, 1, 0, intake.waiting.table())
-    begun = {table.name: {BRIDGE: 0} for table in (MESSAGES, QUARANTINE, COVERAGE, DEVICES)}
+    begun = {table.name: {BRIDGE: 0} for table in LANDED}
     found = decode_parts([part], decode).by_table(begun)
     return {table.name: rows.to_pylist() for table, rows in found}
 

@@ -30,7 +30,7 @@ from fleetpulse.io.generations import DISCARDED, RETIRED, Generation, Generation
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import promise
 from fleetpulse.io.suite_rows import opened
-from tests.histories import START, row, signal
+from tests.histories import START, positioned, row, signal
 from tests.homes import commit_batch, empty, land, shorten
 from tests.looked_at import eventful, judged_home, state_rows, write_state
 from tests.unit.test_quality import NAMED, looked_at, plant
@@ -210,7 +210,7 @@ def waits(tmp_path_factory: pytest.TempPathFactory) -> Home:
     entry = row(newest_s, "device-1/registry", op="decommission", effective_from_s=newest_s + 86_400)
     will = row(newest_s + 1, "device-2/death", gateway="device-2")
     last = signal(newest_s + 2, "device-3")
-    return judged_home(tmp_path_factory.mktemp("waits") / "home", [*eventful(SEED), entry, will, last], DEPLOYMENT)
+    return judged_home(tmp_path_factory.mktemp("waits") / "home", positioned([*eventful(SEED), entry, will, last]), DEPLOYMENT)
 
 
 @pytest.mark.parametrize(

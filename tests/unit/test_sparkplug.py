@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from fleetpulse.core.decoding import MAX_PAYLOAD_BYTES, Rejection
-from fleetpulse.core.messages import Clock, Kind, Origin, Row, gateway_death
+from fleetpulse.core.gateways import Gateways
+from fleetpulse.core.messages import Clock, GatewayEvent, Kind, Origin, Row
 from fleetpulse.core.sparkplug import COMPRESSED, FILTERS, MAX_METRICS, is_command
 from fleetpulse.io.sparkplug.codec import decode_any, decode_sparkplug
 from fleetpulse.io.sparkplug.sparkplug_b_pb2 import Payload
@@ -56,8 +57,17 @@ def test_a_node_and_its_devices_are_devices_behind_the_node(topic: str, device_i
 
 
 def test_the_death_of_a_node_is_a_gateways_and_that_of_a_device_is_not() -> None:
-    assert gateway_death(decoded("plant/NDEATH/line")) is not None
-    assert gateway_death(decoded("plant/DDEATH/line/pump")) is None
+    assert Gateways(60_000).read(decoded("plant/NDEATH/line")) is GatewayEvent.DEATH
+    assert Gateways(60_000).read(decoded("plant/DDEATH/line/pump")) is None
+
+
+def test_a_nodes_death_of_an_older_session_is_no_gateways_death() -> None:
+    def session(kind: str, number: int) -> Row:
+        return decoded(f"plant/{kind}/line", {"name": "bdSeq", "long_value": number, "datatype": 8})
+
+    gateways = Gateways(60_000)
+    rows = [session("NBIRTH", 1), session("NBIRTH", 2), session("NDEATH", 1), session("NDEATH", 2), session("NBIRTH", 3)]
+    assert [gateways.read(one) for one in rows] == [None, None, None, GatewayEvent.DEATH, GatewayEvent.RETURN]
 
 
 def test_ids_of_different_groups_nodes_and_devices_differ() -> None:
