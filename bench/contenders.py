@@ -1,7 +1,8 @@
 """Who takes part: each contender's streaming table over the same input, and the query that runs it.
 
 Rule 1: a batch is a version of the input's table, for everyone.
-Rule 2: session, state store, checkpoint, trigger and sink are everyone's; what differs is in `Contender.build` alone.
+Rule 2: session, state store, checkpoint and trigger are everyone's; what differs is in `Contender.build`. The peers write by
+Delta's sink, and ours by its own.
 """
 
 from collections.abc import Callable
@@ -18,13 +19,13 @@ from bench.generate import DEGRADED_WINDOW_MS, FILES, KINDS, LATENESS_MS, Input
 from bench.python_fold import Rules
 from fleetpulse.core import policy
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.generations import Generation
-from fleetpulse.io.lifecycle_query import judged
+from fleetpulse.io.lifecycle_query import judged, written
 from fleetpulse.ops import planning
 
 REFERENCE: Final = "scala-flat-map-groups"
 OURS: Final = "ours"
+_AT_ONCE: Final = "0 seconds"
 _MAX_CLOCK_LEAD_MS: Final = 300_000
 
 
@@ -34,15 +35,13 @@ class Contender:
 
     Attributes:
         name: as the table and the JSON have it.
-        build: its streaming table.
-        partitioned_by: columns of its sink that are folders.
+        build: its streaming table, of an input and for a place.
         encoding: of its state. Spark refuses avro, which our settings ask for, to the older operators; unsaferow
             costs them less than avro would.
     """
 
     name: str
-    build: Callable[[SparkSession, Input], DataFrame]
-    partitioned_by: tuple[str, ...] = ()
+    build: Callable[[SparkSession, Input, Path], DataFrame]
     encoding: str = "avro"
 
 
@@ -83,13 +82,14 @@ def messages(spark: SparkSession, source: Input) -> DataFrame:
     )
 
 
-def _ours(spark: SparkSession, source: Input) -> DataFrame:
+def _ours(spark: SparkSession, source: Input, place: Path) -> DataFrame:
     deployment = Deployment(LATENESS_MS, _MAX_CLOCK_LEAD_MS)
-    return judged(spark, source.path, deployment, Generation.first(key_groups(source.fleet.devices)), max_rows=1)
+    generation = Generation.first(key_groups(source.fleet.devices))
+    return judged(spark, source.path, deployment, generation, max_rows=1, table=place / "out")
 
 
-def _scala(entry: str) -> Callable[[SparkSession, Input], DataFrame]:
-    def build(spark: SparkSession, source: Input) -> DataFrame:
+def _scala(entry: str) -> Callable[[SparkSession, Input, Path], DataFrame]:
+    def build(spark: SparkSession, source: Input, _: Path) -> DataFrame:
         jvm: Any = spark._jvm  # noqa: SLF001 - the door to the JVM has no public name
         jobs = jvm.fleetpulse.bench.Jobs
         found = getattr(jobs, entry)(messages(spark, source)._jdf, jobs.rules(*rules(source)))  # noqa: SLF001
@@ -98,14 +98,14 @@ def _scala(entry: str) -> Callable[[SparkSession, Input], DataFrame]:
     return build
 
 
-def _python(entry: Callable[[DataFrame, Rules], DataFrame]) -> Callable[[SparkSession, Input], DataFrame]:
-    return lambda spark, source: entry(messages(spark, source), rules(source))
+def _python(entry: Callable[[DataFrame, Rules], DataFrame]) -> Callable[[SparkSession, Input, Path], DataFrame]:
+    return lambda spark, source, _: entry(messages(spark, source), rules(source))
 
 
 ON_SPARK: Final = {
     contender.name: contender
     for contender in (
-        Contender(OURS, _ours, JUDGEMENTS.partitioned_by),
+        Contender(OURS, _ours),
         Contender(REFERENCE, _scala("flatMapGroups"), encoding="unsaferow"),
         Contender("scala-transform-with-state", _scala("transformWithState")),
         Contender("python-transform-with-state", _python(python_peers.transform_with_state)),
@@ -117,16 +117,13 @@ ON_SPARK: Final = {
 def start(contender: Contender, spark: SparkSession, source: Input, place: Path) -> StreamingQuery:
     """Start a contender's query; its sink is ``place/out``, its checkpoint ``place/checkpoint``."""
     spark.conf.set("spark.sql.streaming.stateStore.encodingFormat", contender.encoding)
-    return written(contender.build(spark, source), place, contender.partitioned_by)
+    rows = contender.build(spark, source, place)
+    if contender.name == OURS:
+        return start_ours(rows, place)
+    writer = rows.writeStream.format("delta").option("checkpointLocation", str(place / "checkpoint")).outputMode("append")
+    return writer.trigger(processingTime=_AT_ONCE).start(str(place / "out"))
 
 
-def written(rows: DataFrame, place: Path, partitioned_by: tuple[str, ...]) -> StreamingQuery:
-    """Start a query, batch after batch without a pause; its sink is ``place/out``, its checkpoint ``place/checkpoint``."""
-    return (
-        rows.writeStream.format("delta")
-        .option("checkpointLocation", str(place / "checkpoint"))
-        .partitionBy(*partitioned_by)
-        .outputMode("append")
-        .trigger(processingTime="0 seconds")
-        .start(str(place / "out"))
-    )
+def start_ours(rows: DataFrame, place: Path) -> StreamingQuery:
+    """Start our query over judgements, batch after batch without a pause; see `start`."""
+    return written(rows, place / "out", place / "checkpoint", 1).trigger(processingTime=_AT_ONCE).start()

@@ -26,7 +26,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from bench.contenders import key_groups, written
+from bench.contenders import key_groups, start_ours
 from bench.generate import LATENESS_MS, START_MS
 from cli.output import as_table, console
 from fleetpulse.columnar.seeds import REGISTERED_SCHEMA
@@ -36,7 +36,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import EVERYONE, Origin, Row, hash64
 from fleetpulse.core.policy import Dated, Policies, parse_policy
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
+from fleetpulse.core.tables import MESSAGES
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.delta import arrow_schema, to_table
 from fleetpulse.io.generations import Generation
@@ -160,8 +160,8 @@ def _run(spark: SparkSession, messages: Path, place: Path, devices: int, jitter_
     groups = key_groups(devices)
     initial = initial_state(spark, _fleet(devices), listening, policies, groups)
     deployment = Deployment(LATENESS_MS, verdict_jitter_ms=jitter_ms)
-    rows = judged(spark, messages, deployment, Generation.first(groups), begin=Begin(initial), max_rows=1)
-    query = written(rows, place, JUDGEMENTS.partitioned_by)
+    rows = judged(spark, messages, deployment, Generation.first(groups), begin=Begin(initial), max_rows=1, table=place / "out")
+    query = start_ours(rows, place)
     try:
         query.processAllAvailable()
         took_ms = {one["batchId"]: one["durationMs"]["triggerExecution"] for one in query.recentProgress if one["batchId"] > 1}

@@ -113,7 +113,7 @@ def _run(home: Home, stop: Stop, habits: Habits, size: Size) -> None:
 
 
 def shorten(home: Home, query: str, kept_ms: int) -> None:
-    """Remove old versions from the log of `judgements`: the sink lists all that is there in each batch.
+    """Remove old versions from the log of `judgements`: each reader lists all that is there.
 
     Not while a generation is made, or the home is maintained: a canary reads what the running one has committed since it began,
     and who joins files what others have committed meanwhile.

@@ -37,7 +37,6 @@ class Table:
         columns: in stored order.
         partitioned_by: partition columns.
         properties: Delta's own settings of it.
-        written_by_spark: whether Spark writes to it too: then commits from elsewhere are looked after.
     """
 
     name: str
@@ -46,7 +45,6 @@ class Table:
     columns: tuple[Column, ...]
     partitioned_by: tuple[str, ...] = ()
     properties: tuple[tuple[str, str], ...] = ()
-    written_by_spark: bool = False
 
 
 _ARRIVAL: Final = (
@@ -210,7 +208,6 @@ JUDGEMENTS: Final = Table(
     ("kind",),
     # What was replaced is part of the state that each batch makes anew, for as long as the log tells of it.
     (("delta.dataSkippingNumIndexedCols", str(INDEXED_COLUMNS)), ("delta.deletedFileRetentionDuration", "interval 3 hours")),
-    written_by_spark=True,
 )
 
 STREAM_HEALTH: Final = Table(
@@ -345,7 +342,6 @@ DEVICE_SNAPSHOTS: Final = Table(
     ),
     ("part",),
     (("delta.enableExpiredLogCleanup", "false"),),  # maintenance clears it, by its own setting
-    written_by_spark=True,
 )
 
 QUALITY_RESULTS: Final = Table(

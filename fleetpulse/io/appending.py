@@ -11,12 +11,13 @@ Rule 3: each `CHECKPOINT_EVERY` versions the log gets a checkpoint, and loses wh
 import os
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
@@ -26,13 +27,14 @@ from fleetpulse.io.commits import Added, change_the_table, leave_checkpoint, num
 from fleetpulse.io.delta_log import actions_of
 from fleetpulse.io.durable import sync_folder
 
+pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 CHECKPOINT_EVERY: Final = 100
 _TRIES: Final = 100  # others commit a few times a second, and a try takes milliseconds
 _IDS: Final = ("device_id",)  # texts of which a file holds each a few times
 
 
 class Appender:
-    """Appends to one table, which has no partitions and is not written to by Spark.
+    """Appends to one table, whose commits are all put in place by a link: Spark's own writers replace what they find.
 
     Args:
         path: the table's folder.
@@ -50,6 +52,7 @@ class Appender:
         """Look at the table as it is now; return its version."""
         opened = open_known(self.path)
         self._columns = frozenset(field.name for field in opened.schema().fields)
+        self._partitioned_by = tuple(opened.metadata().partition_columns)
         return opened.version()
 
     def _commit_of(self, version: int) -> Path:
@@ -64,18 +67,26 @@ class Appender:
         """
         if strange := [name for name in rows.column_names if name not in self._columns]:
             raise FleetError(f'"{self.path}" has no column {", ".join(strange)}; restart, so that columns are added')
-        added = _write(self.path, rows) if rows.num_rows else None
+        return self.commit(write_files(self.path, rows, self._partitioned_by), numbers)
+
+    def commit(self, added: Sequence[Added], numbers: Mapping[str, int]) -> int:
+        """Append files that are durable already, see `write_files`, in one commit, as `append` does; return its version.
+
+        Raises:
+            FleetError: see `append`; the files are removed then.
+            OSError: likewise, unless the commit names them.
+        """
         try:
             version = self._commit(added, numbers)
         except BaseException:
-            if added is not None and not self._is_committed(added):
-                (self.path / added.name).unlink(missing_ok=True)
+            if added and not self._is_committed(added[0]):
+                remove_files(self.path, added)
             raise
         if version % CHECKPOINT_EVERY == 0:
             _leave_checkpoint(self.path)
         return version
 
-    def _commit(self, added: Added | None, numbers: Mapping[str, int]) -> int:
+    def _commit(self, added: Sequence[Added], numbers: Mapping[str, int]) -> int:
         for _ in range(_TRIES):
             self._catch_up(numbers)
             if put(self._commit_of(self._version + 1), _actions(added, numbers)):
@@ -104,12 +115,11 @@ class Appender:
             self._version += 1
 
 
-def _actions(added: Added | None, numbers: Mapping[str, int]) -> Iterable[Mapping[str, Any]]:
+def _actions(added: Sequence[Added], numbers: Mapping[str, int]) -> Iterable[Mapping[str, Any]]:
     now_ms = time.time_ns() // 1_000_000
     info = {"timestamp": now_ms, "operation": "WRITE", "operationParameters": {"mode": "Append"}, "isBlindAppend": True}
     yield {"commitInfo": {**info, "engineInfo": "fleetpulse"}}
-    if added is not None:
-        yield added.action(now_ms, data_change=True)
+    yield from (file.action(now_ms, data_change=True) for file in added)
     yield from numbers_said(numbers, now_ms)
 
 
@@ -119,19 +129,66 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
     return {"compression": "zstd", "use_dictionary": words or False}
 
 
-def _write(table: Path, rows: pa.Table) -> Added:
-    """Write rows into a file of the table's folder that would survive a loss of power."""
-    path = table / f"part-{uuid.uuid4().hex}.parquet"
+def write_files(table: Path, rows: pa.Table, partitioned_by: Sequence[str] = ()) -> list[Added]:
+    """Write rows into new files of a table's folder that would survive a loss of power; no file without rows.
+
+    Args:
+        table: the folder.
+        rows: its columns.
+        partitioned_by: its partition column; a file has the rows of one of its values.
+
+    Returns:
+        The files, for a commit that adds them.
+
+    Raises:
+        OSError: the disk refuses; no file is left.
+    """
+    added: list[Added] = []
+    try:
+        for partition, some in _parts(rows, partitioned_by):
+            added.append(_write(table, some, partition))
+    except BaseException:
+        remove_files(table, added)
+        raise
+    return added
+
+
+def remove_files(table: Path, added: Iterable[Added]) -> None:
+    """Remove files that no commit has added."""
+    for one in added:
+        (table / one.name).unlink(missing_ok=True)
+
+
+def _parts(rows: pa.Table, partitioned_by: Sequence[str]) -> Iterator[tuple[dict[str, str], pa.Table]]:
+    """Yield the rows of each partition, without its column, in the order in which they are."""
+    if not rows.num_rows:
+        return
+    if not partitioned_by:
+        yield {}, rows
+        return
+    [name] = partitioned_by
+    values, bare = rows[name], rows.drop_columns([name])
+    for value in pc.unique(values).to_pylist():
+        yield {name: value}, bare.filter(pc.equal(values, value))
+
+
+def _write(table: Path, rows: pa.Table, partition: Mapping[str, str]) -> Added:
+    folder = table.joinpath(*(f"{name}={value}" for name, value in partition.items()))
+    if partition and not folder.exists():
+        folder.mkdir(exist_ok=True)
+        sync_folder(table)
+    path = folder / f"part-{uuid.uuid4().hex}.parquet"
     try:
         with path.open("xb") as file:
             pq.write_table(rows, file, **parquet_options(rows.schema))
             file.flush()
             os.fsync(file.fileno())
-        sync_folder(table)
+        sync_folder(folder)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    return Added(path.name, path.stat().st_size, {"numRecords": rows.num_rows, **_stats(pq.read_metadata(path))})
+    stats = {"numRecords": rows.num_rows, **_stats(pq.read_metadata(path))}
+    return Added(str(path.relative_to(table)), path.stat().st_size, stats, partition)
 
 
 def _stats(file: pq.FileMetaData) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -36,15 +36,17 @@ class Added:
         name: its path in the table's folder.
         size_bytes: its size.
         stats: Delta's statistics of it.
+        partition: the partition's column and value; empty where the table has no partitions.
     """
 
     name: str
     size_bytes: int
     stats: Mapping[str, Any]
+    partition: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def action(self, now_ms: int, *, data_change: bool) -> dict[str, Any]:
         """Return the action that adds it."""
-        added = {"path": self.name, "partitionValues": {}, "size": self.size_bytes, "modificationTime": now_ms}
+        added = {"path": self.name, "partitionValues": {**self.partition}, "size": self.size_bytes, "modificationTime": now_ms}
         return {"add": {**added, "dataChange": data_change, "stats": json.dumps(self.stats, ensure_ascii=False)}}
 
 

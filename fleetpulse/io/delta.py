@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema, write_deltalake
+from deltalake import DeltaTable, Schema
 
 from fleetpulse.core.tables import JUDGEMENTS, READINGS, TABLES, Table
 from fleetpulse.io.beside_spark import commit_for_good
@@ -43,13 +43,17 @@ _SQL: Final = {
 
 
 def arrow_schema(table: Table) -> pa.Schema:
-    """Return the Arrow schema of a declared table; columns are nullable, since Spark's streaming sink writes them so."""
+    """Return the Arrow schema of a declared table; its columns are nullable."""
     return pa.schema([pa.field(column.name, _ARROW[column.type]) for column in table.columns])
 
 
 def create(home: Home, table: Table) -> None:
     """Make a table, unless it is there; columns and properties that were declared since are added."""
-    path = home.table(table.name)
+    create_at(home.table(table.name), table)
+
+
+def create_at(path: Path, table: Table) -> None:
+    """Make a table in a folder, unless it is there; columns and properties that were declared since are added."""
     if holds_table(path):
         _add_columns(path, arrow_schema(table))
         _set_properties(path, dict(table.properties))
@@ -141,16 +145,12 @@ def append_of(home: Home, table: Table, rows: pa.Table, numbers: Mapping[str, in
         appender: the table's, by one who appends often and keeps it: else its log is read for each commit.
 
     Raises:
-        FleetError: Spark's commits replaced this one time and again; see also `Appender.append`.
+        FleetError: see `Appender.append`.
         OSError: the disk refuses.
     """
-    path = home.table(table.name)
-    if table.written_by_spark:
-        commit_for_good(path, lambda said: write_deltalake(str(path), rows, mode="append", commit_properties=said), numbers)
-    else:
-        from fleetpulse.io.appending import Appender  # and with it what writes Parquet: a verb that reads does without
+    from fleetpulse.io.appending import Appender  # and with it what writes Parquet: a verb that reads does without
 
-        (appender or Appender(path)).append(rows, numbers)
+    (appender or Appender(home.table(table.name))).append(rows, numbers)
 
 
 Only = Mapping[str, tuple[str, Sequence[Any]]]  # table -> a column, and the values of it that are looked for

@@ -1,6 +1,6 @@
 """A key group in a task: its blocks are decoded and folded, its judgements encoded, and its one timer is armed.
 
-Rule 1: no rule about devices is here, and no side effect: a call yields one row with all of its judgements.
+Rule 1: no rule about devices is here: a call yields one row with all of its judgements, or with the files that it wrote them to.
 Rule 2: the watermark runs one millisecond behind the newest ``received_at``, so that rows that share it are kept; it
 only wakes a group. A timer may fire early; it is armed again.
 Rule 3: a batch with rows wakes every group (`bronze_blocks.with_wake_rows`), and a group is folded once in it: what is due by
@@ -26,7 +26,8 @@ from fleetpulse.io.handover import handed
 from fleetpulse.io.state_line import leave_waiting
 from fleetpulse.io.workers import settle
 
-_OutputRow = SparkRow("key_group", "judgements")
+_OutputRow = SparkRow("key_group", "judgements", "files")
+MANY: Final = 5_000  # judgements of one call that go into files
 _NO_STEP: Final = Step(from_judgements([]), [], [])  # of a group that was brought in, not folded
 
 
@@ -38,10 +39,22 @@ class GroupFold:
         deployment: lateness, clock lead and jitter.
         form: the stored form to write.
         silent: see `GroupProcessor`.
+        table: likewise.
+        generation: likewise.
     """
 
-    def __init__(self, handle: StatefulProcessorHandle, deployment: Deployment, form: int, *, silent: bool) -> None:
+    def __init__(
+        self,
+        handle: StatefulProcessorHandle,
+        deployment: Deployment,
+        form: int,
+        *,
+        silent: bool,
+        table: str | None = None,
+        generation: int = 0,
+    ) -> None:
         self.handle = handle
+        self._table, self._generation = table, generation
         self.deployment, self.form, self.silent = deployment, form, silent
         self.state = GroupState(handle)
 
@@ -99,7 +112,14 @@ class GroupFold:
         self._keep(group, step, standing_ms, watermark_ms, owes=self.silent)
         told = [said_by(key_group, step.told), *([from_judgements([summary])] if summary else [])]
         if any(batch.num_rows for batch in told):
-            yield _OutputRow(key_group, to_bytes(pa.concat_batches(told)))
+            yield self._row(key_group, pa.concat_batches(told))
+
+    def _row(self, key_group: int, told: pa.RecordBatch) -> Any:
+        if self._table is None or told.num_rows < MANY:
+            return _OutputRow(key_group, to_bytes(told), None)
+        from fleetpulse.io.judgement_sink import filed  # it starts a thread, and the process that forks workers has one
+
+        return _OutputRow(key_group, None, filed(self._table, told, self._generation))
 
     def _keep(self, group: KeyGroup, step: Step, standing_ms: int | None, watermark_ms: int, *, owes: bool) -> None:
         """Store a group after a call, and arm the group's one timer unless the right one stands.

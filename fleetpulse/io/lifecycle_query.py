@@ -11,16 +11,17 @@ from typing import Final
 import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
-from fleetpulse.io import delta
 from fleetpulse.io.belonging import mark_own, require_own
 from fleetpulse.io.block_source import FORMAT, BlockSource
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, relocate
 from fleetpulse.io.generations import Generation, checkpoint_of
-from fleetpulse.io.group_processor import OUTPUT, TOLD, GroupProcessor, unpacker
+from fleetpulse.io.group_processor import OUTPUT, GroupProcessor
 from fleetpulse.io.home import Home
+from fleetpulse.io.judgement_sink import JudgementSink
 from fleetpulse.io.leftovers import remove_aside
 from fleetpulse.io.pacing import MAX_ROWS
 from fleetpulse.io.said_batch import commit_what_was_said
@@ -67,8 +68,9 @@ def judged(
     max_rows: int = MAX_ROWS,
     silent: bool = False,
     held_ms: int = 0,
+    table: Path | None = None,
 ) -> DataFrame:
-    """Return the streaming table of judgements over a table of messages.
+    """Return the judgements over a table of messages, a row for each key group's call, see `group_processor.OUTPUT`.
 
     Args:
         spark: the session.
@@ -80,6 +82,7 @@ def judged(
         max_rows: what a batch aims at; 1 makes each version a batch.
         silent: whether nobody hears what is said.
         held_ms: see `start`.
+        table: the folder of the table that they are written to; None: all of them are in the rows.
     """
     spark.dataSource.register(BlockSource)
     options: dict[str, str | int] = {"path": str(messages), "key_groups": generation.key_groups, "max_rows": max_rows}
@@ -98,9 +101,22 @@ def judged(
         .withWatermark("received_at", f"{WATERMARK_DELAY_MS} milliseconds")
     )
     begun = None if begin is None else begin.groups.groupBy("key_group")
-    processor = GroupProcessor(deployment, generation.form, silent=silent)
-    folded = blocks.groupBy("key_group").transformWithState(processor, OUTPUT, "append", "eventtime", begun)
-    return folded.mapInArrow(unpacker(generation.number), TOLD)
+    folder = None if table is None else str(table)
+    processor = GroupProcessor(deployment, generation.form, silent=silent, table=folder, generation=generation.number)
+    return blocks.groupBy("key_group").transformWithState(processor, OUTPUT, "append", "eventtime", begun)
+
+
+def written(rows: DataFrame, table: Path, checkpoint: Path, generation: int) -> DataStreamWriter:
+    """Return the writer of judgements to a table.
+
+    Args:
+        rows: see `judged`, of the same table.
+        table: its folder; the table is made if it is not there.
+        checkpoint: of the query.
+        generation: of the job.
+    """
+    writer = rows.writeStream.outputMode("append").option("checkpointLocation", str(checkpoint))
+    return writer.foreachBatch(JudgementSink(table, checkpoint, generation))
 
 
 def start(
@@ -154,16 +170,16 @@ def start(
         through=through,
         silent=silent,
         held_ms=held_ms,
+        table=None if silent and told is None else table,
     )
-    writer = rows.writeStream.queryName("lifecycle").outputMode("append")
-    writer = writer.option("checkpointLocation", str(checkpoint))
-    writer = writer.trigger(availableNow=True) if pause is None else writer.trigger(processingTime=pause)
     with _set(spark, _OF_THE_QUERY):
         if silent and told is None:
-            return start_patiently(writer.format("noop").start, stopped)
-        delta.create(home, JUDGEMENTS)
-        writer = writer.format("delta").partitionBy(*JUDGEMENTS.partitioned_by)
-        return start_patiently(lambda: writer.start(str(table)), stopped)
+            writer = rows.writeStream.outputMode("append").option("checkpointLocation", str(checkpoint)).format("noop")
+        else:
+            writer = written(rows, table, checkpoint, generation.number)
+        writer = writer.queryName("lifecycle")
+        writer = writer.trigger(availableNow=True) if pause is None else writer.trigger(processingTime=pause)
+        return start_patiently(writer.start, stopped)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ Rule 4: a fault of the definition is planted in the kernel too, where their comp
 from typing import Final, NamedTuple
 
 _FEW_STEPS: Final = (("FLEET_STEPS", "300"),)
-_A_TIE: Final = (("FLEET_SEED", "35"), ("FLEET_STEPS", "1"))  # a history in which a grace and a timeout end at one instant
 
 _ARRIVALS: Final = "tests/property/test_arrivals.py"
 _BRIDGES: Final = "tests/unit/test_bridges.py"
@@ -181,7 +180,7 @@ FAULTS: Final = (
         "fleetpulse/core/replay.py",
         "row.event_time_ms > frontier_ms or self._amends",
         "row.event_time_ms >= frontier_ms or self._amends",
-        _ORACLE,
+        f"{_DEVICE}::test_a_command_for_the_frontier_is_refused_and_one_for_the_instant_after_it_counts",
     ),
     # ---- the columns
     _fault(
@@ -205,8 +204,7 @@ FAULTS: Final = (
         "fleetpulse/columnar/deadlines.py",
         "if dead_ms < due_ms:",
         "if dead_ms <= due_ms:",
-        _COLUMNAR,
-        environment=_A_TIE,
+        "tests/property/test_presence.py::test_silence_acts_before_a_will_whose_grace_ends_at_the_same_instant",
     ),
     _fault(
         "group-wakes-for-no-row-that-waits",
@@ -222,8 +220,7 @@ FAULTS: Final = (
         "fleetpulse/columnar/waiting.py",
         "due &= event_ms > after_ms",
         "due &= event_ms >= after_ms",
-        _COLUMNAR,
-        environment=_FEW_STEPS,
+        "tests/unit/test_waiting.py::test_a_row_at_the_frontier_is_taken_once_though_its_chunk_stays_for_a_later_one",
     ),
     # ---- the bridge
     _fault(

@@ -1,5 +1,6 @@
 """The processor, without a JVM: it says what the definition says, whatever becomes of the copies of its state."""
 
+import json
 from collections import Counter
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
@@ -8,6 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import Row as SparkRow
 from pyspark.sql.streaming.tws_tester import TwsTester
@@ -18,6 +21,7 @@ from fleetpulse.columnar.wire import to_wire
 from fleetpulse.core.judgements import compared
 from fleetpulse.core.messages import FLUSH, Kind, Row
 from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.io import group_fold
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS
 from fleetpulse.io.copies import Copies
 from fleetpulse.io.group_processor import GroupProcessor
@@ -59,8 +63,8 @@ def _later(rows: list[Row], place: int) -> bool:
 class Task:
     """A processor with its state in memory, and with the copies of a folder."""
 
-    def __init__(self, deployment: Deployment, folder: Path | None) -> None:
-        processor = GroupProcessor(deployment, STORED_FORM)
+    def __init__(self, deployment: Deployment, folder: Path | None, processor: GroupProcessor | None = None) -> None:
+        processor = processor or GroupProcessor(deployment, STORED_FORM)
         self.tester = TwsTester(processor, timeMode="EventTime", eventTimeExtractor=lambda _: 2**62)
         self.copies = processor.fold.state._copies = Copies(folder)
 
@@ -128,6 +132,29 @@ def test_the_processor_says_what_the_definition_says(seed: int, tmp_path: Path) 
         for one in task.run(for_every_group(rows[begin:end]), rows[0].received_at_ms):
             told += compared_columns(from_bytes(one.judgements))
     assert told == compared(replay(rows, course.deployment))
+
+
+def test_many_judgements_of_a_call_go_into_files_that_the_row_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts, course = dense(3)
+    rows = [cut.row for cut in cuts[:300]]
+    whole, table = Task(course.deployment, None), tmp_path / "table"
+    table.mkdir()
+    filing = Task(course.deployment, None, GroupProcessor(course.deployment, STORED_FORM, table=str(table), generation=7))
+    monkeypatch.setattr(group_fold, "MANY", 2)
+    met, begins = Counter[str](), [place for place in range(0, len(rows), 50) if not place or _later(rows, place)]
+    for begin, end in pairwise([*begins, len(rows)]):
+        some = for_every_group(rows[begin:end])
+        for one, want in zip(filing.run(some, rows[0].received_at_ms), whole.run(some, rows[0].received_at_ms), strict=True):
+            told = from_bytes(want.judgements)
+            met["files" if one.files else "rows"] += told.num_rows
+            if one.files is None:
+                assert told.num_rows < 2 and one.judgements == want.judgements
+                continue
+            named = json.loads(one.files)
+            assert one.judgements is None and sum(each["stats"]["numRecords"] for each in named) == told.num_rows
+            files = [pq.ParquetFile(table / each["name"]).read(["device_id"]) for each in named]
+            assert sorted(pa.concat_tables(files)["device_id"].to_pylist()) == sorted(told["device_id"].to_pylist())
+    assert met["files"] > 50
 
 
 def test_a_group_has_as_many_copies_as_values_and_they_are_what_is_read(tmp_path: Path) -> None:

@@ -22,6 +22,13 @@ def test_the_fold_agrees_with_the_definition_on_inputs_from_the_field(name: str)
     assert in_batches(rows, range(0, len(rows), max(1, len(rows) // 40)), DEPLOYMENT, 2) == compared(replay(rows, DEPLOYMENT))
 
 
+def test_silence_acts_before_a_will_whose_grace_ends_at_the_same_instant() -> None:
+    rows = positioned([signal(0), row(3_570, "d/death"), tick(3_700)])  # an hour of silence, and half a minute of grace
+    want = replay(rows, DEPLOYMENT)
+    assert changes(want)[1:] == [(3_600, "online", "offline", "silence")]
+    assert in_batches(rows, [1, 2], DEPLOYMENT, 1) == compared(want)
+
+
 def _offline(rows: Sequence[Row]) -> list[tuple[float, str, str, str]]:
     return [one for one in changes(replay(positioned(rows), Deployment(60_000))) if one[2] == "offline"]
 

@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io import beside_spark, delta
+from fleetpulse.io.beside_spark import commit_for_good
 from fleetpulse.io.home import Home
 from fleetpulse.io.tidying import remove_rows
 from tests.histories import START
@@ -30,7 +31,13 @@ def home(tmp_path: Path) -> Home:
 
 def append(home: Home, number: int) -> None:
     said = {"kind": "add", "device_id": f"d{number}", "amendment_no": number, "event_time_ms": START}
-    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [said]), "amend", number)
+    path, rows = home.table(JUDGEMENTS.name), delta.to_table(JUDGEMENTS, [said])
+    delta.create(home, JUDGEMENTS)
+
+    def write(properties: CommitProperties) -> None:
+        write_deltalake(str(path), rows, mode="append", commit_properties=properties)
+
+    commit_for_good(path, write, {"amend": number})
 
 
 def numbers(home: Home) -> list[int]:

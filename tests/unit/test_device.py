@@ -107,6 +107,15 @@ def test_a_hold_beyond_the_policy_is_refused() -> None:
     assert (others(20.001), others(20)) == ([], [Verdict.REFUSED]), "it ends behind the command"
 
 
+def test_a_command_for_the_frontier_is_refused_and_one_for_the_instant_after_it_counts() -> None:
+    def told(effective_s: float) -> list[Verdict]:
+        command = row(20, "d/control", op="maintain", until_s=100, effective_from_s=effective_s)  # the frontier is at 19
+        return [one.kind for one in replay(positioned([signal(10), command, tick(60)]), DEPLOYMENT)]
+
+    assert told(19) == [Verdict.REFUSED, Verdict.TRANSITION]
+    assert told(19.001) == [Verdict.TRANSITION] * 2
+
+
 def test_a_will_leaves_its_grace_and_only_a_later_signal_revives() -> None:
     death = row(20, "d/death")
     assert judged(signal(10), death, until_s=60)[1:] == [(50, "online", "offline", "death")]

@@ -55,6 +55,14 @@ def test_rows_of_ours_that_wait_behind_an_open_gap_are_joined_as_signals_are() -
     assert {(one.device_id, one.event_time_ms) for one in due} == {(one.device_id, one.event_time_ms) for one in rows}
 
 
+def test_a_row_at_the_frontier_is_taken_once_though_its_chunk_stays_for_a_later_one() -> None:
+    kept = Kept()
+    kept.chunks |= dict(kept.waiting.write(rows_to_batch([death(1), death(2)]), 60_000))
+    assert [one.event_time_ms for one in kept.take(None, START + 1_000)] == [START + 1_000]
+    assert [one.event_time_ms for one in kept.take(START + 1_000, START + 2_000)] == [START + 2_000]
+    assert not kept.chunks
+
+
 def test_a_lateness_of_very_many_batches_waits_in_few_chunks_and_each_row_is_due_in_its_call() -> None:
     kept = Kept()
     batches, lateness = 5 * MOST_MOVING, 3 * MOST_MOVING  # a batch a second

@@ -1,0 +1,117 @@
+"""The sink of the lifecycle query: the judgements of a batch in one commit to Delta.
+
+Spark's own Delta sink makes the table's state anew in each batch, which costs an idle fleet a fifth of its CPU.
+
+Rule 1: a batch is committed once: its commit says the query's id and the number of the batch (Delta's ``txn``). A batch that the
+table has already is run all the same, since the state of the query needs it, and its rows are dropped.
+Rule 2: a key group's judgements come in its row; if they are many, the task writes them into files, and the row names these.
+Rule 3: files are on the disk before the commit that names them.
+
+Source: docs/adr/0034-a-sink-of-our-own.md
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute
+
+from fleetpulse.columnar.blocks import from_bytes
+from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.io import delta
+from fleetpulse.io.appending import Appender, remove_files, write_files
+from fleetpulse.io.checkpoint import query_id
+from fleetpulse.io.commits import Added
+from fleetpulse.io.damage import open_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
+_INSTANT: Final = pa.timestamp("us", "UTC")
+
+
+class JudgementSink:
+    """Commits batches to a table; to be given to ``foreachBatch``.
+
+    Args:
+        table: the table's folder; the table is made if it is not there.
+        checkpoint: of the query.
+        generation: of the job.
+    """
+
+    def __init__(self, table: Path, checkpoint: Path, generation: int) -> None:
+        self._table, self._checkpoint, self._generation = table, checkpoint, generation
+        delta.create_at(table, JUDGEMENTS)
+        self._appender: Appender | None = None
+        self._through = -1  # the last batch that the table has
+
+    def __call__(self, batch: "DataFrame", batch_id: int) -> None:
+        """Run a batch, and commit its judgements unless the table has them."""
+        rows = batch.collect()
+        added = [Added(**one) for row in rows if row.files is not None for one in json.loads(row.files)]
+        told = [from_bytes(row.judgements) for row in rows if row.judgements is not None]
+        self._commit(added, told, batch_id)
+
+    def _commit(self, added: list[Added], told: Sequence[pa.RecordBatch], batch_id: int) -> None:
+        query = query_id(self._checkpoint)
+        assert query is not None, "a query has an id before its first batch"
+        if self._appender is None:
+            self._appender = Appender(self._table)
+            known = open_table(self._table).transaction_version(query)
+            self._through = -1 if known is None else known
+        if batch_id <= self._through:
+            remove_files(self._table, added)
+            return
+        if told:
+            added += files_of(self._table, pa.Table.from_batches([completed(one, self._generation) for one in told]))
+        try:
+            self._appender.commit(added, {query: batch_id})
+        except BaseException:
+            self._appender = None  # whether the table has the batch is looked at again
+            raise
+        self._through = batch_id
+
+
+def files_of(table: Path, judgements: pa.Table) -> list[Added]:
+    """Write judgements into files of a table's folder, one for each kind."""
+    return write_files(table, judgements, JUDGEMENTS.partitioned_by)
+
+
+def filed(table: str, told: pa.RecordBatch, generation: int) -> str:
+    """Write the judgements of a key group into files; return these as its row names them.
+
+    Args:
+        table: the table's folder.
+        told: columns of `TOLD_SCHEMA`.
+        generation: of the job.
+    """
+    added = files_of(Path(table), pa.Table.from_batches([completed(told, generation)]))
+    return json.dumps([asdict(one) for one in added])
+
+
+def completed(told: pa.RecordBatch, generation: int) -> pa.RecordBatch:
+    """Return judgements with the columns of `JUDGEMENTS`: the shell knows the rest.
+
+    Args:
+        told: columns of `TOLD_SCHEMA`.
+        generation: of the job.
+    """
+    added = {
+        "judged_at": pa.scalar(time.time_ns() // 1000, pa.int64()).cast(_INSTANT),
+        "generation": pa.scalar(generation, pa.int32()),
+    }
+    columns: dict[str, pa.Array] = {name: pa.repeat(value, told.num_rows) for name, value in added.items()}
+    for column in JUDGEMENTS.columns:
+        if column.name not in added:
+            instant = column.type == "timestamp"
+            columns[column.name] = _instants(told[f"{column.name}_ms"]) if instant else told[column.name]
+    return pa.RecordBatch.from_pydict({column.name: columns[column.name] for column in JUDGEMENTS.columns})
+
+
+def _instants(millis: pa.Array) -> pa.Array:
+    return pc.multiply(millis, 1000).cast(_INSTANT)
