@@ -150,6 +150,18 @@ class Life:
                 value = getattr(old, word) if old.trust != "late" and getattr(old, word) is not None else value
         return value
 
+    def has_rebooted(self, row: Message, index: int) -> bool:
+        """Whether a signal names another boot or, where none is named, a counter that fell back and did not wrap."""
+        before = [old for old in self.log[:index] if old.kind in SIGNALS]
+        if row.trust == "late" or any(old.arrival > row.arrival for old in before):
+            return False
+        boot, seq = self.words(index, "boot"), self.words(index, "seq")
+        if row.boot is not None and boot is not None:
+            return row.boot != boot
+        if row.seq is None or seq is None or row.seq >= seq:
+            return False
+        return not any(end - 16 <= seq < end and row.seq < 16 for end in (2**8, 2**16, 2**32))
+
     def is_of_this_session(self, will: Message, index: int) -> bool:
         session, boot = self.words(index, "session"), self.words(index, "boot")
         if session is not None and will.session is not None:
@@ -267,6 +279,7 @@ class Life:
         if row.kind == "control":
             return self.control(row)
         index, excused = len(self.log), self.excused(row.at)
+        rebooted = row.kind in SIGNALS and self.has_rebooted(row, index)
         if row.kind == "error" and self.has_no_data(row):
             row = replace(row, kind="heartbeat")
         self.log.append(row)
@@ -275,6 +288,8 @@ class Life:
             self.clocks.append(row.trust)
         if row.kind in SIGNALS and self.mode in ("provisioned", "offline", "unreachable") and self.death() is None:
             self.go(self.live(), "signal")
+        if rebooted and self.mode == "updating":
+            self.go(self.live(), "updated")
         if row.kind == "error" and (until := self.too_many(index)) is not None:
             self.note("degraded", until)
             self.go("degraded" if self.mode == "online" else self.mode, "errors")
@@ -311,9 +326,12 @@ class Life:
     def control(self, row: Message) -> str | None:
         operation = row.content["op"]
         if operation == "release":
+            if self.mode != "updating" and self.until("flagged") is None:
+                return "refused"
             self.note("release", row.at)
-            if self.mode == "flagged":
-                self.go(self.live(), "released")
+            if self.mode in ("flagged", "updating"):
+                cut_off = self.mode == "updating" and self.last_seen() is not None and self.is_cut_off()
+                self.go("unreachable" if cut_off else self.live(), "released")
             return None
         if not row.at < row.content["until"] <= row.at + self.world.rules(row.at, self.device_class())["longest_hold_ms"]:
             return "refused"

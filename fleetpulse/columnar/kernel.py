@@ -134,7 +134,7 @@ _PROVISIONED, _ONLINE, _DEGRADED, _FLAGGED, _OFFLINE, _DECOMMISSIONED, _FORGOTTE
         Mode.UNREACHABLE,
     )
 )
-_SIGNAL, _SILENCE, _ERRORS, _RECOVERED, _SEQUENCE, _HOLD_OVER, _UNTIL, _GATEWAY_RETURN = (
+_SIGNAL, _SILENCE, _ERRORS, _RECOVERED, _SEQUENCE, _HOLD_OVER, _UNTIL, _UPDATED, _GATEWAY_RETURN = (
     TRIGGERS.index(trigger)
     for trigger in (
         Trigger.SIGNAL,
@@ -144,6 +144,7 @@ _SIGNAL, _SILENCE, _ERRORS, _RECOVERED, _SEQUENCE, _HOLD_OVER, _UNTIL, _GATEWAY_
         Trigger.SEQUENCE,
         Trigger.HOLD_OVER,
         Trigger.UNTIL,
+        Trigger.UPDATED,
         Trigger.GATEWAY_RETURN,
     )
 )
@@ -385,11 +386,13 @@ def _apply(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: in
         _born(devices, memory, world, i, rows, j)
     if devices[i, MODE] == _DECOMMISSIONED:
         return said if late else _note(told, said, AFTER_DECOMMISSION, i, j)
-    copied = _is_copy(devices, i, rows, j)
+    copied, reboots = _is_copy(devices, i, rows, j), devices[i, REBOOTS]
     _end_outage(devices, world, i, at_ms)
     said = _heard(devices, world, told, said, i, rows, j)
     devices[i, DEATH] = devices[i, DEATH_COVERED] = NONE
     said = _change(devices, memory, world, told, said, i, _SIGNAL, at_ms, j)
+    if devices[i, REBOOTS] > reboots:
+        said = _change(devices, memory, world, told, said, i, _UPDATED, at_ms, j)
     if rows[j, R_KIND] == _ERROR and not (late or copied):
         said = _error(devices, memory, world, told, said, i, rows, j)
     return said

@@ -211,6 +211,9 @@ class Fold:
         if device is None or device.mode is Mode.DECOMMISSIONED:
             self._refuse(row, "there is no such device in service")
         elif operation == "release":
+            if device.mode is not Mode.UPDATING and device.flagged_until_ms is None:
+                self._refuse(row, f"release ends an update or a flag; the device is {device.mode}, without either")
+                return
             device.flagged_until_ms = None
             device.progress = ()
             self._change(device, Trigger.RELEASED, at_ms, row)
@@ -292,11 +295,13 @@ class Fold:
         if device.mode is Mode.DECOMMISSIONED:
             self._list(row, Verdict.AFTER_DECOMMISSION)
             return device
-        copied = _is_copy(device, row)
+        copied, reboots = _is_copy(device, row), device.reboots
         self._end_outage(device, at_ms)
         self._heard(device, row)
         device.death_ms = device.death_covered_ms = None  # no signal is judged after a will that was received before it
         self._change(device, Trigger.SIGNAL, at_ms, row)
+        if device.reboots > reboots:
+            self._change(device, Trigger.UPDATED, at_ms, row)
         if row.kind is Kind.ERROR and not (is_late or copied):
             self._error(device, row)
         return device

@@ -44,6 +44,7 @@ class Trigger(StrEnum):
     MAINTAIN = "maintain"  # an operator began maintenance
     UPDATE = "update"  # an operator began an update
     UNTIL = "until"  # the announced end of maintenance or update
+    UPDATED = "updated"  # it is back from an update: it has restarted
     REGISTERED = "registered"  # the registry lists it (again), or behind another gateway
     DECOMMISSION = "decommission"  # the registry took it out
     FORGET = "forget"  # silent, or decommissioned, for forget_after
@@ -89,6 +90,8 @@ TRANSITIONS: Final[Mapping[tuple[Mode, Trigger], Mode]] = MappingProxyType(
         (_M.OFFLINE, _T.DECOMMISSION): _M.DECOMMISSIONED,
         (_M.OFFLINE, _T.FORGET): _M.FORGOTTEN,
         (_M.UPDATING, _T.UNTIL): _M.ONLINE,
+        (_M.UPDATING, _T.UPDATED): _M.ONLINE,
+        (_M.UPDATING, _T.RELEASED): _M.ONLINE,
         (_M.UPDATING, _T.SILENCE): _M.OFFLINE,
         (_M.UPDATING, _T.DEATH): _M.OFFLINE,
         (_M.UPDATING, _T.MAINTAIN): _M.MAINTENANCE,

@@ -107,6 +107,30 @@ def test_a_hold_beyond_the_policy_is_refused() -> None:
     assert (others(20.001), others(20)) == ([], [Verdict.REFUSED]), "it ends behind the command"
 
 
+def test_an_update_ends_when_the_device_is_back_after_a_restart() -> None:
+    update = row(20, "d/control", op="update", until_s=7_200)
+    for before, after in (({"boot": "1"}, {"boot": "2"}), ({"seq": 9}, {"seq": 0}), ({"boot": "1", "seq": 9}, {"boot": "2"})):
+        said = [signal(10, **before), update, signal(30, **before), signal(200, **after)]
+        assert judged(*said, until_s=210)[1:] == [
+            (20, "online", "updating", "update"),
+            (200, "updating", "online", "updated"),
+        ]
+    assert judged(signal(10, boot="1"), update, signal(200, boot="1"), until_s=210)[2:] == []
+    restarted = [signal(10, boot="1"), row(20, "d/control", op="maintain", until_s=7_200), signal(200, boot="2")]
+    assert judged(*restarted, until_s=210)[2:] == [], "people are at work: a restart does not end that"
+
+
+def test_release_ends_an_update_or_a_flag_and_is_refused_elsewhere() -> None:
+    release = row(40, "d/control", op="release")
+    update = row(20, "d/control", op="update", until_s=7_200)
+    assert judged(signal(10), update, release, until_s=50)[2:] == [(40, "updating", "online", "released")]
+    for others in ((), (row(20, "d/control", op="maintain", until_s=7_200),)):
+        rows = positioned([signal(10), *others, release, tick(50)])
+        refused = [one.reason for one in replay(rows, DEPLOYMENT) if one.kind is Verdict.REFUSED]
+        mode = "maintenance" if others else "online"
+        assert refused == [f"release ends an update or a flag; the device is {mode}, without either"]
+
+
 def test_a_command_for_the_frontier_is_refused_and_one_for_the_instant_after_it_counts() -> None:
     def told(effective_s: float) -> list[Verdict]:
         command = row(20, "d/control", op="maintain", until_s=100, effective_from_s=effective_s)  # the frontier is at 19
