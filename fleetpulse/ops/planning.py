@@ -91,7 +91,7 @@ class Figures:
     landed: Parquet = field(default_factory=lambda: Parquet(6_030, 19.2, 8.8))
     piece: Parquet = field(default_factory=lambda: Parquet(0, 22.7, 6.8))
     metrics_bytes: float = 0.17
-    judgements: Parquet = field(default_factory=lambda: Parquet(6_410, 32.3))
+    judgements: Parquet = field(default_factory=lambda: Parquet(6_400, 17.8))
     snapshot: Parquet = field(default_factory=lambda: Parquet(25_200, 71.1))
     snapshot_waiting_bytes: float = 30.8
     health_bytes: float = 254
