@@ -109,7 +109,9 @@ def test_a_hold_beyond_the_policy_is_refused() -> None:
 
 def test_an_update_ends_when_the_device_is_back_after_a_restart() -> None:
     update = row(20, "d/control", op="update", until_s=7_200)
-    for before, after in (({"boot": "1"}, {"boot": "2"}), ({"seq": 9}, {"seq": 0}), ({"boot": "1", "seq": 9}, {"boot": "2"})):
+    lives: list[tuple[dict[str, Any], dict[str, Any]]]
+    lives = [({"boot": "1"}, {"boot": "2"}), ({"seq": 9}, {"seq": 0}), ({"boot": "1", "seq": 9}, {"boot": "2"})]
+    for before, after in lives:
         said = [signal(10, **before), update, signal(30, **before), signal(200, **after)]
         assert judged(*said, until_s=210)[1:] == [
             (20, "online", "updating", "update"),
