@@ -72,8 +72,8 @@ class Landed:
         fresh = [rows.slice(int(np.searchsorted(at, come[part.bridge]))) for part, at, rows in self.messages]
         yield MESSAGES, _by_receipt(pa.concat_tables(fresh)) if fresh else delta.from_columns(MESSAGES, {}, 0)
 
-    def find_gateways(self, gateways: Gateways) -> None:
-        """Find deaths and returns of gateways among the messages, see `gateways.with_events`."""
+    def mark_gateway_events(self, gateways: Gateways) -> None:
+        """Mark deaths and returns of gateways, see `gateways.with_events`."""
         arrived = [Arrived(places, rows) for _, places, rows in self.messages]
         marked, self.gateways = with_events(arrived, gateways)
         self.messages = [(part, places, rows) for (part, places, _), rows in zip(self.messages, marked, strict=True)]

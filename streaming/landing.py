@@ -72,7 +72,7 @@ class Landing:
         }
         messages = open_table(home.table(MESSAGES.name))
         self.gateways = Gateways(home.deployment().allowed_lateness_ms)
-        self.gateways.remember(known_gateways(home, through))
+        self.gateways.restore(known_gateways(home, through))
         self.newest_ms = messages.transaction_version(NEWEST) or None
         self.counted = counted_in(messages) or self._counted_before(through)
         self.rows = 0
@@ -93,7 +93,7 @@ class Landing:
         ends = {part.bridge: part.end for part in parts}
         newest_ms = max(int(part.rows["received_at_ms"][-1].as_py()) for part in parts)
         found, come = decode_parts(parts, self.decoder), self.places[MESSAGES.name]
-        found.find_gateways(self.gateways)
+        found.mark_gateway_events(self.gateways)
         counted = self.counted.more(taken_of(parts, come), found.refused(come))  # quarantine may have them, not yet counted
         for table, rows in found.by_table(self.places):
             if rows.num_rows or table is MESSAGES:

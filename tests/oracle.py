@@ -11,13 +11,13 @@ Rule 2: where the text leaves a choice, the choice is named here.
 - Of a device's own words (boot, session, counter) those received last count; a signal that was received before one already judged
   does not. A signal whose presence time is not its event time and that repeats the number of the one before it is a copy.
 - Of several wills the newest counts. Its grace is a limit of silence: each instant by the policy and class then in force.
-- A gateway is dead from a will that names it as its own gateway, and is of its newest session, until it is heard after that, in
-  arrival order. Which session is the newest is said by what it sends in its own name as a gateway, and not late.
-- From the death on the silence of those behind it does not count, until they are heard, it returns, or the registry puts them
-  behind another. It is for those whose gateway died, not for those behind them, nor for who is offline, or was heard after it.
-  At one instant what is a device's own comes first.
-- Who is present when the grace is over is unreachable, and so is who is present when a hold ends later on. What forgets a device
-  that a gateway's outage took offline counts from then.
+- A gateway is dead from a will that names it as its own gateway, and is of its newest session, until its next signal in arrival
+  order. Its newest session is named by signals that were not late, once it has named itself as its own gateway or died as one.
+- From the death on the silence of the devices behind it does not count, until they are heard, the gateway returns, or the
+  registry puts them behind another. Devices behind those devices are not concerned, nor offline ones, nor those that were heard
+  after the death. At one instant a device's own rows come first.
+- A device that is present at the end of the grace is unreachable, and so is one whose hold ends later. If the outage limit takes
+  it offline, the time until it is forgotten counts from there.
 - An error is judged by the rule at its own instant, and so is what is remembered for it: of the errors before, those that
   were among the newest k and within the window at every error since; of a sequence, the steps that were in time when taken.
 - A sequence is begun anew by a release, and by an error that came under another sequence.
@@ -420,10 +420,12 @@ def _gateway_events(rows: list[Message], lateness: int) -> list[Message]:
                 events.append(replace(row, kind="gateway_death", presence=row.received_at))
         if row.kind in SIGNALS:
             sent = row.received_at if row.event_time is None else min(row.event_time, row.received_at)
-            if name in dead and (_is_proof(row) or sent > dead[name]):
+            was_dead = name in dead
+            if was_dead and (_is_proof(row) or sent > dead[name]):
                 dead.pop(name)
                 events.append(replace(row, kind="gateway_return", presence=row.received_at))
-            if itself and not (row.own_clock and row.event_time is not None and row.received_at - sent >= lateness):
+            late = row.own_clock and row.event_time is not None and row.received_at - sent >= lateness
+            if not late and (itself or was_dead or sessions.get(name) or boots.get(name)):
                 sessions[name] = row.session or sessions.get(name)
                 boots[name] = row.boot or boots.get(name)
     return events

@@ -1,10 +1,10 @@
-"""Deaths and returns of gateways: what landing tells the devices behind them, by rows in arrival order.
+"""Detect deaths and returns of gateways, from messages in arrival order.
 
-Rule 1: a will that names its own device as ``gateway`` is a gateway's death. One of another session (of another boot, where not
-both name a session) than the gateway's newest is none: it was delivered late.
+Rule 1: a will that names its own device as ``gateway`` is a gateway's death. A will of an older session is not: it was delivered
+late. If either side names no session, the boot decides.
 Rule 2: a gateway returns with the first signal after its death that voids a will, see docs/semantics.md: its own, its birth, or
-one that another gateway delivered and that it sent after the death.
-Rule 3: what is remembered is one record for each gateway that is dead, or that has named itself with a session or a boot.
+one that another gateway delivered and that was sent after the death.
+Rule 3: there is one record for each gateway that is dead, or whose session or boot is known.
 
 Source: docs/adr/0033-gateways.md
 """
@@ -17,7 +17,7 @@ from fleetpulse.core.messages import SIGNALS, Clock, GatewayEvent, Kind, Row
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """What is remembered of a gateway.
+    """Record of a gateway.
 
     Attributes:
         device_id: the gateway.
@@ -32,49 +32,49 @@ class Gateway:
     boot: str | None = None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether nothing is remembered of it."""
+    def is_empty(self) -> bool:
+        """Whether the record holds nothing."""
         return self.dead_since_ms is None and self.session is None and self.boot is None
 
 
 @dataclass(slots=True)
 class Gateways:
-    """Finds deaths and returns among rows.
+    """Records of gateways, kept up to date message by message.
 
     Attributes:
-        allowed_lateness_ms: of the installation: a signal that is older does not say which session is the newest.
-        known: the gateways, by id.
+        allowed_lateness_ms: of the installation; an older signal does not change the newest session.
+        known: the records, by device id.
     """
 
     allowed_lateness_ms: int
     known: dict[str, Gateway] = field(default_factory=dict[str, Gateway])
 
     def read(self, row: Row) -> GatewayEvent | None:
-        """Take in the next row in arrival order; return what it is to the devices behind its device."""
+        """Process the next message; return the event that it is for the devices behind its device."""
         before = self.known.get(row.device_id, Gateway(row.device_id))
         if row.kind is Kind.DEATH:
-            if row.gateway != row.device_id or _is_stale(before, row):
+            if row.gateway != row.device_id or _is_of_older_session(before, row):
                 return None
-            self._remember(replace(before, dead_since_ms=row.received_at_ms))
+            self._keep(replace(before, dead_since_ms=row.received_at_ms))
             return GatewayEvent.DEATH
         if row.kind not in SIGNALS:
             return None
         returns = before.dead_since_ms is not None and _voids(row, before.dead_since_ms)
         after = replace(before, dead_since_ms=None) if returns else before
-        if row.gateway == row.device_id and not self._is_late(row):
-            session, boot = row.session or before.session, row.boot or before.boot
-            after = replace(after, session=session, boot=boot)
+        is_gateway = row.gateway == row.device_id or not before.is_empty
+        if is_gateway and not self._is_late(row):
+            after = replace(after, session=row.session or before.session, boot=row.boot or before.boot)
         if after != before:
-            self._remember(after)
+            self._keep(after)
         return GatewayEvent.RETURN if returns else None
 
-    def remember(self, gateways: Iterable[Gateway]) -> None:
-        """Go on with what an earlier run remembered."""
+    def restore(self, gateways: Iterable[Gateway]) -> None:
+        """Add the records of an earlier run."""
         for one in gateways:
-            self._remember(one)
+            self._keep(one)
 
-    def _remember(self, gateway: Gateway) -> None:
-        if gateway.is_plain:
+    def _keep(self, gateway: Gateway) -> None:
+        if gateway.is_empty:
             self.known.pop(gateway.device_id, None)
         else:
             self.known[gateway.device_id] = gateway
@@ -83,7 +83,7 @@ class Gateways:
         return row.clock is Clock.DEVICE and _sent_ms(row) + self.allowed_lateness_ms <= row.received_at_ms
 
 
-def _is_stale(gateway: Gateway, will: Row) -> bool:
+def _is_of_older_session(gateway: Gateway, will: Row) -> bool:
     if will.session is not None and gateway.session is not None:
         return will.session != gateway.session
     return will.boot is not None and gateway.boot is not None and will.boot != gateway.boot

@@ -157,8 +157,8 @@ FAULTS: Final = (
     _fault(
         "landing-forgets-the-gateways-that-are-dead",
         "streaming/landing.py",
-        "self.gateways.remember(known_gateways(home, through))",
-        "self.gateways.remember([])",
+        "self.gateways.restore(known_gateways(home, through))",
+        "self.gateways.restore([])",
         f"{_GATEWAYS}::test_one_landing_finds_what_many_find_that_start_again",
     ),
     _fault(

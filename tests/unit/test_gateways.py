@@ -29,7 +29,7 @@ def dies(at_s: float, **more: Any) -> Row:
     return row(at_s, "g/death", gateway="g", **more)
 
 
-def says(at_s: float, **more: Any) -> Row:
+def from_g(at_s: float, **more: Any) -> Row:
     return signal(at_s, "g", **more)
 
 
@@ -54,18 +54,24 @@ def test_what_another_gateway_delivers_is_a_return_if_it_was_sent_after_the_deat
 
 @pytest.mark.parametrize("name", ["session", "boot"])
 def test_a_will_of_another_session_than_the_newest_is_no_death(name: str) -> None:
-    born = [says(at, gateway="g", **{name: value}) for at, value in ((1, "1"), (2, "2"))]
+    born = [from_g(at, gateway="g", **{name: value}) for at, value in ((1, "1"), (2, "2"))]
     assert events(*born, dies(3, **{name: "1"}), dies(4, **{name: "2"}), dies(5)) == [None, None, None, DEATH, DEATH]
-    unnamed = [says(at, **{name: value}) for at, value in ((1, "1"), (2, "2"))]
-    assert events(*unnamed, dies(3, **{name: "1"})) == [None, None, DEATH], "nothing tells which is the newest"
+    unnamed = [from_g(at, **{name: value}) for at, value in ((1, "1"), (2, "2"))]
+    assert events(*unnamed, dies(3, **{name: "1"})) == [None, None, DEATH], "no signal makes it known as a gateway"
 
 
-def test_a_signal_that_came_late_does_not_say_which_session_is_the_newest() -> None:
+def test_a_late_signal_does_not_change_the_newest_session() -> None:
     late = signal(10, "g", received_s=200, gateway="g", session="1")
     assert events(signal(100, "g", gateway="g", session="2"), late, dies(201, session="2")) == [None, None, DEATH]
 
 
-def test_nothing_is_remembered_of_a_gateway_without_session_that_is_alive() -> None:
+@pytest.mark.parametrize("name", ["session", "boot"])
+def test_a_known_gateway_names_its_newest_session_without_naming_itself(name: str) -> None:
+    rows = [from_g(1, gateway="g", **{name: "1"}), from_g(2, **{name: "2"}), dies(3, **{name: "1"}), dies(4, **{name: "2"})]
+    assert events(*rows) == [None, None, None, DEATH]
+
+
+def test_there_is_no_record_of_a_gateway_without_session_that_is_alive() -> None:
     gateways = Gateways(60_000)
     for one in (signal(1, "g", gateway="g"), signal(2, "d", gateway="g"), dies(3), signal(4, "g", gateway="g")):
         gateways.read(one)
@@ -83,10 +89,10 @@ STORY = [
     [message(0, "d", "heartbeat", gateway="g"), message(1, "g", "birth", gateway="g", session="1")],
     [message(2, "g", "birth", gateway="g", session="2"), message(2.5, "g", "death", gateway="g", session="1")],
     [message(3, "g", "death", gateway="g", session="2"), message(3.001, "d", "heartbeat", gateway="g")],
-    [message(4, "g", "heartbeat"), message(5, "g", "heartbeat"), message(6, "h", "death", gateway="h")],
+    [message(4, "g", "heartbeat", session="3"), message(5, "g", "heartbeat"), message(6, "h", "death", gateway="h")],
 ]
 WANT = [(3.0, "g", "death"), (4.0, "g", "return"), (6.0, "h", "death")]
-KNOWN = {"g": Gateway("g", None, "2"), "h": Gateway("h", START + 6_000)}
+KNOWN = {"g": Gateway("g", None, "3"), "h": Gateway("h", START + 6_000)}
 
 
 @pytest.fixture
