@@ -34,7 +34,7 @@ _IDS: Final = ("device_id",)  # texts of which a file holds each a few times
 
 
 class Appender:
-    """Appends to one table, whose commits are all put in place by a link: Spark's own writers replace what they find.
+    """Appends to one table; all its writers must put commits in place by a link, which Spark's writers do not.
 
     Args:
         path: the table's folder.

@@ -114,12 +114,12 @@ class GroupFold:
         if any(batch.num_rows for batch in told):
             yield self._row(key_group, pa.concat_batches(told))
 
-    def _row(self, key_group: int, told: pa.RecordBatch) -> Any:
-        if self._table is None or told.num_rows < MANY:
-            return _OutputRow(key_group, to_bytes(told), None)
-        from fleetpulse.io.judgement_sink import filed  # it starts a thread, and the process that forks workers has one
+    def _row(self, key_group: int, judgements: pa.RecordBatch) -> Any:
+        if self._table is None or judgements.num_rows < MANY:
+            return _OutputRow(key_group, to_bytes(judgements), None)
+        from fleetpulse.io.judgement_sink import filed  # it starts a thread, which a process must not have when it forks workers
 
-        return _OutputRow(key_group, None, filed(self._table, told, self._generation))
+        return _OutputRow(key_group, None, filed(self._table, judgements, self._generation))
 
     def _keep(self, group: KeyGroup, step: Step, standing_ms: int | None, watermark_ms: int, *, owes: bool) -> None:
         """Store a group after a call, and arm the group's one timer unless the right one stands.

@@ -20,7 +20,7 @@ class GroupProcessor(StatefulProcessor):
         deployment: lateness, clock lead and jitter.
         form: the stored form to write.
         silent: whether what is said is heard by nobody: then a summary is still to be said.
-        table: the folder of the table that many judgements are written to at once; None: all of them are in the rows.
+        table: folder of the table for many judgements of one call; None leaves all of them in the rows.
         generation: of the job.
     """
 

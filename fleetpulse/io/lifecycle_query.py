@@ -82,7 +82,7 @@ def judged(
         max_rows: what a batch aims at; 1 makes each version a batch.
         silent: whether nobody hears what is said.
         held_ms: see `start`.
-        table: the folder of the table that they are written to; None: all of them are in the rows.
+        table: folder of the table for many judgements of one call; None leaves all of them in the rows.
     """
     spark.dataSource.register(BlockSource)
     options: dict[str, str | int] = {"path": str(messages), "key_groups": generation.key_groups, "max_rows": max_rows}
@@ -111,7 +111,7 @@ def written(rows: DataFrame, table: Path, checkpoint: Path, generation: int) -> 
 
     Args:
         rows: see `judged`, of the same table.
-        table: its folder; the table is made if it is not there.
+        table: its folder; a missing table is created.
         checkpoint: of the query.
         generation: of the job.
     """

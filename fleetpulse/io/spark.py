@@ -70,7 +70,7 @@ def settings(local_dir: Path, size: Size) -> dict[str, str]:
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.databricks.delta.snapshotPartitions": "1",  # small logs: 50 tasks to read one are 49 too many
-        "spark.databricks.delta.snapshotCache.storageLevel": "NONE",  # a sink reads each version's state once
+        "spark.databricks.delta.snapshotCache.storageLevel": "NONE",  # a version's state is read once
         # Statistics of a row's first columns are worth their cost: what is looked for is a device, a site or a time.
         "spark.databricks.delta.properties.defaults.dataSkippingNumIndexedCols": str(INDEXED_COLUMNS),
         "spark.sql.shuffle.partitions": str(size.cores),  # fixed with a checkpoint's first batch

@@ -1,4 +1,4 @@
-"""The sink commits the judgements of a batch once, whoever wrote their files, and leaves nothing behind where it cannot."""
+"""The sink commits the judgements of a batch once, and leaves no file behind if it cannot."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import Judgement, Verdict
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io import appending, delta
+from fleetpulse.io import appending, delta, judgement_sink
 from fleetpulse.io.delta_log import actions_of
 from fleetpulse.io.home import Home
 from fleetpulse.io.judgement_sink import JudgementSink, filed
@@ -42,11 +42,11 @@ class Batch:
     def collect(self) -> list[Any]:
         self.runs += 1
         table = str(self._home.table(JUDGEMENTS.name))
-        inline = [SimpleNamespace(judgements=to_bytes(told(count)), files=None) for count in self._rows]
-        return inline + [SimpleNamespace(judgements=None, files=filed(table, told(count), 3)) for count in self._files]
+        inline = [SimpleNamespace(judgements=to_bytes(of_two_kinds(count)), files=None) for count in self._rows]
+        return inline + [SimpleNamespace(judgements=None, files=filed(table, of_two_kinds(count), 3)) for count in self._files]
 
 
-def told(count: int) -> Any:
+def of_two_kinds(count: int) -> Any:
     kinds = (Verdict.LATE, Verdict.TRANSITION)
     return from_judgements(Judgement(kinds[number % 2], f"d{number}", event_time_ms=number) for number in range(count))
 
@@ -97,11 +97,15 @@ def test_a_commit_that_fails_leaves_no_file_and_the_batch_is_committed_when_it_i
         raise OSError(28, "No space left on device")
 
     into = sink(home)
-    with monkeypatch.context() as patched:
-        patched.setattr(appending, "put", refused)
-        with pytest.raises(OSError, match="No space"):
-            into(Batch(home, rows=[2], files=[2]), 0)
-    assert files(home) == 0
+    for where, name in ((appending, "put"), (judgement_sink, "files_of")):
+        batch = Batch(home, rows=[2], files=[2])
+        rows = batch.collect()
+        with monkeypatch.context() as patched:
+            patched.setattr(batch, "collect", lambda rows=rows: rows)
+            patched.setattr(where, name, refused)
+            with pytest.raises(OSError, match="No space"):
+                into(batch, 0)
+        assert files(home) == 0, name
     into(Batch(home, rows=[2], files=[2]), 0)
     assert counts(home) == {"late": 2, "transition": 2}
 
