@@ -35,7 +35,7 @@ from fleetpulse.io.needs import Need, floor, judged_through, needs
 _WAYS_BACK: Final = 1  # generations that no longer run and stay, however old
 _COMMITTED_MS: Final = 600_000  # landing makes one in milliseconds, beside this
 _OURS_ASIDE: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
-_REPLACED_MS: Final = {JUDGEMENTS.name: tidying.HOUR_MS}  # each batch reads what was replaced for as long as the log tells of it
+_REPLACED_MS: Final = {JUDGEMENTS.name: tidying.HOUR_MS}  # each reader opens its log, which names replaced files until then
 
 
 def maintain(

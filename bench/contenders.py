@@ -1,8 +1,8 @@
 """Who takes part: each contender's streaming table over the same input, and the query that runs it.
 
 Rule 1: a batch is a version of the input's table, for everyone.
-Rule 2: session, state store, checkpoint and trigger are everyone's; what differs is in `Contender.build`. The peers write by
-Delta's sink, and ours by its own.
+Rule 2: session, state store, checkpoint and trigger are everyone's; `Contender.build` holds the differences. The peers write by
+Delta's sink, and this project's job by its own.
 """
 
 from collections.abc import Callable
@@ -125,5 +125,5 @@ def start(contender: Contender, spark: SparkSession, source: Input, place: Path)
 
 
 def start_ours(rows: DataFrame, place: Path) -> StreamingQuery:
-    """Start our query over judgements, batch after batch without a pause; see `start`."""
+    """Start this project's query, batch after batch without a pause; see `start`."""
     return written(rows, place / "out", place / "checkpoint", 1).trigger(processingTime=_AT_ONCE).start()

@@ -249,4 +249,5 @@ def _require_not_too_long(home: Path, device_id: str, now_ms: int, until_ms: int
 @device.command("release")
 def release(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> None:
     """End the update of a device, or let go of one that is flagged."""
-    _about(home, _control(device_id, {"op": "release"}), f'device "{device_id}" is released')
+    refused = "it is refused if there is neither: ./fleet late --kind refused"
+    _about(home, _control(device_id, {"op": "release"}), f'device "{device_id}" is released from its update or flag; {refused}')

@@ -116,7 +116,7 @@ def _any_rules(choose: Choose) -> dict[str, Any]:
 
 
 def positioned(rows: Iterable[Row], lateness_s: float = 60) -> list[Row]:
-    """Return rows as landing writes them: in the order of ``received_at``, with what they are to the devices behind a gateway.
+    """Return rows as landing writes them: in the order of ``received_at``, with their gateway events.
 
     Rows of one instant are numbered in the order in which they are given.
     """

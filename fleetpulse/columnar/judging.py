@@ -31,7 +31,6 @@ pc: Any = pyarrow.compute  # its functions are made at run time: no checker know
 _TOLD_ROWS: Final = 16_384
 _ERROR: Final = KINDS.index(Kind.ERROR)
 _LATE: Final = TRUSTS.index(Trust.LATE)
-_EVENTS: Final = {GatewayEvent.DEATH: layout.GATEWAY_DEATH, GatewayEvent.RETURN: layout.GATEWAY_RETURN, None: 0}
 _NOTES: Final = {
     layout.AFTER_DECOMMISSION: Verdict.AFTER_DECOMMISSION,
     layout.UNKNOWN_DEVICE: Verdict.UNKNOWN_DEVICE,
@@ -65,21 +64,20 @@ def _faults(signals: pa.RecordBatch) -> list[str]:
     return [clock_fault(trust, None if trust is Trust.INVALID else offset_ms) for trust, offset_ms in clocks]
 
 
-def _together(rows: layout.Matrix, order: Int64s, heeded: layout.Matrix) -> tuple[layout.Matrix, Int64s]:
-    """Put what gateways are to devices among the devices' messages, as `core.replay.with_gateways` does.
+def _merged(rows: layout.Matrix, order: Int64s, events: layout.Matrix) -> tuple[layout.Matrix, Int64s]:
+    """Merge gateway events into the messages of the devices, as `core.replay.with_gateways` does.
 
     Args:
         rows: messages, in the order in which they are judged.
         order: the place of each among the signals.
-        heeded: see `Judging._heeded`.
+        events: see `Judging._gateway_events`.
 
     Returns:
-        All of them, and the place of each among the signals: -1 of what a gateway is.
+        All of them, and the place of each among the signals: -1 for events.
     """
-    whole = np.concatenate([rows, heeded])
-    sequence = np.arange(len(whole))
-    by = np.lexsort((sequence, whole[:, layout.R_AT], whole[:, layout.R_DEVICE]))
-    return whole[by], np.concatenate([order, np.full(len(heeded), -1)])[by]
+    whole = np.concatenate([rows, events])
+    by = np.lexsort((whole[:, layout.R_AT], whole[:, layout.R_DEVICE]))  # stable: of one instant messages come first
+    return whole[by], np.concatenate([order, np.full(len(events), -1)])[by]
 
 
 class Judging:
@@ -122,41 +120,43 @@ class Judging:
             told_apart = signals.filter(pa.array(theirs))
             self._by_definition(chosen, [*batch_to_signals(told_apart), *commands], events)
             places = np.where(theirs, -1, places)
-        heeded = self._heeded(events, signals, places, chosen)
-        if len(heeded) or (places >= 0).any():
-            self._by_kernel(signals, places, heeded)
+        of_gateways = self._gateway_events(events, signals, places, chosen)
+        if len(of_gateways) or (places >= 0).any():
+            self._by_kernel(signals, places, of_gateways)
 
-    def _heeded(self, events: Sequence[Row], signals: pa.RecordBatch, places: Int64s, but: Int64s) -> layout.Matrix:
-        """Return deaths and returns of gateways for each device that is behind one, or becomes it by one of its signals.
+    def _gateway_events(self, events: Sequence[Row], signals: pa.RecordBatch, places: Int64s, but: Int64s) -> layout.Matrix:
+        """Return a row for each gateway event and each device that is behind the gateway, or whose signals name it.
 
         Args:
             events: see `core.messages.for_everyone`, in arrival order.
             signals: columns of `SIGNAL_SCHEMA`.
-            places: their devices; -1 stands for none.
-            but: devices that are left out.
+            places: the device of each signal; -1 for none.
+            but: devices to leave out.
 
         Returns:
-            Rows of `layout.ROW_FIELDS`, a device and an event each, in arrival order.
+            Rows of `layout.ROW_FIELDS`, in arrival order of the events.
         """
         devices = self._devices
         if not events or not len(devices):
             return np.empty((0, len(layout.ROW_FIELDS)), np.int64)
-        said = devices.gateways.numbers(signals["gateway"])
+        of_signals = devices.gateways.numbers(signals["gateway"])
         gateways = [devices.gateways.number(row.gateway) for row in events]
         own = places_of(text_of(pa.array([row.gateway for row in events])), np.ones(len(events), bool), text_of(devices.ids))
         behind = devices.rows[:, layout.GATEWAY]
-        known, named = np.flatnonzero(np.isin(behind, gateways)), np.isin(said, gateways) & (places >= 0)
-        pairs = np.concatenate([np.stack([behind[known], known]), np.stack([said[named], places[named]])], axis=1)
+        known, named = np.flatnonzero(np.isin(behind, gateways)), np.isin(of_signals, gateways) & (places >= 0)
+        pairs = np.concatenate([np.stack([behind[known], known]), np.stack([of_signals[named], places[named]])], axis=1)
         pairs = np.unique(pairs, axis=1)  # gateway and device, by gateway
         pairs = pairs[:, ~np.isin(pairs[1], but)]
         found: list[layout.Matrix] = []
         for row, gateway, itself in zip(events, gateways, own.tolist(), strict=True):
             its = pairs[1, slice(*np.searchsorted(pairs[0], [gateway, gateway + 1]))]
             its = its[its != itself]
-            of_it = np.zeros((len(its), len(layout.ROW_FIELDS)), np.int64)
-            of_it[:, layout.R_DEVICE], of_it[:, layout.R_AT], of_it[:, layout.R_ARRIVAL] = its, row.at_ms, row.arrival
-            of_it[:, layout.R_GATEWAY], of_it[:, layout.R_KIND] = gateway, _EVENTS[row.gateway_event]
-            found.append(of_it)
+            added = np.zeros((len(its), len(layout.ROW_FIELDS)), np.int64)
+            added[:, layout.R_DEVICE], added[:, layout.R_AT], added[:, layout.R_ARRIVAL] = its, row.at_ms, row.arrival
+            returns = row.gateway_event is GatewayEvent.RETURN
+            added[:, layout.R_KIND] = layout.GATEWAY_RETURN if returns else layout.GATEWAY_DEATH
+            added[:, layout.R_GATEWAY] = gateway
+            found.append(added)
         return np.concatenate(found)
 
     def _by_definition(self, places: Int64s, rows: Sequence[Row], events: Sequence[Row]) -> None:
@@ -175,8 +175,8 @@ class Judging:
         self._devices.set_boots(places, pa.array(boots, pa.string()))
         self.told.append(from_judgements(fold.judgements))
 
-    def _by_kernel(self, signals: pa.RecordBatch, places: Int64s, heeded: layout.Matrix) -> None:
-        """Judge the signals that have a place, the number of their device, and what gateways are to the devices behind them."""
+    def _by_kernel(self, signals: pa.RecordBatch, places: Int64s, events: layout.Matrix) -> None:
+        """Judge the signals that have a place (the number of their device), and the events of `_gateway_events`."""
         devices = self._devices
         order, copies = in_order(signals, places)
         copies = copies[signals["trust"].to_numpy()[copies] != _LATE]  # those are listed already
@@ -201,8 +201,8 @@ class Judging:
             *devices.gateways.mapped(signals["gateway"]),
             *devices.sites.mapped(signals["site"]),
         )
-        if len(heeded):
-            rows, order = _together(rows, order, heeded)
+        if len(events):
+            rows, order = _merged(rows, order, events)
         world, first = self._arrays(), 0
         before = devices.rows[:, layout.BOOT].copy()
         while first < len(rows):

@@ -1,9 +1,9 @@
 """The fold of `core.device`, compiled: signals, wills and deadlines of a key group's devices.
 
 Rule 1: it says what `core.device` says, which is the definition; the laws in ``tests/property`` compare them.
-Rule 2: a device is a row of one matrix; a message, or what a gateway's death or return is to one device, is a row of another,
-in the order in which they are judged. Times are epoch milliseconds, words are numbers, `NONE` is nothing. What operators and
-the registry say is left to `core.device`.
+Rule 2: a device is a row of one matrix. A message, or a gateway event for one device, is a row of another, in the order in which
+they are judged. Times are epoch milliseconds, words are numbers, `NONE` is nothing. Commands and registry rows are left to
+`core.device`.
 Rule 3: it stops between two rows when ``told`` is full, and goes on from there.
 """
 

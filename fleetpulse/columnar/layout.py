@@ -34,7 +34,7 @@ ROW_FIELDS: Final = ("device", "presence_ms", "offset_ms", "arrival", "trust", "
 (R_DEVICE, R_AT, R_OFFSET, R_ARRIVAL, R_TRUST, R_DIRECT, R_KIND, R_BOOT, R_SESSION, R_SEQ, R_CODE, R_GATEWAY,
  R_SITE) = range(len(ROW_FIELDS))  # fmt: skip
 
-GATEWAY_DEATH, GATEWAY_RETURN = -1, -2  # the kinds of rows that a gateway's devices heed, beside those of messages
+GATEWAY_DEATH, GATEWAY_RETURN = -1, -2  # kinds of gateway events, beside those of messages
 
 TOLD_FIELDS: Final = ("what", "device", "at_ms", "row", "from", "to", "trigger", "number", "last_seen_ms", "runtime_ms",
                       "life_ms", "device_class", "site", "gateway", "policy", "shown")  # fmt: skip

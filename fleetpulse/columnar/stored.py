@@ -101,7 +101,7 @@ def _without_presence(packed: Unpacked) -> None:
 
 
 def _gateway_deaths(rows: Matrix, died: Int64s) -> None:
-    """Turn the deaths of gateways, which form 4 has as deaths of their devices, into outages; who is offline stays so."""
+    """Turn gateway deaths, which form 4 stores as wills of the devices, into outages; an offline device stays offline."""
     its, there = died != 0, rows[:, MODE] != MODES.index(Mode.OFFLINE)
     rows[its & there, OUTAGE], rows[its & there, OUTAGE_COVERED] = rows[its & there, DEATH], rows[its & there, DEATH_COVERED]
     rows[its, DEATH] = rows[its, DEATH_COVERED] = NONE

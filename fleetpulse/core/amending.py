@@ -87,7 +87,7 @@ def _by_instant(some: Iterable[Judgement]) -> dict[int, list[Judgement]]:
 
 
 def retracted_offline(said: Iterable[Judgement]) -> list[tuple[int, int | None]]:
-    """Return the spans in which a device was judged offline and, as late messages say, was not.
+    """Return the spans in which a device was judged offline and, by late messages, was not.
 
     Args:
         said: its transitions, and what amendments said of them.

@@ -20,7 +20,7 @@ from fleetpulse.core.state import Device
 
 _WHOLE: Final = range(2**53)  # instants, durations and counts: sums of some still fit into 64 bits
 _SEQ: Final = range(2**63)  # as devices may send it
-_SINCE: Final = {  # covered time, and how it is told
+_SINCE: Final = {  # covered time, and the name of its age
     "quiet_covered_ms": "quiet_for_ms",
     "death_covered_ms": "dead_for_ms",
     "outage_covered_ms": "cut_off_for_ms",

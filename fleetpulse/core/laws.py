@@ -110,7 +110,7 @@ _DEADLINES: Final = Suite(
         holds(
             "offline_exactly_at_the_deadline",
             "silence acts at the first instant at which the covered time since the last signal is the timeout in force, "
-            "or where an announced hold ends, or a class begins, after that",
+            "or where an announced hold ends, or a class begins, after that; left out if the gateway died or returned meanwhile",
         ),
     ),
     ("event_time", "last_seen", "deadline"),

@@ -25,7 +25,7 @@ class Mode(StrEnum):
     FLAGGED = "flagged"  # heard from in time, and its errors look like an attack
     DECOMMISSIONED = "decommissioned"  # taken out of service: counted, not judged
     FORGOTTEN = "forgotten"  # its state is removed
-    UNREACHABLE = "unreachable"  # its gateway is dead: nobody knows how it is
+    UNREACHABLE = "unreachable"  # its gateway is dead, so its own state is unknown
 
 
 class Trigger(StrEnum):

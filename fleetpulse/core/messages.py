@@ -79,9 +79,9 @@ class Trust(StrEnum):
 
 
 class GatewayEvent(StrEnum):
-    """What a row is to the devices behind the device that sent it; see `core.gateways`."""
+    """Event of a gateway for the devices behind it; see `core.gateways`."""
 
-    DEATH = "death"  # its will: nobody knows how the devices behind it are
+    DEATH = "death"  # its will: the state of the devices behind it is unknown
     RETURN = "return"  # the first signal after that
 
 
@@ -108,7 +108,7 @@ class Row:
         digest: 64 bits of BLAKE2b over the payload's bytes.
         session: names the device's connection to the broker.
         position: its place among the rows of its bridge that share ``received_at_ms``, in the order of delivery.
-        gateway_event: what it is to the devices behind its device; landing finds it.
+        gateway_event: the event that it is for the devices behind its device; set by landing.
         presence_ms: the instant at which it is judged, where that is not its event time; None before it is read.
         trust: the class of its event time; without meaning before it is read.
     """

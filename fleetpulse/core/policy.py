@@ -209,7 +209,7 @@ RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
         "gateway_outage_limit_ms": _Rule(
             "gateway_outage_limit",
             *_duration("1s", "365d"),
-            "time, while we listened, after the death of its gateway after which a device is offline",
+            "covered time after the death of its gateway after which a device is offline",
         ),
         "late_proves_alive": _Rule(
             "late_proves_alive",

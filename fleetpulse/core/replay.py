@@ -192,7 +192,7 @@ class Outcome:
     Attributes:
         judgements: every judgement.
         devices: the devices with a state at the frontier, by id.
-        waiting: the rows whose time has not come; deaths and returns of gateways for everyone as well.
+        waiting: the pending rows, gateway events for everyone among them.
         listening: coverage and frontier; None without rows.
         policies: the policies known.
     """

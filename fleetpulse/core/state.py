@@ -27,9 +27,9 @@ class Device:
         progress_of: the sequence that ``progress`` is about.
         held_until_ms: announced end of maintenance or update.
         death_ms: when its newest will was delivered that no later signal has voided.
-        outage_ms: when its gateway died that has not returned since.
+        outage_ms: when its gateway died; None unless the gateway is dead.
         outage_covered_ms: covered time at that instant.
-        excused_ms: covered time since the last signal in which its gateway was dead: no silence of the device.
+        excused_ms: covered time since the last signal in which its gateway was dead: it is not silence.
         session: hash of the name of its connection to the broker, see `messages.session_number`.
         heard_arrival: `Row.arrival` of the newest signal that was heard, while a row received before it may still be judged.
         proved_arrival: likewise of the newest that the device delivered itself, or that announced its start.

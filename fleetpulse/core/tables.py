@@ -82,7 +82,7 @@ MESSAGES: Final = Table(
         Column("note", "string", "what is odd about it, with a hint"),
         Column("digest", "long", "64 bits of BLAKE2b over the payload's bytes", required=True),
         Column("position", "long", "its place among its bridge's rows of one received_at, as they came; null in older rows"),
-        Column("gateway_event", "string", "what it is to the devices behind its device: death or return of their gateway"),
+        Column("gateway_event", "string", "event for the devices behind its device: death or return of their gateway"),
         Column(
             "device_hash",
             "long",
@@ -151,7 +151,7 @@ DEVICES: Final = Table(
 
 GATEWAYS: Final = Table(
     "gateways",
-    "Deaths, returns and sessions of gateways, as landing found them; the newest row of a gateway is what is known of it.",
+    "Deaths, returns and sessions of gateways, one row each; landing restores its records from the newest row of each gateway.",
     ("device_id", "received_at", "place"),
     (
         Column("received_at", "timestamp", "when the message was received", required=True),
@@ -206,7 +206,7 @@ JUDGEMENTS: Final = Table(
         ),
     ),
     ("kind",),
-    # What was replaced is part of the state that each batch makes anew, for as long as the log tells of it.
+    # Replaced files are part of the state that every reader builds, for as long as the log names them.
     (("delta.dataSkippingNumIndexedCols", str(INDEXED_COLUMNS)), ("delta.deletedFileRetentionDuration", "interval 3 hours")),
 )
 
@@ -316,7 +316,7 @@ DEVICE_SNAPSHOTS: Final = Table(
         Column("held_until", "timestamp", "announced end of maintenance or update"),
         Column("death", "timestamp", "when its newest will was delivered that no later signal has voided"),
         Column("death_covered_ms", "long", "covered time then, in milliseconds"),
-        Column("outage", "timestamp", "when its gateway died that has not returned since"),
+        Column("outage", "timestamp", "when its gateway died; null unless the gateway is dead"),
         Column("outage_covered_ms", "long", "covered time then, in milliseconds"),
         Column("excused_ms", "long", "covered time since the last signal in which its gateway was dead, in milliseconds"),
         Column("heard_arrival", "long", "place in arrival order of the newest signal, while a row before it may still be judged"),

@@ -30,7 +30,7 @@ def as_row(found: dict[str, Any]) -> Row:
 
 
 def _concerning(found: Iterable[dict[str, Any]], device_ids: Collection[str]) -> list[Row]:
-    """Return selected rows; of a gateway that is none of the devices, what it is to those behind it."""
+    """Return selected rows; of other devices that are gateways, their events for everyone."""
     rows_ = map(as_row, found)
     return [row if row.device_id in device_ids else for_everyone(row) or row for row in rows_]
 

@@ -202,7 +202,7 @@ def _arrivals(draw: st.DrawFn) -> tuple[list[Row], list[Row], Deployment]:
     """Return one history as it arrives in two ways: each message at another time within the lateness.
 
     Messages that say when they happened, one of a device at an instant: which of several comes first is told by when they come.
-    Neither wills nor gaps, which are about when something was received, nor updates: a restart is told by what comes last.
+    Neither wills nor gaps, which are about when something was received, nor updates: the order of arrival decides about restarts.
     """
     deployment, choose = draw(DEPLOYMENTS), choosing(draw)
     own = [any_own_row(choose, "abc", 60, OWN_BUT_ARRIVALS) for _ in range(draw(st.integers(0, 6)))]

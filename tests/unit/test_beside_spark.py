@@ -30,8 +30,8 @@ def home(tmp_path: Path) -> Home:
 
 
 def append(home: Home, number: int) -> None:
-    said = {"kind": "add", "device_id": f"d{number}", "amendment_no": number, "event_time_ms": START}
-    path, rows = home.table(JUDGEMENTS.name), delta.to_table(JUDGEMENTS, [said])
+    entry = {"kind": "add", "device_id": f"d{number}", "amendment_no": number, "event_time_ms": START}
+    path, rows = home.table(JUDGEMENTS.name), delta.to_table(JUDGEMENTS, [entry])
     delta.create(home, JUDGEMENTS)
 
     def write(properties: CommitProperties) -> None:

@@ -112,8 +112,8 @@ def test_an_update_ends_when_the_device_is_back_after_a_restart() -> None:
     lives: list[tuple[dict[str, Any], dict[str, Any]]]
     lives = [({"boot": "1"}, {"boot": "2"}), ({"seq": 9}, {"seq": 0}), ({"boot": "1", "seq": 9}, {"boot": "2"})]
     for before, after in lives:
-        said = [signal(10, **before), update, signal(30, **before), signal(200, **after)]
-        assert judged(*said, until_s=210)[1:] == [
+        rows = [signal(10, **before), update, signal(30, **before), signal(200, **after)]
+        assert judged(*rows, until_s=210)[1:] == [
             (20, "online", "updating", "update"),
             (200, "updating", "online", "updated"),
         ]
@@ -134,12 +134,12 @@ def test_release_ends_an_update_or_a_flag_and_is_refused_elsewhere() -> None:
 
 
 def test_a_command_for_the_frontier_is_refused_and_one_for_the_instant_after_it_counts() -> None:
-    def told(effective_s: float) -> list[Verdict]:
+    def verdicts(effective_s: float) -> list[Verdict]:
         command = row(20, "d/control", op="maintain", until_s=100, effective_from_s=effective_s)  # the frontier is at 19
         return [one.kind for one in replay(positioned([signal(10), command, tick(60)]), DEPLOYMENT)]
 
-    assert told(19) == [Verdict.REFUSED, Verdict.TRANSITION]
-    assert told(19.001) == [Verdict.TRANSITION] * 2
+    assert verdicts(19) == [Verdict.REFUSED, Verdict.TRANSITION]
+    assert verdicts(19.001) == [Verdict.TRANSITION] * 2
 
 
 def test_a_will_leaves_its_grace_and_only_a_later_signal_revives() -> None:
