@@ -119,6 +119,7 @@ def signals(devices: int, call: int, errors: float, away: float = 0.0, seed: int
         "boot": pa.array(["b1"] * devices),
         "session": pa.nulls(devices, pa.string()),
         "seq": pa.array(np.full(devices, call, np.int64)),
+        "firmware": pa.nulls(devices, pa.string()),
         "code": codes.take(pa.array(rng.integers(0, 20, devices), mask=~error)),
         "gateway": pa.array([f"gw-{number % 20}" for number in range(devices)]),
         "digest": pa.array(np.zeros(devices, np.int64)),

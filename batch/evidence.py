@@ -20,6 +20,7 @@ from fleetpulse.core.device import next_due
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.machine import HELD, Mode
 from fleetpulse.core.policy import Policies, Policy
+from fleetpulse.core.registration import ADD
 from fleetpulse.core.replay import Outcome, outcome
 from fleetpulse.core.state import Device, World
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
@@ -55,12 +56,19 @@ _SILENCES: Final = """
             AND other.received_at >= coalesce(silent.last_seen, silent.life))
 """
 _OWN: Final = "SELECT device_id, epoch_ms(event_time) AS at_ms, body FROM messages WHERE kind IN ('registry', 'control')"
+_ENTRIES: Final = """
+    SELECT device_id, epoch_ms(event_time) AS at_ms, body FROM messages WHERE kind = 'registry' AND NOT EXISTS (
+        SELECT 1 FROM judgements AS refused WHERE refused.kind = 'refused' AND refused.message_kind = 'registry'
+        AND refused.device_id = messages.device_id AND refused.received_at = messages.received_at
+        AND refused.event_time IS NOT DISTINCT FROM messages.event_time)
+    ORDER BY event_time, received_at
+"""
 _DUE: Final = """
     SELECT device_id, device_class, mode, epoch_ms(mode_since) AS mode_since_ms, epoch_ms(life) AS life_ms,
         epoch_ms(class_since) AS class_since_ms, epoch_ms(quiet_since) AS quiet_since_ms, quiet_covered_ms,
         epoch_ms(degraded_until) AS degraded_until_ms, epoch_ms(flagged_until) AS flagged_until_ms,
         epoch_ms(held_until) AS held_until_ms, epoch_ms(death) AS death_ms, death_covered_ms,
-        epoch_ms(outage) AS outage_ms, outage_covered_ms, coalesce(excused_ms, 0) AS excused_ms
+        epoch_ms(outage) AS outage_ms, outage_covered_ms, coalesce(excused_ms, 0) AS excused_ms, timeout_ms, death_grace_ms
     FROM state WHERE part = 'device' AND mode IS NOT NULL AND quiet_since IS NOT NULL
 """
 
@@ -79,6 +87,7 @@ class Stand:
         origin: where bronze can be judged again from up to there; None: from nowhere.
         lines: whether it and quarantine have all lines of all recordings.
         listed: whether some devices began with a list: what they were before was never said.
+        own_limits: whether such a list gave some devices limits of their own.
         went_back: whether a generation that knew some of the devices was gone back from: what the others did meanwhile was
             judged afterwards, in the lives that they had before, and not said.
         lead_ms: how far a device's clock may be ahead.
@@ -95,6 +104,7 @@ class Stand:
     origin: Origin | None
     lines: bool
     listed: bool
+    own_limits: bool
     went_back: bool
     lead_ms: int
     backlog_ms: int
@@ -149,6 +159,7 @@ def stand_at(home: Home, newest_ms: int, listening: Listening, policies: Policie
         origin,
         kept_ms is None and oldest_kept_ms(home, QUARANTINE.name) is None,
         any(one.made_from.get("devices") for one in had_work(record)),
+        any(one.made_from.get("own_limits") for one in had_work(record)),
         any(_chosen_before(record, one.number) - record.choices_in(one.number) for one in had_work(record)),
         deployment.max_clock_lead_ms,
         deployment.max_backlog_ms,
@@ -201,22 +212,26 @@ def declared_columns(home: Home) -> pa.Table:
 
 def deadlines(tables: Opened, stand: Stand) -> pa.Table:
     """Return the transitions by silence, each with the instant that policies and covered time give."""
-    excused = _ends(tables)
+    excused, own = _ends(tables), _own_timeouts(tables)
     found = tables.arrow(_SILENCES)
     due_ms: list[int | None] = []
     for one in _rows(found):
-        base_ms = _silent(one, stand.world)
-        at_ms = one["at_ms"]
-        of_it = excused[one["device_id"]]
+        at_ms, of_it, entries = one["at_ms"], excused[one["device_id"]], own.get(one["device_id"])
+        if entries is None and stand.own_limits:  # a list may have given it a timeout of its own
+            due_ms.append(at_ms)
+            continue
+        before = [timeout_ms for since_ms, timeout_ms in entries or () if since_ms <= at_ms]
+        timeout_ms = before[-1] if before else None
+        base_ms = _silent(one, stand.world, timeout_ms)
         later = base_ms is not None and at_ms is not None and at_ms > base_ms and at_ms in of_it
-        anew = (_silent(one, stand.world, since_ms) for since_ms in of_it if at_ms is not None and since_ms <= at_ms)
+        anew = (_silent(one, stand.world, timeout_ms, since_ms) for since_ms in of_it if at_ms is not None and since_ms <= at_ms)
         due_ms.append(at_ms if later or at_ms in anew else base_ms)
     names = ("device_id", "life", "transition_no", "event_time", "last_seen")
     return pa.table({**{name: found[name] for name in names}, "deadline": _instants(due_ms)})
 
 
-def _silent(one: Mapping[str, Any], world: World, from_ms: int = _BEFORE_ALL) -> int | None:
-    """Return the first instant from another on at which a device had been silent for the timeout of its class.
+def _silent(one: Mapping[str, Any], world: World, own_ms: int | None, from_ms: int = _BEFORE_ALL) -> int | None:
+    """Return the first instant from another on at which a device had been silent for its own timeout, or that of its class.
 
     Holds and changes of the class are left out: what they let begin is that other instant.
     """
@@ -224,7 +239,8 @@ def _silent(one: Mapping[str, Any], world: World, from_ms: int = _BEFORE_ALL) ->
     least_ms = max(quiet_ms, one["since_ms"] or quiet_ms, from_ms)
     covered_ms = world.coverage.covered(quiet_ms)
     for dated, since_ms, end_ms in world.policies.spans(least_ms):
-        due_ms = world.coverage.earliest(covered_ms + dated.policy.of(one["device_class"]).timeout_ms)
+        timeout_ms = dated.policy.of(one["device_class"]).timeout_ms if own_ms is None else own_ms
+        due_ms = world.coverage.earliest(covered_ms + timeout_ms)
         if due_ms is not None and (end_ms is None or max(due_ms, since_ms, least_ms) < end_ms):
             return max(due_ms, since_ms, least_ms)
     return None
@@ -236,6 +252,16 @@ def _ends(tables: Opened) -> Mapping[str, set[int]]:
     for one in _rows(tables.arrow(_OWN)):
         until = json.loads(one["body"] or "{}").get("until")
         found[one["device_id"]].add(until if type(until) is int else one["at_ms"])
+    return found
+
+
+def _own_timeouts(tables: Opened) -> Mapping[str, list[tuple[int, int | None]]]:
+    """Return by device the instants of its entries in the registry, in order, each with the timeout of its own that it gives."""
+    found: defaultdict[str, list[tuple[int, int | None]]] = defaultdict(list)
+    for one in _rows(tables.arrow(_ENTRIES)):
+        content = json.loads(one["body"] or "{}")
+        if content.get("op") == ADD and one["at_ms"] is not None:
+            found[one["device_id"]].append((one["at_ms"], content.get("timeout_ms")))
     return found
 
 

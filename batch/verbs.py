@@ -20,6 +20,7 @@ from batch.progress import Say
 from batch.registered import devices_at, rows_of_devices
 from batch.unsaid import go_on, require_since, where_it_stopped
 from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
+from fleetpulse.columnar.seeds import LIMIT_FIELDS
 from fleetpulse.columnar.snapshots import DEVICE
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.belonging import require_own
@@ -355,7 +356,8 @@ def bootstrap_devices(work: Work, listed: Listed, named: str) -> Generation | No
     assert known is not None, "what was judged was received"
     state = state_of(work.spark, home, current, at).each
     rows = rows_as_given(rows_of_devices(work.spark, state, listed, known, home.deployment()))
-    source = {"devices": named, "generation": current.number, "batch": at.batch}
+    own = any(devices[field.name].null_count < len(devices) for field in LIMIT_FIELDS)
+    source = {"devices": named, "own_limits": own, "generation": current.number, "batch": at.batch}
     plan = Plan("bootstrap", source, rows, at.version, current.key_groups, at.partitions, current.form, chosen=True)
     made = make(work.spark, home, plan, at, work.say)
     give(work, made, at)

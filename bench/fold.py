@@ -31,7 +31,7 @@ def _block(devices: int, each: int, call: int) -> pa.RecordBatch:
     count = devices * each
     who, number = np.arange(count) % devices, np.arange(count) // devices
     at_ms = _START_MS + call * _SPAN_MS + number * (_SPAN_MS // each) + (who % max(1, _SPAN_MS // each))
-    same = {"site": "main", "code": None, "gateway": "gateway-1"}
+    same = {"site": "main", "code": None, "firmware": None, "gateway": "gateway-1"}
     columns = {name: pa.array([word] * count, SIGNAL_SCHEMA.field(name).type) for name, word in same.items()}
     columns |= {
         "device_id": pa.array([f"device-{one:06}" for one in who], pa.string()),

@@ -52,7 +52,7 @@ def availability(
     covered_ms = sum(part.to_ms - part.from_ms for part in parts)
     console().print(f"{day}: listened for {format_duration(covered_ms // 1000 * 1000)}, judged up to "
                     f"{format_instant(judged_to_ms)}", highlight=False)  # fmt: skip
-    modes = [mode.value for mode in COUNTED if any(row[mode.value] for row in rows)]
+    modes = [name for name in (*(mode.value for mode in COUNTED), "never_seen") if any(row[name] for row in rows)]
     if rows:
         columns = (*_GROUPS[by], "devices", "available", *modes)
         console().print(as_table([_shown(row) for row in rows[:_SHOWN]], columns, "share of covered time"))

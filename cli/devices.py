@@ -12,14 +12,16 @@ from cli.options import DEFAULT_HOME, HomeOption, JsonOption
 from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.messages import EVERYONE, Kind, Origin
-from fleetpulse.core.policy import DEFAULT_CLASS
+from fleetpulse.core.policy import DEFAULT_CLASS, RULES
+from fleetpulse.core.registration import AS_ITS_CLASS, LIMITS
 from fleetpulse.core.times import format_duration, format_instant, parse_duration_ms, parse_instant_ms
 from fleetpulse.io.commands import Command, commanded, hand_over, in_turn, spool
 from fleetpulse.io.home import Home
 from fleetpulse.io.services import in_use
 
 DeviceArgument = Annotated[str, typer.Argument(help="Device id.")]
-_COLUMNS = ("device_id", "site", "class", "device_class", "gateway")
+_COLUMNS = ("device_id", "site", "class", "device_class", "gateway", "timeout", "death_grace")
+_AS_ITS_CLASS = "class"
 
 
 class _DeviceOrVerb(TyperGroup):
@@ -99,6 +101,21 @@ def _registry(device_id: str, site: str, content: dict[str, Any]) -> Command:
     return f"fleet/{site}/{device_id}/registry", {key: value for key, value in content.items() if value is not None}
 
 
+def _limits(timeout: str | None, death_grace: str | None) -> dict[str, int]:
+    """Return the limits of a device's own, as an entry of the registry has them.
+
+    Raises:
+        FleetError: one is no duration, or beyond the bounds of the policy's.
+    """
+    given = zip(LIMITS, (timeout, death_grace), strict=True)
+    return {name: RULES[name].read(word) for name, word in given if word}
+
+
+def _corrected_limits(timeout: str | None, death_grace: str | None) -> dict[str, int]:
+    given = zip(LIMITS, (timeout, death_grace), strict=True)
+    return {name: AS_ITS_CLASS if word == _AS_ITS_CLASS else RULES[name].read(word) for name, word in given if word}
+
+
 def _control(device_id: str, content: dict[str, Any]) -> Command:
     check_names(EVERYONE, device_id)
     return f"fleet/{EVERYONE}/{device_id}/{Kind.CONTROL}", content
@@ -110,10 +127,12 @@ def add(
     site: Annotated[str, typer.Option("--site", help="Its site.")] = "main",
     device_class: Annotated[str, typer.Option("--class", help="Its class, which chooses its rules.")] = DEFAULT_CLASS,
     gateway: Annotated[str | None, typer.Option("--gateway", help="Through whom it comes.")] = None,
+    timeout: Annotated[str | None, typer.Option("--timeout", help="A timeout of its own, such as 2h.")] = None,
+    death_grace: Annotated[str | None, typer.Option("--death-grace", help="A grace of its own after its will.")] = None,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Register a device, or change its class and site."""
-    content = {"op": "add", "class": device_class, "gateway": gateway}
+    """Register a device, or change its class, site and limits."""
+    content = {"op": "add", "class": device_class, "gateway": gateway, **_limits(timeout, death_grace)}
     if any(mark.isspace() for mark in device_id + site):
         typer.echo("fleet: note: the embedded broker never acknowledges a topic with a space; another broker may", err=True)
     _give(home, [_registry(device_id, site, content)], f'device "{device_id}" is registered')
@@ -122,7 +141,10 @@ def add(
 @device.command("import")
 def import_(
     file: Annotated[
-        Path, typer.Argument(help="CSV with a header: device_id; site, class (or device_class), gateway where known.")
+        Path,
+        typer.Argument(
+            help="CSV with a header: device_id; site, class (or device_class), gateway, timeout and death_grace where known."
+        ),
     ],
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
@@ -136,12 +158,13 @@ def import_(
             if "device_id" not in columns:
                 raise FleetError(f'"{file}" needs a header with device_id; got {", ".join(columns) or "nothing"}')
             for row in reader:
-                content = {
+                content: dict[str, Any] = {
                     "op": "add",
                     "class": row.get("class") or row.get("device_class") or DEFAULT_CLASS,
                     "gateway": row.get("gateway") or None,
                 }
                 try:
+                    content |= _limits(row.get("timeout"), row.get("death_grace"))
                     commands.append(_registry(row["device_id"] or "", row.get("site") or "main", content))
                 except FleetError as error:
                     faults.append(f"  line {reader.line_num}: {error}")
@@ -172,6 +195,12 @@ def correct(
     device_class: Annotated[str | None, typer.Option("--class", help="It was of this class.")] = None,
     site: Annotated[str | None, typer.Option("--site", help="It was at this site.")] = None,
     gateway: Annotated[str | None, typer.Option("--gateway", help="It came through this gateway.")] = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", help='It had this timeout of its own, such as 2h; "class": none.')
+    ] = None,
+    death_grace: Annotated[
+        str | None, typer.Option("--death-grace", help='It had this grace of its own after its will; "class": none.')
+    ] = None,
     registered: Annotated[bool, typer.Option("--registered", help="It was in service.")] = False,
     decommissioned: Annotated[bool, typer.Option("--decommissioned", help="It was out of service.")] = False,
     home: HomeOption = DEFAULT_HOME,
@@ -192,7 +221,8 @@ def correct(
     heard_at = reports.site_of(opened, device_id)
     if heard_at is None:
         raise FleetError(f'no device "{device_id}" was registered or heard in "{home}"; register it with: ./fleet device add')
-    wanted = Correction(from_ms, device_class, site, gateway, registered=registered, decommissioned=decommissioned)
+    own = _corrected_limits(timeout, death_grace)
+    wanted = Correction(from_ms, device_class, site, gateway, **own, registered=registered, decommissioned=decommissioned)
     with in_turn(opened):  # what the registry says now is what the entry is made of
         if on_its_way(opened, device_id, Kind.REGISTRY):
             raise FleetError(
@@ -203,9 +233,11 @@ def correct(
         known = registry.entries(opened, device_id)
         entry = corrected(known, heard_at, wanted)
         content = {"op": entry.op, "effective_from": entry.from_ms, "class": entry.device_class, "gateway": entry.gateway}
+        content |= {name: getattr(entry, name) for name in LIMITS}
         hand_over(opened, [_registry(device_id, EVERYONE if decommissioned else entry.site, content)])
     until = next((f" until the entry of {format_instant(one.from_ms)}" for one in known if one.from_ms > entry.from_ms), "")
     told = {"of class": device_class, "at site": site, "behind gateway": gateway}
+    told |= {"with timeout": timeout, "with death grace": death_grace}
     words = [f'{what} "{name}"' for what, name in told.items() if name is not None]
     words += [what for what, said in (("in service", registered), ("out of service", decommissioned)) if said]
     since = f"since {format_instant(entry.from_ms)}{until}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.options import DEFAULT_HOME, HomeOption, RowsOption, check_mode
-from cli.output import as_json, as_table, cell, console, instant_ms, measure, plain_row, show
+from cli.output import DURATIONS, as_json, as_table, cell, console, instant_ms, measure, plain_row, show
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.tables import JUDGEMENTS
@@ -48,6 +48,7 @@ _LIFE_COLUMNS = ("event_time", "transition_no", "from_mode", "to_mode", "trigger
 class _Unjudged(StrEnum):
     LATE = Verdict.LATE.value
     CLOCK = Verdict.CLOCK.value
+    IDENTITY_CONFLICT = Verdict.IDENTITY_CONFLICT.value
     DUPLICATE = Verdict.DUPLICATE.value
     AFTER_DECOMMISSION = Verdict.AFTER_DECOMMISSION.value
     UNKNOWN_DEVICE = Verdict.UNKNOWN_DEVICE.value
@@ -89,6 +90,7 @@ def status_facts(home: Home) -> dict[str, Any]:
     judged = judged_ms(home)
     frontier_ms = reports.frontier_ms(home, judged)
     facts = present.counts(home, frontier_ms)
+    facts["clocks"] = present.clocks(home)
     facts["judged_received_at_ms"] = judged
     facts["frontier_ms"] = frontier_ms
     facts["health"] = reports.health(home)
@@ -118,6 +120,11 @@ def show_status(home: Home, *, json_lines: bool) -> None:
     shown = console()
     modes = [{"mode": mode, "devices": count} for mode, count in facts["devices"].items()]
     shown.print(as_table(modes, ("mode", "devices"), "devices by mode") if modes else "devices by mode: none yet")
+    if facts["never_seen"]:
+        shown.print(f"offline and never seen: {facts['never_seen']:,}")
+    if facts["clocks"]:
+        clocks = ", ".join(f"{count:,} {_CLOCKS[trust]}" for trust, count in facts["clocks"].items())
+        shown.print(f"clocks that are not right: {clocks}  (fleet devices shows which)")
     became = ", ".join(f"{count:,} times {mode}" for mode, count in facts["transitions"].items()) or "none"
     shown.print(f"transitions: {became}")
     others = {kind: count for kind, count in facts["judgements"].items() if kind != "transition"}
@@ -138,6 +145,7 @@ def show_status(home: Home, *, json_lines: bool) -> None:
     _show_health(shown, facts["health"])
 
 
+_CLOCKS = {"late": "behind, or with messages held up", "invalid": "not set", "ahead": "ahead", "behind": "not set, or set back"}
 _RATING_COLOURS = {"good": "green", "warning": "yellow", "critical": "red"}
 
 
@@ -192,7 +200,7 @@ def devices(
     opened = _opened(home)
     check_mode(mode, "unjudged")
     rows = present.devices(opened, reports.frontier_ms(opened, judged_ms(opened)), mode)
-    columns = ("device_id", "mode", "since", "last_seen", "site", "device_class", "transitions", "messages", "reason")
+    columns = ("device_id", "mode", "since", "last_seen", "site", "device_class", "transitions", "messages", "clock", "reason")
     left_out = f"the {last:,} of {len(rows):,} whose mode changed last" if len(rows) > last else ""
     show(rows if json_lines else _changed_last(rows, last), columns, "devices", json_lines=json_lines, left_out=left_out)
 
@@ -316,7 +324,7 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
     for name, value in standing.summary.items():
         if value is None or name == "device_id":
             continue
-        if name.endswith("_ms") and name != "runtime_ms":
+        if name.endswith("_ms") and name not in DURATIONS:
             name, value = name.removesuffix("_ms"), f"{format_instant(value)}  {_from_now(value)}"
         else:
             if hasattr(value, "timestamp"):

@@ -29,8 +29,8 @@ MODE_COLOURS: Final = {
 }
 
 
-_DURATIONS: Final = frozenset(
-    {"covered_ms", "runtime_ms", "late_by_ms", "lasted_ms", "moved_by_ms"}
+DURATIONS: Final = frozenset(
+    {"covered_ms", "runtime_ms", "late_by_ms", "lasted_ms", "moved_by_ms", "clock_offset_ms", "timeout_ms", "death_grace_ms"}
 )  # the other *_ms are instants
 _WHOLE: Final = frozenset({"event_time", "since", "last_seen", "received_at", "from_mode", "to_mode", "mode", "trigger"})
 _WIDTH_OF_FILES: Final = 160
@@ -66,7 +66,7 @@ def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row as JSON has it; ``<name>_ms`` instants become ``<name>``."""
     found: dict[str, Any] = {}
     for name, value in row.items():
-        if name.endswith("_ms") and name not in _DURATIONS:
+        if name.endswith("_ms") and name not in DURATIONS:
             found[name.removesuffix("_ms")] = None if value is None else format_instant(value)
         else:
             found[name] = plain(value, name)
@@ -86,8 +86,8 @@ def cell(name: str, value: Any) -> str:
         return ""
     if isinstance(value, datetime):
         return format_instant(instant_ms(value)).replace("T", " ").removesuffix("Z")
-    if name in _DURATIONS:
-        return format_duration(int(value))
+    if name in DURATIONS:
+        return ("-" if value < 0 else "") + format_duration(abs(int(value)))
     if name in ("mode", "from_mode", "to_mode"):
         return f"[{MODE_COLOURS.get(str(value), 'white')}]{value}[/]"
     return as_shown(str(value)).replace("[", "\\[")

@@ -100,6 +100,7 @@ class Screen:
         """Return the state in one line, for logs."""
         self._refresh()
         modes = ", ".join(f"{count} {mode}" for mode, count in self._counts["devices"].items()) or "no device yet"
+        modes += f" ({self._counts['never_seen']} of the offline never seen)" if self._counts["never_seen"] else ""
         return (
             f"{modes}; {self._rate()} messages/s, {self._counts['messages']} landed; frontier {self._behind()}; {self._state()}"
         )
@@ -110,6 +111,8 @@ class Screen:
         modes = Text("  ")
         for mode, count in self._counts["devices"].items():
             modes.append(f"{mode} {count:,}   ", style=MODE_COLOURS.get(mode, "white"))
+        if self._counts["never_seen"]:
+            modes.append(f"({self._counts['never_seen']:,} of the offline never seen)", style="bright_black")
         if not self._counts["devices"]:
             modes.append("no verdict yet: the first come when the lifecycle job is up", style="bright_black")
         facts = Table.grid(padding=(0, 2))

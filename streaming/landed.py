@@ -20,6 +20,7 @@ from fleetpulse.core.decoding import Rejection
 from fleetpulse.core.envelope import TOPIC_PREFIX, is_end
 from fleetpulse.core.gateways import Gateways
 from fleetpulse.core.messages import OF_READING, Kind, Origin, Reason, Row, hash64
+from fleetpulse.core.registration import LIMITS, limits
 from fleetpulse.core.tables import COVERAGE, DEVICES, GATEWAYS, MESSAGES, QUARANTINE, Table
 from fleetpulse.io import delta
 from fleetpulse.io.arrivals import read_arrivals
@@ -218,4 +219,12 @@ def _change(row: Row) -> dict[str, Any]:
         "op": str(content.get("op")),
         "device_class": content.get("class"),
         "gateway": content.get("gateway"),
+        **dict(zip(LIMITS, _limits(content), strict=True)),
     }
+
+
+def _limits(content: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    try:
+        return limits(content)
+    except ValueError:
+        return None, None  # the job refuses the row

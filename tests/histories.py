@@ -82,6 +82,8 @@ def registry_entries(rows: Iterable[Row]) -> list[dict[str, Any]]:
             "op": one.contents()["op"],
             "device_class": one.contents().get("class"),
             "gateway": one.contents().get("gateway"),
+            "timeout_ms": one.contents().get("timeout_ms"),
+            "death_grace_ms": one.contents().get("death_grace_ms"),
         }
         for one in rows
         if one.kind is Kind.REGISTRY
@@ -143,6 +145,7 @@ def any_signal(
         "boot": choose([None, None, "p", "q"]),
         "session": choose([None, None, "s", "t"]),
         "code": choose(CODES),
+        "firmware": choose([None, None, None, "1.0", "1.1"]),
         "gateway": through,
     }
     payload = {name: value for name, value in payload.items() if value is not None}
@@ -153,7 +156,7 @@ def any_signal(
         payload["ts"] = choose([5, "noon"])
     elif clock != "none":
         payload["ts_s"] = received + choose([200, 300]) * (1 if clock == "ahead" else -3_000_000)
-    return row(received, f"fleet/{choose(['north', 'south'])}/{device}/{kind}", **payload)
+    return row(received, f"fleet/{choose(['north', 'north', 'north', 'south'])}/{device}/{kind}", **payload)
 
 
 def any_own_row(choose: Choose, devices: Sequence[str], steps: int, own: Sequence[str] = OWN) -> Row:
@@ -174,6 +177,7 @@ def any_own_row(choose: Choose, devices: Sequence[str], steps: int, own: Sequenc
             return row(received, "fleet/_/_/policy", policy=any_policy(choose), **more)
         case "add":
             more |= choose([{}, {"gateway": choose(GATEWAYS)}])
+            more |= choose([{}, {}, {"timeout_ms": choose([8_000, 45_000])}, {"death_grace_ms": choose([2_000, 50_000])}])
             return row(received, f"{device}/registry", op="add", **{"class": choose(["default", "quick"])}, **more)
         case "decommission":
             return row(received, f"{device}/registry", op="decommission", **more)

@@ -26,6 +26,10 @@ Rule 2: where the text leaves a choice, the choice is named here.
 - Runtime is counted between two signals of one service, by the policy and class at the later one, which must find the device in
   time or held; what a will stops is no matter. A correction goes on with the runtime of the amended history.
 - Registering a decommissioned device again clears its facts and goes on with its life. Its tombstone counts event time.
+- Limits of a device's own hold from the registry's entry that gives them to the next entry, as its class does.
+- Where a device speaks from is the site of its newest signal, of those that were not late, since a registration at another site
+  or anew: until then its own site. A signal that comes from where it spoke from before the last move, less than a day after it,
+  is an identity conflict, unless one was reported within a day. A signal from another site than the one before is no reboot.
 """
 
 from collections.abc import Iterable
@@ -40,15 +44,16 @@ SIGNALS = KINDS[:4]
 FAULTS = ("invalid", "ahead", "behind")
 PRESENT = ("online", "degraded", "flagged")
 HELD = ("updating", "maintenance")
+DAY = 86_400_000
 ENDS = {"degraded": ("recovered",), "flagged": ("hold_over", "release"), "hold": ("until",)}  # facts, and what ends them
 
 
 class Heard(NamedTuple):
-    """A signal that a life has heard: its instant, the mode that it found, the class, since when in service, excused time."""
+    """A signal that a life has heard: its instant, the mode found, class and own limits, since when in service, excused time."""
 
     at: int
     found: str
-    device_class: str
+    whose: tuple[str, dict[str, int]]
     since: int
     excused: int
 
@@ -71,6 +76,9 @@ class Life:
     )  # the trust of each signal, after that of a clock that is right
     unsaid: int = 0  # of `told`: transitions of the amended history, from which the device goes on
     numbered: int = 0  # transitions of this life that were judged before that
+    conflicts: list[int] = field(
+        default_factory=list[int]
+    )  # instants of reported identity conflicts, since it was registered anew
 
     @property
     def mode(self) -> str:
@@ -79,8 +87,29 @@ class Life:
     def device_class(self, before: int | None = None) -> str:
         return ["default", *(one.content.get("class") or "default" for one in self.log[:before] if one.kind == "registry")][-1]
 
+    def whose(self, before: int | None = None) -> tuple[str, dict[str, int]]:
+        """Return its class, and the limits that it has of its own."""
+        entries = [{}, *(one.content for one in self.log[:before] if one.kind == "registry")]
+        own = {name: entries[-1][name] for name in ("timeout_ms", "death_grace_ms") if entries[-1].get(name) is not None}
+        return self.device_class(before), own
+
     def rules(self, index: int) -> dict[str, Any]:
-        return self.world.rules(self.log[index].at, self.device_class(index))
+        return self.world.rules(self.log[index].at, *self.whose(index))
+
+    def places(self, index: int) -> list[tuple[str, int]]:
+        """Return the sites that it has spoken from, before the row at ``index``, each with when it began to; its own first."""
+        known = [one for one in self.log[:index] if one.kind in (*SIGNALS, "registry")]
+        here, newest = known[0].site if known else "", (-1, -1)
+        found = [(here, 0)]
+        for one in known:
+            if one.kind == "registry" and one.site != here:
+                here, found = one.site, [(one.site, 0)]
+            if one.kind not in SIGNALS or one.arrival <= newest:
+                continue
+            newest = one.arrival
+            if one.trust != "late" and one.site != found[-1][0]:
+                found.append((one.site, one.at))
+        return found
 
     def last_seen(self) -> int | None:
         return max((one.at for one in self.log if one.kind in SIGNALS), default=None)
@@ -91,7 +120,7 @@ class Life:
         for one, then in pairwise(self.heard):
             gap = covered(then.at) - covered(one.at) - then.excused
             alive = one.since == then.since and then.found in (*PRESENT, *HELD, "unreachable")
-            total += gap if alive and gap <= self.world.rules(then.at, then.device_class)["timeout_ms"] else 0
+            total += gap if alive and gap <= self.world.rules(then.at, *then.whose)["timeout_ms"] else 0
         return total
 
     def gateway(self, index: int) -> str | None:
@@ -138,7 +167,7 @@ class Life:
     def is_cut_off(self) -> bool:
         """Whether its gateway is dead, and the grace is over."""
         since, covered = self.cut_off_since(), self.world.listening.covered
-        grace = self.world.rules(self.now, self.device_class())["death_grace_ms"]
+        grace = self.world.rules(self.now, *self.whose())["death_grace_ms"]
         return since is not None and covered(self.now) - covered(since) >= grace
 
     def words(self, index: int, word: str) -> Any:
@@ -155,6 +184,8 @@ class Life:
         before = [old for old in self.log[:index] if old.kind in SIGNALS]
         if row.trust == "late" or any(old.arrival > row.arrival for old in before):
             return False
+        if row.site != self.places(index)[-1][0]:
+            return False
         boot, seq = self.words(index, "boot"), self.words(index, "seq")
         if row.boot is not None and boot is not None:
             return row.boot != boot
@@ -167,6 +198,23 @@ class Life:
         if session is not None and will.session is not None:
             return session == will.session
         return boot is None or will.boot in (None, boot)
+
+    def is_newest(self, row: Message, index: int) -> bool:
+        return row.trust != "late" and not any(old.arrival > row.arrival for old in self.log[:index] if old.kind in SIGNALS)
+
+    def is_updated(self, row: Message, index: int) -> bool:
+        """Whether a signal names another firmware than the device had."""
+        return (
+            self.is_newest(row, index)
+            and None not in (before := self.words(index, "firmware"), row.firmware)
+            and (row.firmware != before)
+        )
+
+    def is_in_conflict(self, row: Message, index: int) -> bool:
+        """Whether a signal shows that one id speaks from two sites in turn, and that is to be reported."""
+        (site, since), before = (places := self.places(index))[-1], [place for place, _ in places[-2:-1]]
+        is_back = self.is_newest(row, index) and row.site != site and row.site in before and row.at - since < DAY
+        return is_back and not any(row.at - one < DAY for one in self.conflicts)
 
     def has_no_data(self, row: Message) -> bool:
         """Whether an error does not count: it came late, or is a copy of what has no place of its own."""
@@ -228,7 +276,7 @@ class Life:
         mode, held, due = self.mode, self.until("hold") if self.mode in HELD else None, list[tuple[int | None, int, str]]()
 
         def over(since: int, limit: str, clock: Listening = self.world.listening, excused: int = 0) -> int | None:
-            return self.world.over(clock, since, limit, self.device_class(), max(self.now, held or 0), excused)
+            return self.world.over(clock, since, limit, self.whose(), max(self.now, held or 0), excused)
 
         quiet_since, death, cut_off = self.last_seen() or self.since, self.death(), self.cut_off_since()
         if mode in (*PRESENT, *HELD, "provisioned", "unreachable"):
@@ -279,12 +327,14 @@ class Life:
         if row.kind == "control":
             return self.control(row)
         index, excused = len(self.log), self.excused(row.at)
-        rebooted = row.kind in SIGNALS and self.has_rebooted(row, index)
+        rebooted = row.kind in SIGNALS and (self.has_rebooted(row, index) or self.is_updated(row, index))
+        if row.kind in SIGNALS and self.is_in_conflict(row, index):
+            self.conflicts.append(row.at)
         if row.kind == "error" and self.has_no_data(row):
             row = replace(row, kind="heartbeat")
         self.log.append(row)
         if row.kind in SIGNALS:
-            self.heard.append(Heard(row.at, self.mode, self.device_class(), self.since, excused))
+            self.heard.append(Heard(row.at, self.mode, self.whose(), self.since, excused))
             self.clocks.append(row.trust)
         if row.kind in SIGNALS and self.mode in ("provisioned", "offline", "unreachable") and self.death() is None:
             self.go(self.live(), "signal")
@@ -303,7 +353,7 @@ class Life:
             self.go("decommissioned", "decommission")
             return
         if self.mode == "decommissioned":
-            self.before, self.log, self.since = [*self.before, *self.log], [], row.at
+            self.before, self.log, self.since, self.conflicts = [*self.before, *self.log], [], row.at, []
             self.clocks.append("on_time")
             self.go("provisioned", "registered")
         behind = self.gateway(len(self.log))
@@ -333,7 +383,7 @@ class Life:
                 cut_off = self.mode == "updating" and self.last_seen() is not None and self.is_cut_off()
                 self.go("unreachable" if cut_off else self.live(), "released")
             return None
-        if not row.at < row.content["until"] <= row.at + self.world.rules(row.at, self.device_class())["longest_hold_ms"]:
+        if not row.at < row.content["until"] <= row.at + self.world.rules(row.at, *self.whose())["longest_hold_ms"]:
             return "refused"
         self.note("hold", row.content["until"])
         self.go("maintenance" if operation == "maintain" else "updating", operation)
@@ -488,7 +538,9 @@ def _lives(
                 judgements += [] if silent else [_about(listed, row)]
                 continue
             lives.append(Life(world, row.device_id, born=row.at, since=row.at, now=row.at))
+        conflicts = len(lives[-1].conflicts) if row.kind in SIGNALS else 0
         verdict, clock = lives[-1].judge(row), lives[-1].clocks[-2:]
+        judgements += [_about("identity_conflict", row)] if row.kind in SIGNALS and len(lives[-1].conflicts) > conflicts else []
         judgements += [_about(verdict, row)] if verdict and row.trust != "late" else []
         heard = row.kind in SIGNALS and verdict is None
         judgements += [_about("clock", row)] if heard and clock[-1] != clock[0] and clock[-1] in FAULTS else []
@@ -500,7 +552,7 @@ def _lives(
 def _proves_alive(row: Message, lives: list[Life], world: World) -> bool:
     """Whether a signal that came late counts as heard when it was received."""
     known = lives and lives[-1].mode != "forgotten"
-    rule = world.rules(row.at, lives[-1].device_class() if known else "default").get("late_proves_alive")
+    rule = world.rules(row.at, *(lives[-1].whose() if known else ("default", {}))).get("late_proves_alive")
     return row.is_direct if rule is None else rule
 
 

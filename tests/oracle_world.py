@@ -29,6 +29,8 @@ class Message:
     position: int = 0  # among the rows of its bridge that were received at one instant
     presence: int | None = None  # the instant at which it is judged, where that is not its event time
     trust: str = "on_time"  # of a signal: on_time, late, or a clock fault
+    site: str = ""
+    firmware: str | None = None
 
     @property
     def at(self) -> int:
@@ -102,17 +104,26 @@ class World:
     def policy(self, t: int) -> dict[str, Any]:
         return max((one for one in self.policies if one[0] <= t), key=lambda one: one[:2])[2]
 
-    def rules(self, t: int, device_class: str) -> dict[str, Any]:
+    def rules(self, t: int, device_class: str, own: dict[str, int]) -> dict[str, Any]:
+        """Return the rules of a class in force at ``t``, with the limits that a device has of its own."""
         policy = self.policy(t)
-        return {"gateway_outage_limit_ms": 86_400_000, **policy["classes"].get(device_class, policy["rules"])}
+        return {"gateway_outage_limit_ms": 86_400_000, **policy["classes"].get(device_class, policy["rules"]), **own}
 
-    def over(self, clock: Listening, since: int, limit: str, device_class: str, least: int, excused: int = 0) -> int | None:
+    def over(
+        self,
+        clock: Listening,
+        since: int,
+        limit: str,
+        whose: tuple[str, dict[str, int]],
+        least: int,
+        excused: int = 0,
+    ) -> int | None:
         """Return the first t >= ``least`` at which what ``clock`` counted since ``since`` has reached the limit in force at t.
 
-        ``excused`` of what it counted does not count.
+        ``excused`` of what it counted does not count; ``whose`` is the device's class and its own limits.
         """
         begun = clock.covered(since) + excused
         starts = [start for start, _, _ in self.policies]
-        turns = {least, *starts, *(clock.earliest(begun + self.rules(start, device_class)[limit]) for start in starts)}
+        turns = {least, *starts, *(clock.earliest(begun + self.rules(start, *whose)[limit]) for start in starts)}
         eligible = (t for t in turns if t is not None and t >= least)
-        return min((t for t in eligible if clock.covered(t) >= begun + self.rules(t, device_class)[limit]), default=None)
+        return min((t for t in eligible if clock.covered(t) >= begun + self.rules(t, *whose)[limit]), default=None)

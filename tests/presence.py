@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.messages import Row
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
@@ -27,6 +28,7 @@ class Case:
         rows: of its devices, those of one instant in the order in which they came.
         want: the transitions of each device up to ``until_s``.
         reboots: of a device, where that is the question.
+        listed: how often a judgement that is no transition was made of a device, where that is the question.
         until_s: seconds after START; silence beyond is not the question.
         alone: whether its rows concern other devices as well.
     """
@@ -34,6 +36,7 @@ class Case:
     rows: Sequence[Row]
     want: Mapping[str, Sequence[Change]]
     reboots: Mapping[str, int] = field(default_factory=dict[str, int])
+    listed: Mapping[tuple[str, Verdict], int] = field(default_factory=dict[tuple[str, Verdict], int])
     until_s: float = 7_000
     alone: bool = False
 
@@ -197,7 +200,67 @@ def _gateways() -> dict[str, Case]:
     }  # fmt: skip
 
 
-CASES: Final[Mapping[str, Case]] = {**_wills(), **_clocks(), **_counters(), **_gateways()}
+def _identities() -> dict[str, Case]:
+    def speak(device: str, *sites: tuple[float, str]) -> list[Row]:
+        return [row(at_s, f"fleet/{site}/{device}/heartbeat", boot=site) for at_s, site in sites]
+
+    in_turn = [(300 * number, ("oslo", "rome")[number % 2]) for number in range(20)]
+    conflict = Verdict.IDENTITY_CONFLICT
+    return {
+        "one id speaks from two sites": Case(
+            speak("i1", *in_turn), {"i1": [_online(0)]}, {"i1": 0}, {("i1", conflict): 1}, until_s=6_000
+        ),
+        "a device that is moved": Case(
+            speak("i2", (0, "oslo"), (300, "rome"), (600, "rome")), {"i2": [_online(0)]}, {"i2": 0}, {("i2", conflict): 0}
+        ),
+        "a device that another takes over": Case(
+            [*speak("i3", (0, "oslo"), (300, "rome")), row(400, "fleet/rome/i3/registry", op="add"), *speak("i3", (600, "oslo"))],
+            {"i3": [_online(0)]},
+            listed={("i3", conflict): 0},
+        ),
+    }
+
+
+def _operators() -> dict[str, Case]:
+    def add(device: str, **limits: int) -> Row:
+        return row(-1, f"{device}/registry", op="add", **limits)
+
+    def update(device: str) -> Row:
+        return row(100, f"{device}/control", op="update", until_s=7_300)
+
+    updating = (100, "online", "updating", "update")
+    naps = [one for hour in range(2) for one in (signal(3600 * hour, "o5"), row(3600 * hour + 20, "o5/death"))]
+    return {
+        "an update that ends with other firmware": Case(
+            [signal(0, "o1", firmware="1.0"), update("o1"), signal(280, "o1", "birth", firmware="1.1")],
+            {"o1": [_online(0), updating, (280, "updating", "online", "updated")]},
+        ),
+        "an update that ends with another boot": Case(
+            [signal(0, "o2", boot="a"), update("o2"), signal(280, "o2", "birth", boot="b")],
+            {"o2": [_online(0), updating, (280, "updating", "online", "updated")]},
+        ),
+        "an update while the old firmware still speaks": Case(
+            [signal(0, "o3", firmware="1.0"), update("o3"), signal(280, "o3", firmware="1.0")],
+            {"o3": [_online(0), updating]},
+        ),
+        "an update that is released": Case(
+            [signal(0, "o4"), update("o4"), row(200, "o4/control", op="release")],
+            {"o4": [_online(0), updating, (200, "updating", "online", "released")]},
+        ),
+        "an hourly sleeper with a will": Case([add("o5", death_grace_ms=3_900_000), *naps], {"o5": [_online(0)]}),
+        "registered and never heard": Case([add("o6", timeout_ms=600_000)], {"o6": [(599, "provisioned", "offline", "silence")]}),
+        "a timeout of its own": Case(
+            [add("o7", timeout_ms=300_000), signal(0, "o7")], {"o7": [_online(0), (300, "online", "offline", "silence")]}
+        ),
+        "a limit beyond the policy's bounds": Case(
+            [add("o8", timeout_ms=1), signal(0, "o8")], {"o8": [_online(0)]}, listed={("o8", Verdict.REFUSED): 1}
+        ),
+    }
+
+
+CASES: Final[Mapping[str, Case]] = {
+    **_wills(), **_clocks(), **_counters(), **_gateways(), **_identities(), **_operators()
+}  # fmt: skip
 
 
 def rows_of(cases: Sequence[Case]) -> list[Row]:

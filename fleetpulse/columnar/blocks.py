@@ -61,6 +61,7 @@ SIGNAL_SCHEMA: Final = pa.schema(
         ("session", pa.string()),
         ("seq", pa.int64()),  # -1 without
         ("code", _WORD),
+        ("firmware", _WORD),
         ("gateway", _WORD),
         ("digest", pa.int64()),  # 0 where there is a seq
     ]

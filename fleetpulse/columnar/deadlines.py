@@ -19,6 +19,8 @@ from fleetpulse.columnar.layout import (
     MODE_SINCE,
     OUTAGE,
     OUTAGE_COVERED,
+    OWN_GRACE,
+    OWN_TIMEOUT,
     QUIET_COVERED,
     QUIET_SINCE,
     Matrix,
@@ -54,6 +56,17 @@ _FORGET: Final = TRIGGERS.index(Trigger.FORGET)
 
 
 @borrowing
+def limit_of(devices: Matrix, world: World, i: int, policy: int, rule: int) -> int:
+    """Return a limit of a device by one policy: its own where it has one, see `Device.rules`."""
+    own = NONE
+    if rule == TIMEOUT:
+        own = devices[i, OWN_TIMEOUT]
+    elif rule == DEATH_GRACE:
+        own = devices[i, OWN_GRACE]
+    return world.rules[policy, devices[i, CLASS], rule] if own == NONE else own
+
+
+@borrowing
 def _reached(devices: Matrix, world: World, i: int, least_ms: int, since: int, rule: int, listening: bool) -> int:
     """Return the first instant, not before ``least_ms``, at which a limit is reached by the policy and class then in force.
 
@@ -69,13 +82,13 @@ def _reached(devices: Matrix, world: World, i: int, least_ms: int, since: int, r
     Returns:
         `NEVER` where it is not reached.
     """
-    count, of_class = len(world.rules), devices[i, CLASS]
+    count = len(world.rules)
     least_ms = max(least_ms, devices[i, CLASS_SINCE])
     for policy in range(count):
         end_ms = world.rules[policy + 1, 0, EFFECTIVE] if policy + 1 < count else NEVER
         if end_ms <= least_ms:
             continue
-        reached = since + world.rules[policy, of_class, rule]
+        reached = since + limit_of(devices, world, i, policy, rule)
         due_ms = earliest(world, reached) if listening else reached
         if due_ms != NONE:
             due_ms = max(due_ms, world.rules[policy, 0, EFFECTIVE], least_ms)

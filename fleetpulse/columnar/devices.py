@@ -20,6 +20,7 @@ from fleetpulse.columnar.layout import (
     CLOCK,
     CODES,
     DEVICE_FIELDS,
+    FIRMWARE,
     GATEWAY,
     MEMORY,
     MEMORY_WIDTH,
@@ -29,6 +30,8 @@ from fleetpulse.columnar.layout import (
     PROGRESS,
     PROGRESS_OF,
     SITE,
+    SPEAKS_FROM,
+    SPOKE_FROM,
     TIMES,
     Matrix,
 )
@@ -37,7 +40,8 @@ from fleetpulse.core.device import Device
 from fleetpulse.core.policy import DEFAULT_CLASS
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
-_WORDS: Final = ("site", "device_class", "gateway", "boot", "mode", "clock", "memory")
+_OPTIONAL_WORDS: Final = (("gateway", GATEWAY), ("firmware", FIRMWARE), ("speaks_from", SPEAKS_FROM), ("spoke_from", SPOKE_FROM))
+_WORDS: Final = ("site", "device_class", *(name for name, _ in _OPTIONAL_WORDS), "boot", "mode", "clock", "memory")
 _PLAIN: Final = tuple((place, name) for place, name in enumerate(DEVICE_FIELDS) if name not in _WORDS)
 
 
@@ -58,7 +62,7 @@ class Devices:
         boots: string array with nulls: the boot last heard of.
         rows: int64 matrix, device x `DEVICE_FIELDS`.
         memory: int64 matrix: what is remembered of errors; a device's row is named in its field ``memory``, -1 without.
-        sites, classes, gateways, codes, sequences: the words behind the numbers.
+        sites, classes, gateways, firmwares, codes, sequences: the words behind the numbers.
     """
 
     ids: pa.StringArray = field(default_factory=lambda: pa.array([], pa.string()))
@@ -68,11 +72,18 @@ class Devices:
     sites: Vocabulary = field(default_factory=Vocabulary)
     classes: Vocabulary = field(default_factory=lambda: Vocabulary([DEFAULT_CLASS]))
     gateways: Vocabulary = field(default_factory=Vocabulary)
+    firmwares: Vocabulary = field(default_factory=Vocabulary)
     codes: Vocabulary = field(default_factory=Vocabulary)
     sequences: Vocabulary = field(default_factory=Vocabulary)
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def words_of(self, name: str) -> Vocabulary:
+        """Return the words behind the numbers of a field, one of `usual.WORDS`."""
+        sites = ("site", "speaks_from", "spoke_from")
+        known = {**dict.fromkeys(sites, self.sites), "device_class": self.classes, "gateway": self.gateways}
+        return known.get(name, self.firmwares)
 
     def admit(self, ids: pa.StringArray) -> None:
         """Make room for devices that are not there yet; they are absent until a row says otherwise."""
@@ -135,7 +146,7 @@ class Devices:
         values |= {"device_id": self.ids[place].as_py(), "boot": self.boots[place].as_py()}
         values |= {"mode": MODES[row[MODE]], "clock": TRUSTS[row[CLOCK]]}
         values |= {"site": self.sites.words[row[SITE]], "device_class": self.classes.words[row[CLASS]]}
-        values["gateway"] = self.gateways.words[row[GATEWAY]] if row[GATEWAY] >= 0 else None
+        values |= {name: self.words_of(name).words[row[at]] if row[at] >= 0 else None for name, at in _OPTIONAL_WORDS}
         return Device(**values, **self.remembered(place))
 
     def remembered(self, place: int) -> dict[str, Any]:
@@ -164,7 +175,9 @@ class Devices:
         row[MODE], row[CLOCK] = MODES.index(device.mode), TRUSTS.index(device.clock)
         row[SITE] = self.sites.number(device.site)
         row[CLASS] = self.classes.number(device.device_class)
-        row[GATEWAY] = -1 if device.gateway is None else self.gateways.number(device.gateway)
+        for name, at in _OPTIONAL_WORDS:
+            word = getattr(device, name)
+            row[at] = -1 if word is None else self.words_of(name).number(word)
         if device.error_times_ms or device.codes or device.progress:
             self.remember(np.array([place]))
         if row[MEMORY] >= 0:

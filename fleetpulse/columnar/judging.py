@@ -21,7 +21,7 @@ from fleetpulse.columnar.world import NEVER, NONE, Int64s, World, world_arrays
 from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.device import NO_CODE, Fold
 from fleetpulse.core.device import World as CoreWorld
-from fleetpulse.core.judgements import REASONS, Verdict, clock_fault
+from fleetpulse.core.judgements import REASONS, Verdict, clock_fault, identity_conflict
 from fleetpulse.core.messages import GatewayEvent, Kind, Row, Trust, session_number
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.replay import in_order as core_in_order
@@ -35,6 +35,7 @@ _NOTES: Final = {
     layout.AFTER_DECOMMISSION: Verdict.AFTER_DECOMMISSION,
     layout.UNKNOWN_DEVICE: Verdict.UNKNOWN_DEVICE,
     layout.CLOCK_FAULT: Verdict.CLOCK,
+    layout.IDENTITY_CONFLICT: Verdict.IDENTITY_CONFLICT,
 }
 
 
@@ -200,6 +201,7 @@ class Judging:
             *devices.codes.mapped(signals["code"], NO_CODE),
             *devices.gateways.mapped(signals["gateway"]),
             *devices.sites.mapped(signals["site"]),
+            *devices.firmwares.mapped(signals["firmware"]),
         )
         if len(events):
             rows, order = _merged(rows, order, events)
@@ -267,10 +269,18 @@ class Judging:
         told, signals = np.concatenate(self._noted), self._signals
         what, row = told[:, layout.T_WHAT], told[:, layout.T_ROW]
         for note, verdict in _NOTES.items():
-            noted = row[what == note]
-            if len(noted):
-                listed = signals.take(pa.array(noted))
-                self.told.append(of_signals(listed, verdict, _faults(listed) if verdict is Verdict.CLOCK else [REASONS[verdict]]))
+            its = told[what == note]
+            if not len(its):
+                continue
+            listed = signals.take(pa.array(row[what == note]))
+            if verdict is Verdict.CLOCK:
+                reasons = _faults(listed)
+            elif verdict is Verdict.IDENTITY_CONFLICT:
+                others = [self._devices.sites.words[one] for one in its[:, layout.T_SITE].tolist()]
+                reasons = [*map(identity_conflict, listed["site"].to_pylist(), others)]
+            else:
+                reasons = [REASONS[verdict]]
+            self.told.append(of_signals(listed, verdict, reasons))
         changes = told[what == layout.TRANSITION]
         if len(changes):
             self.told.append(transitions(changes, self._devices, self._policies, signals))

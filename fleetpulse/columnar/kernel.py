@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fleetpulse.columnar.blocks import TRUSTS
 from fleetpulse.columnar.compiled import borrowing, kept
-from fleetpulse.columnar.deadlines import next_due
+from fleetpulse.columnar.deadlines import limit_of, next_due
 from fleetpulse.columnar.layout import (
     ABSENT,
     AFTER_DECOMMISSION,
@@ -23,21 +23,25 @@ from fleetpulse.columnar.layout import (
     CLOCK_FAULT,
     CLOCK_OFFSET,
     CODES,
+    CONFLICT,
     DEATH,
     DEATH_COVERED,
     DEGRADED_UNTIL,
     EXCUSED,
+    FIRMWARE,
     FLAGGED_UNTIL,
     GATEWAY,
     GATEWAY_DEATH,
     GATEWAY_RETURN,
     HEARD,
     HELD_UNTIL,
+    IDENTITY_CONFLICT,
     LAST_SEEN,
     LIFE,
     MEMORY,
     MODE,
     MODE_SINCE,
+    MOVED,
     N_CODES,
     N_TIMES,
     NUMBER,
@@ -54,6 +58,7 @@ from fleetpulse.columnar.layout import (
     R_CODE,
     R_DEVICE,
     R_DIRECT,
+    R_FIRMWARE,
     R_GATEWAY,
     R_KIND,
     R_OFFSET,
@@ -68,6 +73,8 @@ from fleetpulse.columnar.layout import (
     SEQ,
     SESSION,
     SITE,
+    SPEAKS_FROM,
+    SPOKE_FROM,
     T_AT,
     T_CLASS,
     T_CODES,
@@ -114,7 +121,7 @@ from fleetpulse.columnar.world import (
     covered,
     in_force,
 )
-from fleetpulse.core.device import WRAP_SLACK
+from fleetpulse.core.device import CONFLICT_MS, WRAP_SLACK
 from fleetpulse.core.machine import Mode, Trigger
 from fleetpulse.core.messages import POSITION_BITS, RANK, Kind, Trust
 from fleetpulse.core.policy import MAX_SEQUENCE
@@ -155,7 +162,7 @@ def _is_cut_off(devices: Matrix, world: World, i: int, at_ms: int) -> bool:
     """Whether a device's gateway is dead, and the grace is over."""
     if devices[i, OUTAGE_COVERED] == NONE:
         return False
-    grace_ms = world.rules[in_force(world, at_ms), devices[i, CLASS], DEATH_GRACE]
+    grace_ms = limit_of(devices, world, i, in_force(world, at_ms), DEATH_GRACE)
     return covered(world, at_ms) - devices[i, OUTAGE_COVERED] >= grace_ms
 
 
@@ -242,6 +249,7 @@ def _born(devices: Matrix, memory: Matrix, world: World, i: int, rows: Matrix, j
     devices[i, MODE], devices[i, NUMBER], devices[i, MODE_SINCE], devices[i, CLASS_SINCE] = _PROVISIONED, 0, at_ms, at_ms
     devices[i, BOOT], devices[i, SEQ], devices[i, REBOOTS], devices[i, RUNTIME], devices[i, EXCUSED] = -1, -1, 0, 0, 0
     devices[i, CLOCK] = _ON_TIME
+    devices[i, FIRMWARE] = devices[i, SPEAKS_FROM] = devices[i, SPOKE_FROM] = -1
     devices[i, MEMORY] = slot
     if slot >= 0:
         memory[slot, N_TIMES], memory[slot, N_CODES], memory[slot, PROGRESS_OF] = 0, 0, -1
@@ -264,7 +272,7 @@ def _heard(devices: Matrix, world: World, told: Matrix, said: int, i: int, rows:
     at_ms, mode = rows[j, R_AT], devices[i, MODE]
     now_covered = covered(world, at_ms)
     gap = now_covered - devices[i, QUIET_COVERED] - devices[i, EXCUSED]
-    timeout_ms = world.rules[in_force(world, at_ms), devices[i, CLASS], TIMEOUT]
+    timeout_ms = limit_of(devices, world, i, in_force(world, at_ms), TIMEOUT)
     present = IS_PRESENT[mode] or IS_HELD[mode] or mode == _UNREACHABLE
     if devices[i, LAST_SEEN] != NONE and present and gap <= timeout_ms:
         devices[i, RUNTIME] += gap
@@ -280,7 +288,7 @@ def _heard(devices: Matrix, world: World, told: Matrix, said: int, i: int, rows:
         if rows[j, R_GATEWAY] >= 0:
             devices[i, GATEWAY] = rows[j, R_GATEWAY]
         if newest:
-            _number(devices, i, rows, j)
+            said = _number(devices, told, said, i, rows, j)
     if newest:
         devices[i, HEARD] = arrival
     if rows[j, R_DIRECT] or rows[j, R_KIND] == _BIRTH:
@@ -289,10 +297,16 @@ def _heard(devices: Matrix, world: World, told: Matrix, said: int, i: int, rows:
 
 
 @borrowing
-def _number(devices: Matrix, i: int, rows: Matrix, j: int) -> None:
-    """Note the session, boot and counter of a signal that was received after those heard before."""
+def _number(devices: Matrix, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
+    """Note the session, boot, counter, firmware and site of a signal that was received after those heard before.
+
+    Return the next judgement.
+    """
     boot, seq = rows[j, R_BOOT], rows[j, R_SEQ]
-    if boot >= 0 and devices[i, BOOT] >= 0:
+    here = devices[i, SITE] if devices[i, SPEAKS_FROM] < 0 else devices[i, SPEAKS_FROM]
+    if rows[j, R_SITE] != here:
+        said = _moved(devices, told, said, i, rows, j, here)
+    elif boot >= 0 and devices[i, BOOT] >= 0:
         if boot != devices[i, BOOT]:
             devices[i, REBOOTS] += 1
     elif seq >= 0 and devices[i, SEQ] >= 0 and _fell_back(devices[i, SEQ], seq):
@@ -303,6 +317,23 @@ def _number(devices: Matrix, i: int, rows: Matrix, j: int) -> None:
         devices[i, SEQ] = seq
     if rows[j, R_SESSION] != NONE:
         devices[i, SESSION] = rows[j, R_SESSION]
+    if rows[j, R_FIRMWARE] >= 0:
+        devices[i, FIRMWARE] = rows[j, R_FIRMWARE]
+    return said
+
+
+@borrowing
+def _moved(devices: Matrix, told: Matrix, said: int, i: int, rows: Matrix, j: int, here: int) -> int:
+    """Note that a device speaks from another site than ``here``, and report the one that is back within a day."""
+    at_ms, site = rows[j, R_AT], rows[j, R_SITE]
+    is_back = site == devices[i, SPOKE_FROM] and devices[i, MOVED] != NONE and at_ms - devices[i, MOVED] < CONFLICT_MS
+    if is_back and (devices[i, CONFLICT] == NONE or at_ms - devices[i, CONFLICT] >= CONFLICT_MS):
+        devices[i, CONFLICT] = at_ms
+        told[said, T_SITE] = here
+        said = _note(told, said, IDENTITY_CONFLICT, i, j)
+    devices[i, SPOKE_FROM], devices[i, MOVED] = here, at_ms
+    devices[i, SPEAKS_FROM] = -1 if site == devices[i, SITE] else site
+    return said
 
 
 @borrowing
@@ -386,12 +417,12 @@ def _apply(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: in
         _born(devices, memory, world, i, rows, j)
     if devices[i, MODE] == _DECOMMISSIONED:
         return said if late else _note(told, said, AFTER_DECOMMISSION, i, j)
-    copied, reboots = _is_copy(devices, i, rows, j), devices[i, REBOOTS]
+    copied, reboots, firmware = _is_copy(devices, i, rows, j), devices[i, REBOOTS], devices[i, FIRMWARE]
     _end_outage(devices, world, i, at_ms)
     said = _heard(devices, world, told, said, i, rows, j)
     devices[i, DEATH] = devices[i, DEATH_COVERED] = NONE
     said = _change(devices, memory, world, told, said, i, _SIGNAL, at_ms, j)
-    if devices[i, REBOOTS] > reboots:
+    if devices[i, REBOOTS] > reboots or (firmware >= 0 and devices[i, FIRMWARE] != firmware):
         said = _change(devices, memory, world, told, said, i, _UPDATED, at_ms, j)
     if rows[j, R_KIND] == _ERROR and not (late or copied):
         said = _error(devices, memory, world, told, said, i, rows, j)
@@ -465,6 +496,8 @@ def matrix(
     gateways: Int64s,
     site: NDArray[np.int32],
     sites: Int64s,
+    firmware: NDArray[np.int32],
+    firmwares: Int64s,
 ) -> Matrix:
     """Return columns of messages as rows of `layout.ROW_FIELDS`, in the order in which they are judged.
 
@@ -477,6 +510,7 @@ def matrix(
         rows[j, R_ARRIVAL], rows[j, R_TRUST], rows[j, R_DIRECT] = arrival[at], trust[at], direct[at]
         rows[j, R_KIND], rows[j, R_BOOT], rows[j, R_SESSION], rows[j, R_SEQ] = kind[at], boot[at], session[at], seq[at]
         rows[j, R_CODE], rows[j, R_GATEWAY], rows[j, R_SITE] = codes[code[at]], gateways[gateway[at]], sites[site[at]]
+        rows[j, R_FIRMWARE] = firmwares[firmware[at]]
     return rows
 
 

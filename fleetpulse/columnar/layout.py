@@ -16,11 +16,13 @@ DEVICE_FIELDS: Final = (
     "site", "device_class", "gateway", "life_ms", "quiet_since_ms", "quiet_covered_ms", "mode", "transition_no", "mode_since_ms",
     "class_since_ms", "last_seen_ms", "boot", "seq", "reboots", "runtime_ms", "degraded_until_ms", "flagged_until_ms",
     "held_until_ms", "death_ms", "death_covered_ms", "outage_ms", "outage_covered_ms", "excused_ms", "session", "heard_arrival",
-    "proved_arrival", "clock", "clock_offset_ms", "memory",
+    "proved_arrival", "clock", "clock_offset_ms", "timeout_ms", "death_grace_ms", "firmware", "speaks_from", "spoke_from",
+    "moved_ms", "conflict_ms", "memory",
 )  # fmt: skip
 (SITE, CLASS, GATEWAY, LIFE, QUIET_SINCE, QUIET_COVERED, MODE, NUMBER, MODE_SINCE, CLASS_SINCE, LAST_SEEN, BOOT, SEQ, REBOOTS,
  RUNTIME, DEGRADED_UNTIL, FLAGGED_UNTIL, HELD_UNTIL, DEATH, DEATH_COVERED, OUTAGE, OUTAGE_COVERED, EXCUSED, SESSION, HEARD,
- PROVED, CLOCK, CLOCK_OFFSET, MEMORY) = range(len(DEVICE_FIELDS))  # fmt: skip
+ PROVED, CLOCK, CLOCK_OFFSET, OWN_TIMEOUT, OWN_GRACE, FIRMWARE, SPEAKS_FROM, SPOKE_FROM, MOVED, CONFLICT,
+ MEMORY) = range(len(DEVICE_FIELDS))  # fmt: skip
 ABSENT: Final = -1  # the mode of a device without a state
 
 # What is remembered of errors: a row of its own for each device that had any.
@@ -30,9 +32,9 @@ PROGRESS, PROGRESS_OF = N_CODES + 1, N_CODES + 1 + MAX_SEQUENCE
 MEMORY_WIDTH: Final = PROGRESS_OF + 1
 
 ROW_FIELDS: Final = ("device", "presence_ms", "offset_ms", "arrival", "trust", "direct", "kind", "boot", "session", "seq", "code",
-                     "gateway", "site")  # fmt: skip
+                     "gateway", "site", "firmware")  # fmt: skip
 (R_DEVICE, R_AT, R_OFFSET, R_ARRIVAL, R_TRUST, R_DIRECT, R_KIND, R_BOOT, R_SESSION, R_SEQ, R_CODE, R_GATEWAY,
- R_SITE) = range(len(ROW_FIELDS))  # fmt: skip
+ R_SITE, R_FIRMWARE) = range(len(ROW_FIELDS))  # fmt: skip
 
 GATEWAY_DEATH, GATEWAY_RETURN = -1, -2  # kinds of gateway events, beside those of messages
 
@@ -42,5 +44,5 @@ TOLD_FIELDS: Final = ("what", "device", "at_ms", "row", "from", "to", "trigger",
  T_POLICY, T_SHOWN) = range(len(TOLD_FIELDS))  # fmt: skip
 T_CODES: Final = len(TOLD_FIELDS)
 TOLD_WIDTH: Final = T_CODES + MAX_ERRORS
-TRANSITION, AFTER_DECOMMISSION, UNKNOWN_DEVICE, CLOCK_FAULT = range(4)
+TRANSITION, AFTER_DECOMMISSION, UNKNOWN_DEVICE, CLOCK_FAULT, IDENTITY_CONFLICT = range(5)
 ROOM: Final = 16  # more than one row, with the deadlines before it, can tell

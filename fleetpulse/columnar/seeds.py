@@ -23,26 +23,32 @@ from fleetpulse.columnar.layout import (
     CLASS_SINCE,
     CLOCK,
     EXCUSED,
+    FIRMWARE,
     GATEWAY,
     LIFE,
     MEMORY,
     MODE,
     MODE_SINCE,
     NUMBER,
+    OWN_GRACE,
+    OWN_TIMEOUT,
     QUIET_COVERED,
     QUIET_SINCE,
     REBOOTS,
     RUNTIME,
     SEQ,
     SITE,
+    SPEAKS_FROM,
+    SPOKE_FROM,
 )
-from fleetpulse.columnar.world import MODES, Int64s
+from fleetpulse.columnar.world import MODES, NONE, Int64s
 from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.decoding import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.machine import Mode
 from fleetpulse.core.messages import EVERYONE
 from fleetpulse.core.policy import DEFAULT_CLASS, Policies
+from fleetpulse.core.registration import LIMITS, limits
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 REGISTERED_SCHEMA: Final = pa.schema(
@@ -55,6 +61,7 @@ REGISTERED_SCHEMA: Final = pa.schema(
     ]
 )
 CLASS_SINCE_FIELD: Final = pa.field("class_since", pa.timestamp("us", tz="UTC"))  # may be absent; null: since registered
+LIMIT_FIELDS: Final = tuple(pa.field(name, pa.int64()) for name in LIMITS)  # may be absent; null: that of its class
 CHUNKS: Final = pa.list_(pa.struct([("number", pa.int64()), ("rows", pa.binary())]))  # what waits, see `columnar.waiting`
 SEED_SCHEMA: Final = pa.schema([("key_group", pa.int32()), ("block", pa.binary()), ("chunks", CHUNKS)])
 
@@ -63,8 +70,8 @@ def seeds(registered: pa.Table, listening: Listening, policies: Policies, key_gr
     """Return the stored form of every key group, with the devices that belong to it.
 
     Args:
-        registered: columns of `REGISTERED_SCHEMA`, a row a device, and `CLASS_SINCE_FIELD` where it is known; further columns
-            are passed over.
+        registered: columns of `REGISTERED_SCHEMA`, a row a device, and `CLASS_SINCE_FIELD` and `LIMIT_FIELDS` where they are
+            known; further columns are passed over.
         listening: coverage and frontier, see `Listening.judged_through`.
         policies: those in force from the frontier on, and before it where a device is registered earlier.
         key_groups: how many there are.
@@ -121,7 +128,7 @@ def require_once(names: Sequence[str]) -> None:
 
 
 def sound(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
-    """Return the columns of `REGISTERED_SCHEMA`, and since when each is of its class, or say what is wrong with them.
+    """Return the columns of `REGISTERED_SCHEMA`, `LIMIT_FIELDS` and `CLASS_SINCE_FIELD`, or say what is wrong with them.
 
     Args:
         registered: see `seeds`.
@@ -150,7 +157,22 @@ def sound(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
             f"a device that is brought in is registered at or before the frontier; {len(after)} are registered later, "
             f'"{after["device_id"][0]}" among them; send the registry\'s row for these, or name a later frontier'
         )
+    for field in LIMIT_FIELDS:
+        devices = devices.append_column(field, _limit(registered, field))
     return devices.append_column(CLASS_SINCE_FIELD, _class_since(registered, devices["registered_at"]))
+
+
+def _limit(registered: pa.Table, field: pa.Field) -> pa.Array | pa.ChunkedArray:
+    """Return a limit of each device's own, checked."""
+    if field.name not in registered.column_names:
+        return pa.nulls(len(registered), field.type)
+    found = registered[field.name].cast(field.type)
+    for value in pc.unique(found).to_pylist():
+        try:
+            limits({field.name: value})
+        except ValueError as fault:
+            raise FleetError(str(fault)) from None
+    return found
 
 
 def _require_short(devices: pa.Table) -> None:
@@ -186,6 +208,9 @@ def _group(registered: pa.Table, listening: Listening, policies: Policies) -> Ke
     rows[:, SITE] = devices.sites.numbers(_words(registered["site"]))
     rows[:, CLASS] = devices.classes.numbers(_words(pc.fill_null(_given(registered["device_class"]), DEFAULT_CLASS)))
     rows[:, GATEWAY] = devices.gateways.numbers(_words(_given(registered["gateway"])))
+    rows[:, [FIRMWARE, SPEAKS_FROM, SPOKE_FROM]] = -1
+    for place, field in ((OWN_TIMEOUT, LIMIT_FIELDS[0]), (OWN_GRACE, LIMIT_FIELDS[1])):
+        rows[:, place] = pc.fill_null(registered[field.name], NONE).to_numpy()
     assert listening.frontier_ms is not None, "it was checked"
     Judging(devices, listening.coverage, policies).pass_time(np.full(len(devices), listening.frontier_ms), listening.frontier_ms)
     devices.drop_absent()

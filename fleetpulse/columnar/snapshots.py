@@ -28,10 +28,11 @@ from fleetpulse.columnar.blocks import (
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.digests import digests, hashes_of
 from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.columnar.layout import BOOT, CLASS, CLOCK, DEVICE_FIELDS, GATEWAY, MEMORY, MODE, SEQ, SITE
+from fleetpulse.columnar.layout import BOOT, CLOCK, DEVICE_FIELDS, MEMORY, MODE, SEQ
 from fleetpulse.columnar.seeds import SEED_SCHEMA
 from fleetpulse.columnar.standing import world_from_plain, world_to_plain
 from fleetpulse.columnar.told import event_times
+from fleetpulse.columnar.usual import WORDS
 from fleetpulse.columnar.wire import from_wire
 from fleetpulse.columnar.world import MODES, NONE, Vocabulary
 from fleetpulse.core.errors import FleetError
@@ -43,7 +44,7 @@ pc: Any = pyarrow.compute  # its functions are made at run time: no checker know
 DEVICE, SIGNAL, OWN_ROW, PENDING, GROUP = "device", "signal", "row", "pending", "group"
 OF_ONE_GROUP: Final = ("bytes", "form", "devices")  # of what is told of a group: all else is the same in every one
 COMPARED_PARTS: Final = (DEVICE, SIGNAL, OWN_ROW)  # of devices, and of what waits for one
-_WORDS: Final = {"site": SITE, "device_class": CLASS, "gateway": GATEWAY}
+_WORDS: Final = {name: DEVICE_FIELDS.index(name) for name in WORDS}
 _ARROW: Final = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "timestamp": pa.timestamp("us", tz="UTC")}
 SNAPSHOT_SCHEMA: Final = pa.schema([(column.name, _ARROW[column.type]) for column in DEVICE_SNAPSHOTS.columns])
 
@@ -135,9 +136,9 @@ def _devices(key_group: int, devices: Devices) -> pa.RecordBatch:
     columns["device_hash"] = pa.array(hashes_of(devices.ids))
     columns["mode"] = pa.array([mode.value for mode in MODES], pa.string()).take(pa.array(rows[:, MODE]))
     columns["clock"] = _TRUST_WORDS.take(pa.array(rows[:, CLOCK]))
-    for (name, place), words in zip(_WORDS.items(), (devices.sites, devices.classes, devices.gateways), strict=True):
+    for name, place in _WORDS.items():
         numbers = rows[:, place]
-        columns[name] = pa.array(words.words, pa.string()).take(pa.array(numbers, mask=numbers < 0))
+        columns[name] = pa.array(devices.words_of(name).words, pa.string()).take(pa.array(numbers, mask=numbers < 0))
     for place, name in _NUMBERS:
         values = pa.array(rows[:, place], mask=(rows[:, place] == NONE) | ((rows[:, place] < 0) & (place == SEQ)))
         columns[name] = pc.multiply(values, 1000).cast(_ARROW["timestamp"]) if name in _INSTANTS.values() else values
@@ -272,8 +273,8 @@ def _to_devices(rows: pa.Table) -> Devices:
     for place, name in _NUMBERS:
         values = rows[name].cast(pa.int64()) if name not in _INSTANTS.values() else pc.divide(rows[name].cast(pa.int64()), 1000)
         matrix[:, place] = pc.fill_null(values, -1 if place == SEQ else NONE).to_numpy()
-    for (name, place), words in zip(_WORDS.items(), (devices.sites, devices.classes, devices.gateways), strict=True):
-        matrix[:, place] = words.numbers(_one(rows[name]).dictionary_encode())
+    for name, place in _WORDS.items():
+        matrix[:, place] = devices.words_of(name).numbers(_one(rows[name]).dictionary_encode())
     modes, trusts = Vocabulary([mode.value for mode in MODES]), Vocabulary([trust.value for trust in TRUSTS])
     matrix[:, MODE] = modes.numbers(_one(rows["mode"]).dictionary_encode())
     matrix[:, CLOCK] = trusts.numbers(_one(pc.fill_null(rows["clock"], Trust.ON_TIME.value)).dictionary_encode())

@@ -28,6 +28,8 @@ from fleetpulse.columnar.layout import (
     OUTAGE_COVERED,
     PROGRESS,
     PROGRESS_OF,
+    SPEAKS_FROM,
+    SPOKE_FROM,
     TIMES,
     Matrix,
 )
@@ -58,8 +60,8 @@ def to_stored(devices: Devices, metadata: Mapping[str, Any], form: int = STORED_
     numbers = dict(zip(FIELDS, zip(found, extents.tolist(), strict=True), strict=True))
     for name in NUMBERS:
         packed.measured(name, *numbers[name])
-    for name, words in zip(WORDS, (devices.sites, devices.classes, devices.gateways), strict=True):
-        known[name] = packed.words(name, numbers[name][0], words)
+    for name in WORDS:
+        known[name] = packed.words(name, numbers[name][0], devices.words_of(name))
     if form < _WITH_OUTAGES:
         packed.base[_GATEWAY_DIED] = 0
     return packed.to_bytes(known) + _memory_to_stored(devices)
@@ -94,10 +96,14 @@ def _memory_to_stored(devices: Devices) -> bytes:
 
 
 def _without_presence(packed: Unpacked) -> None:
-    """Add the fields of form 5: sessions, clocks, arrival order, outages. Form 4 has them only if this version wrote it."""
+    """Add the fields of form 5: sessions, clocks, arrival order, outages, limits of devices, firmware, other sites.
+
+    Form 4 has them only if this version wrote it.
+    """
     if "outage_ms" in packed.known["base"]:
         packed.known["base"].pop(_GATEWAY_DIED, None)
     packed.known["base"] = {**_UNKNOWN_BEFORE, **packed.known["base"]}
+    packed.known |= {name: packed.known.get(name, []) for name in WORDS}
 
 
 def _gateway_deaths(rows: Matrix, died: Int64s) -> None:
@@ -111,7 +117,9 @@ _WITH_OUTAGES: Final = 5  # the form that has `outage_ms`
 _GATEWAY_DIED: Final = "gateway_died"  # of form 4: whether the will is that of the device's gateway
 _UNKNOWN_BEFORE: Final = {
     **dict.fromkeys(("session", "heard_arrival", "proved_arrival", "clock_offset_ms", "outage_ms", "outage_covered_ms")),
+    **dict.fromkeys(("timeout_ms", "death_grace_ms", "moved_ms", "conflict_ms")),
     **dict.fromkeys(("clock", "excused_ms"), 0),
+    **dict.fromkeys(("firmware", "speaks_from", "spoke_from"), -1),
 }
 UPGRADES: Final = {4: _without_presence}  # by the form that a step begins with
 
@@ -148,16 +156,19 @@ def from_stored(stored: bytes) -> tuple[Devices, dict[str, Any]]:
         if _GATEWAY_DIED in packed.known["base"]:
             _gateway_deaths(devices.rows, packed.number(_GATEWAY_DIED, count))
     devices.sites, devices.gateways = Vocabulary(packed.known["site"]), Vocabulary(packed.known["gateway"])
-    _first_class(devices, packed.known["device_class"])
+    devices.firmwares = Vocabulary(packed.known["firmware"])
+    _renumber(devices, CLASS, devices.classes, packed.known["device_class"])
+    for name, field in (("speaks_from", SPEAKS_FROM), ("spoke_from", SPOKE_FROM)):
+        _renumber(devices, field, devices.sites, packed.known[name])
     _memory_from_stored(devices, Unpacked(source))
     return devices, packed.known
 
 
-def _first_class(devices: Devices, words: list[str]) -> None:
-    """Number the classes so that the default class is 0, whether a device is of it or not."""
-    numbers = np.array([devices.classes.number(word) for word in words] or [0], np.int64)
-    if len(devices):
-        devices.rows[:, CLASS] = numbers[devices.rows[:, CLASS]]
+def _renumber(devices: Devices, field: int, known: Vocabulary, words: list[str]) -> None:
+    """Number the words of a field as another vocabulary does, and add those that it lacks; -1 stays."""
+    numbers = np.array([*map(known.number, words), -1], np.int64)
+    if len(devices) and words:
+        devices.rows[:, field] = numbers[devices.rows[:, field]]
 
 
 def _memory_from_stored(devices: Devices, packed: Unpacked) -> None:

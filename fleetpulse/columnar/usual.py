@@ -32,8 +32,9 @@ from fleetpulse.columnar.world import NONE, Int64s
 NUMBERS: Final = ("life_ms", "last_seen_ms", "quiet_since_ms", "quiet_covered_ms", "mode", "transition_no", "mode_since_ms",
                   "class_since_ms", "seq", "reboots", "runtime_ms", "degraded_until_ms", "flagged_until_ms", "held_until_ms",
                   "death_ms", "death_covered_ms", "outage_ms", "outage_covered_ms", "excused_ms", "session", "heard_arrival",
-                  "proved_arrival", "clock", "clock_offset_ms")  # fmt: skip
-WORDS: Final = ("site", "device_class", "gateway")  # by number
+                  "proved_arrival", "clock", "clock_offset_ms", "timeout_ms", "death_grace_ms", "moved_ms",
+                  "conflict_ms")  # fmt: skip
+WORDS: Final = ("site", "device_class", "gateway", "firmware", "speaks_from", "spoke_from")  # by number
 FIELDS: Final = (*NUMBERS, *WORDS)
 _PLACES: Final = np.array([DEVICE_FIELDS.index(name) for name in FIELDS])
 _DERIVED: Final = (QUIET_SINCE, QUIET_COVERED, MODE_SINCE, CLASS_SINCE, RUNTIME, DEATH_COVERED, OUTAGE_COVERED, PROVED)

@@ -58,6 +58,21 @@ def presence_sql(max_clock_lead_ms: str, max_backlog_ms: str, millis: str = "uni
         ELSE least(event_time, received_at) END"""
 
 
+def trust_sql(max_clock_lead_ms: str, max_backlog_ms: str, late: str) -> str:
+    """Return the class of a signal's event time as a SQL expression of DuckDB.
+
+    Args:
+        max_clock_lead_ms: expression of the clock lead, milliseconds.
+        max_backlog_ms: expression of the backlog, milliseconds.
+        late: expression: whether the signal came late, and counts as heard.
+    """
+    lead_ms = "epoch_ms(event_time) - epoch_ms(received_at)"
+    return f"""CASE WHEN clock = '{Clock.INVALID}' THEN '{Trust.INVALID}'
+        WHEN clock = '{Clock.DEVICE}' AND {lead_ms} > {max_clock_lead_ms} THEN '{Trust.AHEAD}'
+        WHEN clock = '{Clock.DEVICE}' AND {lead_ms} < -({max_backlog_ms}) THEN '{Trust.BEHIND}'
+        WHEN {late} THEN '{Trust.LATE}' ELSE '{Trust.ON_TIME}' END"""
+
+
 def clock_words(trust: Trust, offset_ms: int | None) -> str | None:
     """Describe a device's clock for people; None if it is right.
 

@@ -15,7 +15,8 @@ from typing import Any, Final, cast
 from fleetpulse.core.decoding import MAX_TEXT
 from fleetpulse.core.machine import HELD, Mode
 from fleetpulse.core.messages import POSITION_BITS, Trust
-from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE
+from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, RULES
+from fleetpulse.core.registration import LIMITS
 from fleetpulse.core.state import Device
 
 _WHOLE: Final = range(2**53)  # instants, durations and counts: sums of some still fit into 64 bits
@@ -117,10 +118,12 @@ def _several(check: Callable[[Any], bool], most: int) -> Callable[[Any], bool]:
 _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = MappingProxyType(
     {
         **dict.fromkeys(("site", "device_class"), _text),
-        **dict.fromkeys(("gateway", "boot"), _maybe(_text)),
+        **dict.fromkeys(("gateway", "boot", "firmware", "speaks_from", "spoke_from"), _maybe(_text)),
+        **{name: _maybe(RULES[name].fits) for name in LIMITS},
         **dict.fromkeys(("life_ms", "quiet_since_ms", "quiet_for_ms", "mode_since_ms", "class_since_ms"), _whole),
         **dict.fromkeys(("transition_no", "reboots", "runtime_ms", "excused_ms"), _whole),
         **dict.fromkeys(("last_seen_ms", "death_ms", "dead_for_ms", "outage_ms", "cut_off_for_ms"), _maybe(_whole)),
+        **dict.fromkeys(("moved_ms", "conflict_ms"), _maybe(_whole)),
         "seq": _maybe(_is_seq),
         **dict.fromkeys(("degraded_until_ms", "flagged_until_ms", "held_until_ms"), _maybe(_whole)),
         "mode": lambda value: isinstance(value, str) and value in {mode.value for mode in Mode} - {Mode.FORGOTTEN.value},

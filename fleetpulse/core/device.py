@@ -12,14 +12,16 @@ from typing import Final
 
 from fleetpulse.core.clocks import FAULTS, offset_ms
 from fleetpulse.core.correcting import corrected, fingerprint
-from fleetpulse.core.judgements import Judgement, Verdict, about, clock_fault
+from fleetpulse.core.judgements import Judgement, Verdict, about, clock_fault, identity_conflict
 from fleetpulse.core.machine import HELD, PRESENT, Mode, Trigger, next_mode
 from fleetpulse.core.messages import EVERYONE, POSITION_BITS, SIGNALS, GatewayEvent, Kind, Row, Trust, session_number
 from fleetpulse.core.policy import DEFAULT_CLASS, Rules
+from fleetpulse.core.registration import limits
 from fleetpulse.core.state import Device, World
 
 NO_CODE: Final = "unknown"  # what an error without a code is remembered as
 WRAP_SLACK: Final = 16  # a counter that wraps was so near to its end, and is so near to zero
+CONFLICT_MS: Final = 86_400_000  # a device that is back within it speaks from two sites; it is reported once in it
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class Fold:
         return device
 
     def _rules(self, device: Device, instant_ms: int) -> Rules:
-        return self.world.policies.at(instant_ms).policy.of(device.device_class)
+        return device.rules(self.world.policies.at(instant_ms).policy)
 
     def _change(self, device: Device, trigger: Trigger, at_ms: int, row: Row | None = None, why: str = "") -> None:
         """Take the way that the table gives, and write it down; nothing where it leads nowhere."""
@@ -178,15 +180,23 @@ class Fold:
         if operation != "add":
             self._refuse(row, f'a registry row adds or decommissions; got "{operation}"')
             return device
+        try:
+            timeout_ms, death_grace_ms = limits(content)
+        except ValueError as fault:
+            self._refuse(row, str(fault))
+            return device
         device_class = str(content.get("class") or DEFAULT_CLASS)
         if device is None:
             device = self._born(row, device_class)
         elif device.mode is Mode.DECOMMISSIONED:
             self._recommission(device, row)
-        if device.device_class != device_class:
+        if (device.device_class, device.timeout_ms, device.death_grace_ms) != (device_class, timeout_ms, death_grace_ms):
             device.device_class, device.class_since_ms = device_class, at_ms
+            device.timeout_ms, device.death_grace_ms = timeout_ms, death_grace_ms
         gateway = content.get("gateway") or device.gateway
         moved = device.outage_ms is not None and gateway != device.gateway
+        if row.site != device.site:
+            device.speaks_from = device.spoke_from = device.moved_ms = None
         device.site, device.gateway = row.site, gateway
         if moved:
             self._end_outage(device, at_ms)
@@ -195,7 +205,8 @@ class Fold:
 
     def _recommission(self, device: Device, row: Row) -> None:
         assert row.event_time_ms is not None
-        device.last_seen_ms = device.boot = device.seq = device.session = None
+        device.last_seen_ms = device.boot = device.seq = device.session = device.firmware = None
+        device.speaks_from = device.spoke_from = device.moved_ms = device.conflict_ms = None
         device.heard_arrival = device.proved_arrival = device.clock_offset_ms = None
         device.clock = Trust.ON_TIME
         device.degraded_until_ms = device.flagged_until_ms = device.death_ms = device.death_covered_ms = None
@@ -284,7 +295,7 @@ class Fold:
     def _signal(self, device: Device | None, row: Row) -> Device | None:
         at_ms = row.at_ms
         dated, is_late = self.world.policies.at(at_ms), row.trust is Trust.LATE
-        rules = dated.policy.of(DEFAULT_CLASS if device is None else device.device_class)
+        rules = dated.policy.of(DEFAULT_CLASS) if device is None else device.rules(dated.policy)
         if is_late and not proves_alive(row, rules):
             return device
         if device is None:
@@ -295,12 +306,12 @@ class Fold:
         if device.mode is Mode.DECOMMISSIONED:
             self._list(row, Verdict.AFTER_DECOMMISSION)
             return device
-        copied, reboots = _is_copy(device, row), device.reboots
+        copied, reboots, firmware = _is_copy(device, row), device.reboots, device.firmware
         self._end_outage(device, at_ms)
         self._heard(device, row)
         device.death_ms = device.death_covered_ms = None  # no signal is judged after a will that was received before it
         self._change(device, Trigger.SIGNAL, at_ms, row)
-        if device.reboots > reboots:
+        if device.reboots > reboots or (firmware is not None and device.firmware != firmware):
             self._change(device, Trigger.UPDATED, at_ms, row)
         if row.kind is Kind.ERROR and not (is_late or copied):
             self._error(device, row)
@@ -334,14 +345,30 @@ class Fold:
             device.proved_arrival = max(device.proved_arrival or row.arrival, row.arrival)
 
     def _numbered(self, device: Device, row: Row) -> None:
-        """Note the session, boot and counter of a signal that was received after those heard before."""
-        if row.boot is not None and device.boot is not None:
+        """Note the session, boot, counter, firmware and site of a signal that was received after those heard before.
+
+        One that comes from another site counts as no reboot: its numbers may be another device's.
+        """
+        if row.site != (device.speaks_from or device.site):
+            self._moved(device, row)
+        elif row.boot is not None and device.boot is not None:
             device.reboots += row.boot != device.boot
         elif row.seq is not None and device.seq is not None:
             device.reboots += fell_back(device.seq, row.seq)
         device.boot = row.boot if row.boot is not None else device.boot
         device.seq = row.seq if row.seq is not None else device.seq
         device.session = session_number(row.session) if row.session is not None else device.session
+        device.firmware = row.firmware if row.firmware is not None else device.firmware
+
+    def _moved(self, device: Device, row: Row) -> None:
+        """Note that a device speaks from another site, and report the one that is back within a day."""
+        at_ms, here = row.at_ms, device.speaks_from or device.site
+        is_back = row.site == device.spoke_from and device.moved_ms is not None and at_ms - device.moved_ms < CONFLICT_MS
+        if is_back and (device.conflict_ms is None or at_ms - device.conflict_ms >= CONFLICT_MS):
+            device.conflict_ms = at_ms
+            self.judgements.append(about(row, Verdict.IDENTITY_CONFLICT, identity_conflict(row.site, here)))
+        device.spoke_from, device.moved_ms = here, at_ms
+        device.speaks_from = None if row.site == device.site else row.site
 
     def _error(self, device: Device, row: Row) -> None:
         """Count an error into the facts: degraded by number, flagged by order."""
@@ -494,7 +521,7 @@ def _reached(device: Device, world: World, least_ms: int, due: Callable[[Rules],
     """
     least_ms = max(least_ms, device.class_since_ms)
     for dated, since_ms, end_ms in world.policies.spans(least_ms):
-        due_ms = due(dated.policy.of(device.device_class))
+        due_ms = due(device.rules(dated.policy))
         if due_ms is not None:
             due_ms = max(due_ms, since_ms, least_ms)
             if end_ms is None or due_ms < end_ms:

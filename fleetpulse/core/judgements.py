@@ -18,6 +18,7 @@ class Verdict(StrEnum):
     TRANSITION = "transition"  # a device changed its mode
     LATE = "late"  # a message came when its time had been judged
     CLOCK = "clock"  # a device's clock fault begins: from this message on its signals count for ``received_at``
+    IDENTITY_CONFLICT = "identity_conflict"  # one id speaks from two sites in turn; at most one a day and device
     DUPLICATE = "duplicate"  # a copy of a message, said when their time is judged
     AFTER_DECOMMISSION = "after_decommission"  # a signal of a device out of service
     UNKNOWN_DEVICE = "unknown_device"  # a signal of a device that nobody registered, or that was forgotten since
@@ -38,7 +39,8 @@ REASONS: Final[Mapping[Verdict, str]] = MappingProxyType(
 CORRECTED_ENTRY: Final = "a corrected entry of the registry says otherwise"  # likewise, where no message was late
 AMENDMENTS: Final = (Verdict.RETRACT, Verdict.ADD)
 LISTED: Final = (  # judgements of messages beside transitions
-    Verdict.LATE, Verdict.CLOCK, Verdict.DUPLICATE, Verdict.AFTER_DECOMMISSION, Verdict.UNKNOWN_DEVICE, Verdict.REFUSED,
+    Verdict.LATE, Verdict.CLOCK, Verdict.IDENTITY_CONFLICT, Verdict.DUPLICATE, Verdict.AFTER_DECOMMISSION,
+    Verdict.UNKNOWN_DEVICE, Verdict.REFUSED,
 )  # fmt: skip
 
 
@@ -54,6 +56,16 @@ def clock_fault(trust: Trust, offset_ms: int | None) -> str:
     if trust is Trust.AHEAD:
         return f"clock ahead by {format_duration(offset_ms)}"
     return f"clock behind by {format_duration(-offset_ms)}: not set, or set back"
+
+
+def identity_conflict(site: str, other: str) -> str:
+    """Return the reason of an identity conflict, for people.
+
+    Args:
+        site: where the device's signals come from now, and came from before.
+        other: where they came from in between.
+    """
+    return f'one id speaks from "{other}" and "{site}" in turn: two devices, or one that is moved about; give one another id'
 
 
 def clock_behind(lead_ms: int) -> str:

@@ -109,7 +109,7 @@ _DEADLINES: Final = Suite(
     (
         holds(
             "offline_exactly_at_the_deadline",
-            "silence acts at the first instant at which the covered time since the last signal is the timeout in force, "
+            "silence acts at the first instant at which the covered time since the last signal is the device's timeout, "
             "or where an announced hold ends, or a class begins, after that; left out if the gateway died or returned meanwhile",
         ),
     ),
@@ -164,7 +164,7 @@ _ACCOUNTS: Final = Suite(
     _beside(
         f"kind IN ({among(LISTED)}) "
         "AND received_at <= stand.newest AND received_at >= stand.told AND received_at > stand.since_received "
-        "AND (kind IN ('late', 'clock') OR event_time <= stand.frontier)",
+        "AND (kind IN ('late', 'clock', 'identity_conflict') OR event_time <= stand.frontier)",
         "received_at = stand.newest",  # of one millisecond some may be in the next batch
     ),
     ("kind", "device_id", "message_kind", "event_time", "seq"),

@@ -193,7 +193,7 @@ def _shown(value: Any) -> str:
 RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
     {
         "timeout_ms": _Rule("timeout", *_duration("1s"), "silence, while we listened, after which a device is offline"),
-        "death_grace_ms": _Rule("death_grace", *_duration("0s", "1d"), "what is left of it when the device's will was delivered"),
+        "death_grace_ms": _Rule("death_grace", *_duration("0s"), "what is left of it when the device's will was delivered"),
         "forget_after_ms": _Rule("forget_after", *_duration("1s"), "silence after which it is removed, with a row that says so"),
         "degraded_errors": _Rule("degraded.errors", *_count(1, MAX_ERRORS), "so many errors ..."),
         "degraded_window_ms": _Rule(

@@ -4,14 +4,17 @@ Rule 1: an entry acts from its instant until the next one; nothing that was said
 Rule 2: an entry says class and site as a whole: one that corrects the one leaves the other as it was then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from fleetpulse.core.errors import FleetError, Misuse
-from fleetpulse.core.policy import DEFAULT_CLASS
+from fleetpulse.core.policy import DEFAULT_CLASS, RULES
 from fleetpulse.core.times import format_instant
 
 ADD, DECOMMISSION = "add", "decommission"
+LIMITS: Final = ("timeout_ms", "death_grace_ms")  # rules that a device may have of its own
+AS_ITS_CLASS: Final = -1  # stands for a limit that is no longer the device's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,8 @@ class Entry:
         site: its site; of a decommission it says nothing.
         device_class: its class; None: the default one.
         gateway: through whom it comes; None: as before.
+        timeout_ms: its own timeout; None: that of its class.
+        death_grace_ms: its own grace after a will; None: that of its class.
     """
 
     from_ms: int
@@ -31,6 +36,8 @@ class Entry:
     site: str
     device_class: str | None = None
     gateway: str | None = None
+    timeout_ms: int | None = None
+    death_grace_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,8 @@ class Correction:
         device_class: its class was this.
         site: it was here.
         gateway: it came through this one.
+        timeout_ms: it had this timeout of its own; `AS_ITS_CLASS`: none.
+        death_grace_ms: it had this grace of its own; likewise.
         registered: it was in service.
         decommissioned: it was out of service.
     """
@@ -50,8 +59,27 @@ class Correction:
     device_class: str | None = None
     site: str | None = None
     gateway: str | None = None
+    timeout_ms: int | None = None
+    death_grace_ms: int | None = None
     registered: bool = False
     decommissioned: bool = False
+
+
+def limits(content: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return the timeout and the death grace that an entry gives its device, in milliseconds; None: those of its class.
+
+    Args:
+        content: of a registry row.
+
+    Raises:
+        ValueError: one lies outside of the bounds of the policy's.
+    """
+    for name in LIMITS:
+        value = content.get(name)
+        if value is not None and not RULES[name].fits(value):
+            rule = f"a device's own {RULES[name].key} is whole milliseconds within the bounds of the policy's"
+            raise ValueError(f"{rule}; got {value!r}"[:200])
+    return content.get(LIMITS[0]), content.get(LIMITS[1])
 
 
 def class_at(known: Sequence[Entry], instant_ms: int) -> str:
@@ -106,7 +134,13 @@ def corrected(known: Sequence[Entry], heard_at: str, wanted: Correction) -> Entr
         site=wanted.site or base.site,
         device_class=wanted.device_class or base.device_class,
         gateway=wanted.gateway,
+        timeout_ms=_corrected(base.timeout_ms, wanted.timeout_ms),
+        death_grace_ms=_corrected(base.death_grace_ms, wanted.death_grace_ms),
     )
+
+
+def _corrected(known: int | None, wanted: int | None) -> int | None:
+    return known if wanted is None else None if wanted == AS_ITS_CLASS else wanted
 
 
 def _check(wanted: Correction) -> None:
@@ -116,10 +150,11 @@ def _check(wanted: Correction) -> None:
             "a class, a site and a gateway have a name; a gateway cannot be taken away, only another one named, "
             'and the default class is "default"'
         )
-    if wanted.decommissioned and (wanted.registered or any(of_it)):
-        raise Misuse("what is out of service has no class, site or gateway to be corrected: give --decommissioned alone")
-    if not (wanted.decommissioned or wanted.registered or any(of_it)):
+    said = any(of_it) or wanted.timeout_ms is not None or wanted.death_grace_ms is not None
+    if wanted.decommissioned and (wanted.registered or said):
+        raise Misuse("a device out of service has no class, site, gateway or limit to correct: give --decommissioned alone")
+    if not (wanted.decommissioned or wanted.registered or said):
         raise Misuse(
-            "nothing is corrected; say what was otherwise: --class, --site, --gateway, --registered or --decommissioned. "
-            "The id cannot be: a device with another id is another device"
+            "nothing is corrected; say what was otherwise: --class, --site, --gateway, --timeout, --death-grace, --registered "
+            "or --decommissioned. The id cannot be: a device with another id is another device"
         )

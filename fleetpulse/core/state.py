@@ -3,12 +3,12 @@
 Rule: every field has a bound, so that a device has one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.machine import Mode
 from fleetpulse.core.messages import Trust
-from fleetpulse.core.policy import Policies
+from fleetpulse.core.policy import Policies, Policy, Rules
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class Device:
         life_ms: event time of the life's first row.
         quiet_since_ms: since when silence counts: the last signal, or the registration.
         quiet_covered_ms: covered time at that instant.
-        class_since_ms: since when it is of its class.
+        class_since_ms: since when it is of its class, with limits of its own as it has them.
         error_times_ms: errors that may still count towards degraded, oldest first: bounded by the rule's number.
         codes: of the last errors, oldest first, as many as the rules show.
         progress: for each step of the flagged sequence but the last, the latest start of a match so far.
@@ -35,6 +35,13 @@ class Device:
         proved_arrival: likewise of the newest that the device delivered itself, or that announced its start.
         clock: the class of its newest signal's event time.
         clock_offset_ms: event time less ``received_at`` of a newest signal that was late or had a clock fault; None if invalid.
+        timeout_ms: its own timeout, from the registry; None: that of its class.
+        death_grace_ms: likewise its own grace after a will.
+        firmware: version of its firmware, as it last named it.
+        speaks_from: the site that its newest signal came from; None: ``site``.
+        spoke_from: the site that its signals came from before that; None: no other.
+        moved_ms: when the one followed the other.
+        conflict_ms: when its id was last reported to speak from two sites in turn.
     """
 
     device_id: str
@@ -70,6 +77,20 @@ class Device:
     proved_arrival: int | None = None
     clock: Trust = Trust.ON_TIME
     clock_offset_ms: int | None = None
+    timeout_ms: int | None = None
+    death_grace_ms: int | None = None
+    firmware: str | None = None
+    speaks_from: str | None = None
+    spoke_from: str | None = None
+    moved_ms: int | None = None
+    conflict_ms: int | None = None
+
+    def rules(self, policy: Policy) -> Rules:
+        """Return the rules of its class, with the limits that are its own."""
+        rules = policy.of(self.device_class)
+        if self.timeout_ms is not None:
+            rules = replace(rules, timeout_ms=self.timeout_ms)
+        return rules if self.death_grace_ms is None else replace(rules, death_grace_ms=self.death_grace_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,8 @@ _COMPARED: Final = (
     "site", "device_class", "gateway", "mode", "mode_since", "life", "transition_no", "class_since", "last_seen", "quiet_since",
     "quiet_covered_ms", "runtime_ms", "boot", "seq", "reboots", "degraded_until", "flagged_until", "held_until", "death",
     "death_covered_ms", "outage", "outage_covered_ms", "excused_ms",
-    "heard_arrival", "proved_arrival", "session", "clock", "clock_offset_ms",
+    "heard_arrival", "proved_arrival", "session", "clock", "clock_offset_ms", "timeout_ms", "death_grace_ms", "firmware",
+    "speaks_from", "spoke_from", "moved", "conflict",
     "errors",
 )  # fmt: skip
 _AS_JUDGED: Final = Suite(

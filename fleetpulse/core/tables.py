@@ -146,6 +146,8 @@ DEVICES: Final = Table(
         Column("device_class", "string", "its class, which chooses its rules"),
         Column("gateway", "string", "through whom it comes"),
         *_ARRIVAL,
+        Column("timeout_ms", "long", "its own timeout, in milliseconds; null: that of its class"),
+        Column("death_grace_ms", "long", "its own grace after a will, in milliseconds; null: that of its class"),
     ),
 )
 
@@ -173,8 +175,8 @@ JUDGEMENTS: Final = Table(
         Column(
             "kind",
             "string",
-            "transition, late, clock (a clock fault begins), duplicate, after_decommission, unknown_device, refused, summary; "
-            "by amend: retract, add",
+            "transition, late, clock (a clock fault begins), identity_conflict (one id speaks from two sites in turn), "
+            "duplicate, after_decommission, unknown_device, refused, summary; by amend: retract, add",
         ),
         Column("device_id", "string", "the device"),
         Column("site", "string", "its site"),
@@ -303,7 +305,7 @@ DEVICE_SNAPSHOTS: Final = Table(
         Column("mode_since", "timestamp", "since when"),
         Column("life", "timestamp", "event time of the first row of its life"),
         Column("transition_no", "long", "number of its last transition in that life"),
-        Column("class_since", "timestamp", "since when it is of its class"),
+        Column("class_since", "timestamp", "since when it is of its class, with the limits of its own that it has"),
         Column("last_seen", "timestamp", "event time of the last signal judged"),
         Column("quiet_since", "timestamp", "since when silence counts"),
         Column("quiet_covered_ms", "long", "covered time then, in milliseconds"),
@@ -328,6 +330,13 @@ DEVICE_SNAPSHOTS: Final = Table(
             "of its newest signal: on_time, late, or a clock fault: invalid, ahead, behind; of a signal: its own",
         ),
         Column("clock_offset_ms", "long", "event time less received_at, in milliseconds, where clock is late, ahead or behind"),
+        Column("timeout_ms", "long", "its own timeout, in milliseconds; null: that of its class"),
+        Column("death_grace_ms", "long", "its own grace after a will, in milliseconds; null: that of its class"),
+        Column("firmware", "string", "version of its firmware, as it last named it; of a signal: its own"),
+        Column("speaks_from", "string", "site that its newest signal came from; null: its site"),
+        Column("spoke_from", "string", "site that its signals came from before that; null: no other"),
+        Column("moved", "timestamp", "when the one followed the other"),
+        Column("conflict", "timestamp", "when its id was last reported to speak from two sites in turn"),
         Column("errors", "string", "JSON object: what is remembered of its errors; null where nothing is"),
         Column("received_at", "timestamp", "of a signal: when it was received"),
         Column("presence", "timestamp", "of a signal: the instant at which it is judged"),
@@ -405,19 +414,20 @@ def _of_kind(name: str, kind: str) -> Reading:
 
 
 def transitions_in(judgements: str) -> str:
-    """Return the SQL that selects transitions as amendments left them.
+    """Return the SQL that selects transitions as amendments left them; ``never_seen``: to offline, of a device never heard.
 
     Args:
         judgements: the name of the table, or a query in brackets: by what was said in there.
     """
     return f"""
+        SELECT *, to_mode = 'offline' AND last_seen IS NULL AS never_seen FROM (
         SELECT * FROM (SELECT * FROM {judgements} WHERE kind = 'transition') AS judged
         ANTI JOIN (SELECT * FROM {judgements} WHERE kind = 'retract' AND takes_back IS NULL) AS retracted
         USING (device_id, life, transition_no)
         UNION ALL BY NAME
         SELECT * FROM (SELECT * FROM {judgements} WHERE kind = 'add') AS added
         ANTI JOIN (SELECT device_id, takes_back AS amendment_no FROM {judgements} WHERE kind = 'retract') AS retracted
-        USING (device_id, amendment_no)
+        USING (device_id, amendment_no))
     """
 
 
@@ -430,6 +440,7 @@ READINGS: Final = (
     _of_kind("judged_transitions", "transition"),
     _of_kind("late_events", "late"),
     _of_kind("clock_faults", "clock"),
+    _of_kind("identity_conflicts", "identity_conflict"),
     _of_kind("duplicates", "duplicate"),
     _of_kind("refusals", "refused"),
 )

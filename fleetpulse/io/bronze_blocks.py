@@ -39,7 +39,7 @@ _INSTANTS: Final = {"received_at_ms": "received_at", "event_time_ms": "event_tim
 _READ_LATER: Final = frozenset({"presence_ms", "offset_ms", "trust", "device_clock"})  # columns of a signal that bronze has not
 _NEW: Final = {"session": pa.string(), "position": pa.int64()}  # columns that bronze of version 1 has not
 _EVENT: Final = "gateway_event"
-_UNREAD: Final = frozenset({"metrics", "firmware", "uptime_s"})  # by nobody who judges; metrics may have 256 KB a row
+_UNREAD: Final = frozenset({"metrics", "uptime_s"})  # by nobody who judges; metrics may have 256 KB a row
 _OF_DEVICES: Final = pa.array(sorted(kind.value for kind in FROM_DEVICES))
 _OF_EVERYBODY: Final = pa.array([Kind.GAP.value, Kind.POLICY.value])
 _KIND_WORDS: Final = pa.array([kind.value for kind in KINDS])
@@ -120,7 +120,7 @@ def _instants(table: pa.Table, name: str) -> pa.Array:
 
 def _signals(rows: pa.Table) -> pa.RecordBatch:
     """Return rows of bronze as columns of `SIGNAL_SCHEMA`."""
-    columns = {name: rows[name] for name in ("device_id", "site", "boot", "session", "code", "gateway")}
+    columns = {name: rows[name] for name in ("device_id", "site", "boot", "session", "code", "firmware", "gateway")}
     received_ms, event_ms = (_instants(rows, name) for name in _INSTANTS)
     columns |= {"received_at_ms": received_ms, "presence_ms": event_ms}
     if event_ms.null_count:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from fleetpulse.columnar.seeds import REGISTERED_SCHEMA, seeds
+from fleetpulse.columnar.seeds import LIMIT_FIELDS, REGISTERED_SCHEMA, seeds
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.policy import Policies
 
@@ -29,5 +29,6 @@ def initial_state(
     """
     if isinstance(registered, Path):
         stored = spark.read.format("delta").load(str(registered))
-        registered = stored.select(*(name for name in REGISTERED_SCHEMA.names if name in stored.columns)).toArrow()
+        wanted = [*REGISTERED_SCHEMA.names, *(field.name for field in LIMIT_FIELDS)]
+        registered = stored.select(*(name for name in wanted if name in stored.columns)).toArrow()
     return spark.createDataFrame(seeds(registered, listening, policies, key_groups))

@@ -61,8 +61,9 @@ def availability(home: Home, parts: Sequence[Span], by: Sequence[str]) -> list[d
 
     Returns:
         The columns of ``by``; ``devices``; ``covered_ms``, summed over them; ``available``, the share heard from in time of
-        the time in which they were not unreachable, None without any; and the share of each counted mode. In the order of
-        ``by``; groups without covered time are left out.
+        the time in which they were not unreachable, None without any; the share of each counted mode; and ``never_seen``, the
+        share in which they were offline and had never been heard. In the order of ``by``; groups without covered time are left
+        out.
     """
     with reading(home, (JUDGEMENTS.name,)) as tables:
         return availability_of(tables, parts, by)
@@ -80,16 +81,18 @@ def availability_of(tables: "DuckDBPyConnection", parts: Sequence[Span], by: Seq
             lead(epoch_ms(event_time)) OVER device AS until_ms, lag(life) OVER device AS life_before
         FROM transitions WINDOW device AS (PARTITION BY device_id ORDER BY event_time, coalesce(amendment_no, transition_no))
     ), spans AS (
-        SELECT device_id, site, device_class, to_mode AS mode, at_ms AS begin_ms, coalesce(until_ms, ?) AS end_ms FROM changes
+        SELECT device_id, site, device_class, to_mode AS mode, at_ms AS begin_ms, coalesce(until_ms, ?) AS end_ms, never_seen
+        FROM changes
         UNION ALL
-        SELECT device_id, site, device_class, from_mode, life_ms, at_ms FROM changes
+        SELECT device_id, site, device_class, from_mode, life_ms, at_ms, false FROM changes
         WHERE life_before IS DISTINCT FROM life AND life_ms < at_ms
     ), met AS (
         SELECT spans.*, least(end_ms, closed_ms) - greatest(begin_ms, opened_ms) AS ms
         FROM spans JOIN {_LISTENED} AS listened ON begin_ms < closed_ms AND end_ms > opened_ms WHERE mode IN ({counted})
     )
     SELECT {names}, count(DISTINCT device_id) AS devices, sum(ms)::BIGINT AS covered_ms,
-        coalesce(sum(ms) FILTER (mode IN ({heard})), 0) / sum(ms) FILTER (mode <> '{Mode.UNREACHABLE}') AS available, {shares}
+        coalesce(sum(ms) FILTER (mode IN ({heard})), 0) / sum(ms) FILTER (mode <> '{Mode.UNREACHABLE}') AS available, {shares},
+        coalesce(sum(ms) FILTER (never_seen), 0) / sum(ms) AS never_seen
     FROM met WHERE ms > 0 GROUP BY {names} ORDER BY {names}
     """
     end_ms = parts[-1].to_ms if parts else 0

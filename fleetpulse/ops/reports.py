@@ -268,12 +268,13 @@ def _reached(told: Outcome, device_id: str) -> dict[str, Any]:
 
 def _known(told: Outcome, device_id: str) -> dict[str, Any]:
     device = told.devices.get(device_id)
-    names = ("site", "device_class", "gateway", "life_ms", "reboots", "runtime_ms")
+    names = ("site", "device_class", "gateway", "firmware", "life_ms", "reboots", "runtime_ms", "timeout_ms", "death_grace_ms")
     names += ("degraded_until_ms", "flagged_until_ms", "held_until_ms")
     if device is None:
         return {}
     dead = {"gateway_dead_since_ms": device.outage_ms}
-    return {**{name: getattr(device, name) for name in names}, **dead, "clock": clock_words(device.clock, device.clock_offset_ms)}
+    clock = {"clock": clock_words(device.clock, device.clock_offset_ms), "clock_offset_ms": device.clock_offset_ms}
+    return {**{name: getattr(device, name) for name in names}, **dead, **clock, "speaks_from": device.speaks_from}
 
 
 def _goes_on(device: Device | None, mode: str, kept_ms: int) -> bool:

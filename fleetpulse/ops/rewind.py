@@ -25,7 +25,7 @@ _BY_SILENCE: Final = frozenset({Trigger.SILENCE, Trigger.DEATH, Trigger.FORGET})
 _BY_GATEWAY: Final = {Trigger.GATEWAY_DEATH: "died", Trigger.GATEWAY_RETURN: "returned"}
 _BY_ERRORS: Final = frozenset({Trigger.ERRORS, Trigger.SEQUENCE})
 _COLUMNS: Final = """device_id, life, transition_no, from_mode, to_mode, "trigger", event_time, site, device_class, gateway,
-    last_seen, runtime_ms, last_errors, reason, policy_version, judged_at, amendment_no"""
+    last_seen, never_seen, runtime_ms, last_errors, reason, policy_version, judged_at, amendment_no"""
 _NEWEST: Final = "event_time DESC, coalesce(amendment_no, transition_no) DESC"
 
 
@@ -85,10 +85,11 @@ def fleet_in(moment: Moment) -> tuple[str, list[Any]]:
     begun AS MATERIALIZED (
         SELECT registrations.* FROM registrations LEFT JOIN newest USING (device_id) WHERE newest.to_mode IS NULL
         OR (newest.to_mode = 'forgotten' AND registrations.effective_from > newest.event_time))
-    SELECT device_id, to_mode AS mode, event_time AS since, "trigger", site, device_class, gateway, last_seen, runtime_ms, life,
-           transition_no, judged_at FROM newest WHERE device_id NOT IN (SELECT device_id FROM begun)
+    SELECT device_id, to_mode AS mode, event_time AS since, "trigger", site, device_class, gateway, last_seen, never_seen,
+           runtime_ms, life, transition_no, judged_at FROM newest WHERE device_id NOT IN (SELECT device_id FROM begun)
     UNION ALL BY NAME
-    SELECT device_id, 'provisioned' AS mode, min(effective_from) AS since, arg_max(site, effective_from) AS site,
+    SELECT device_id, 'provisioned' AS mode, false AS never_seen, min(effective_from) AS since,
+           arg_max(site, effective_from) AS site,
            coalesce(arg_max(nullif(device_class, ''), effective_from), '{DEFAULT_CLASS}') AS device_class,
            arg_max(gateway, effective_from) AS gateway FROM begun GROUP BY device_id
     """

@@ -58,6 +58,8 @@ def plain(one: Row) -> Message:
         one.digest,
         one.session,
         one.position,
+        site=one.site,
+        firmware=one.firmware,
     )
 
 

@@ -51,7 +51,7 @@ def millis(instant: Any) -> int:
 
 
 @pytest.mark.parametrize("jitter_ms", [0, 60_000])
-@pytest.mark.parametrize("seed", [1, 2, 3, 5, 7, 8, 9, 10, 11, 13, 14])  # each has verdicts after its snapshot
+@pytest.mark.parametrize("seed", [1, 2, 3, 5, 7, 9, 10, 11, 13, 14, 17])  # each has verdicts after its snapshot
 def test_verdicts_behind_a_snapshot_and_the_state_are_those_of_the_whole_history(
     seed: int, jitter_ms: int, tmp_path: Path
 ) -> None:
@@ -70,7 +70,7 @@ def test_verdicts_behind_a_snapshot_and_the_state_are_those_of_the_whole_history
     assert those(as_well, lambda _: True) == those(devices, lambda _: True)
 
 
-@pytest.mark.parametrize("seed", [1, 8, 23])
+@pytest.mark.parametrize("seed", [1, 10, 23])
 def test_a_look_that_begins_with_a_snapshot_raises_nothing_and_finds_what_was_lost_since(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.group import KeyGroup, begin
 from fleetpulse.columnar.layout import DEVICE_FIELDS, MEMORY_WIDTH, ROW_FIELDS
 from fleetpulse.columnar.snapshots import head_of
+from fleetpulse.columnar.usual import WORDS
 from fleetpulse.columnar.waiting import Chunk, Waiting
 from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.messages import Row
@@ -71,7 +72,7 @@ def test_all_that_is_kept_is_of_something_that_is_listed() -> None:
     assert {*SIGNAL_SCHEMA.names, *ROW_FIELDS} - {"device", "arrival", "direct"} <= _listed("Row")  # those follow from others
     its = {"listening", "coverage", "policies", "devices", "dated"}  # these are told by what is in them
     of_a_block = {name for of in ("KeyGroup", "Listening", "Coverage") for name in _listed(of)} - its
-    of_devices = {"version", "count", "base", "site", "device_class", "gateway"}  # the stored form's, see `Devices`
+    of_devices = {"version", "count", "base", *WORDS}  # the stored form's, see `Devices`
     assert set(head_of(begin(0).to_bytes())) - of_devices == of_a_block | {"policies"}
 
 

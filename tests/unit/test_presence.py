@@ -33,6 +33,8 @@ def check(case: Case, among: list[Case]) -> None:
         assert [one for one in changes(its) if one[0] <= case.until_s] == list(want), device_id
     for device_id, reboots in case.reboots.items():
         assert known.devices[device_id].reboots == reboots
+    for (device_id, verdict), count in case.listed.items():
+        assert sum(one.kind is verdict and one.device_id == device_id for one in known.judgements) == count
 
 
 @pytest.mark.parametrize(
@@ -84,3 +86,37 @@ def test_swapping_will_and_birth_in_event_time_changes_nothing_and_in_arrival_ev
 
     assert found(100, 101, 99) == found(100, 101, 101) == [(0, "provisioned", "online", "signal")]
     assert found(101, 100, 99)[1:] == found(101, 100, 101)[1:] == [(131, "online", "offline", "death")]
+
+
+def test_an_identity_conflict_is_reported_once_a_day_and_not_where_the_device_is_back_a_day_later() -> None:
+    def conflicts(*hours: float) -> list[float]:
+        sites = ("oslo", "rome")
+        rows = [row(3600 * hour, f"fleet/{sites[number % 2]}/d/heartbeat") for number, hour in enumerate(hours)]
+        said = replay([*rows, tick(3600 * hours[-1] + 100)], DEPLOYMENT)
+        return [
+            ((one.event_time_ms or 0) - START) / 3_600_000 for one in said if one.kind is Verdict.IDENTITY_CONFLICT and one.reason
+        ]
+
+    assert conflicts(0, 1, 2, 3, 25, 26) == [2, 26], "a day after the first report"
+    assert conflicts(0, 1, 24.9) == [24.9]
+    assert conflicts(0, 1, 25) == [], "it moved a day ago"
+
+
+def test_a_signal_that_was_received_before_those_heard_moves_no_device() -> None:
+    def late(site: str) -> list[Verdict]:
+        rows = [row(10, "fleet/oslo/d/heartbeat", ts_s=0), row(20, "fleet/rome/d/heartbeat", ts_s=20)]
+        rows.append(row(15, f"fleet/{site}/d/heartbeat", ts_s=25))
+        return [one.kind for one in replay([*rows, tick(100)], DEPLOYMENT) if one.kind is Verdict.IDENTITY_CONFLICT]
+
+    assert late("oslo") == [], "received before the one from rome"
+
+
+def test_limits_of_its_own_act_from_the_entry_that_gives_them_and_end_with_the_next() -> None:
+    def offline(*entries: tuple[float, dict[str, int]]) -> list[float]:
+        rows = [signal(0), *(row(at_s, "fleet/site/d/registry", op="add", **limits) for at_s, limits in entries), tick(9_000)]
+        return [at_s for at_s, _, to_mode, _ in changes(replay(rows, DEPLOYMENT)) if to_mode == "offline"]
+
+    assert offline((100, {"timeout_ms": 600_000})) == [600]
+    assert offline((700, {"timeout_ms": 600_000})) == [700], "not before the entry"
+    assert offline((100, {"timeout_ms": 600_000}), (200, {})) == [3_600]
+    assert offline((100, {"timeout_ms": 999})) == [3_600], "below what a policy may say: refused"

@@ -49,7 +49,6 @@ class Defect:
 
 
 TRANSITION = "kind = 'transition'"
-FIRST_SILENT = "(SELECT min(device_id || life || transition_no) FROM judgements WHERE trigger = 'silence')"
 NEWEST_OF_ONE = f"""device_id || life || transition_no = (
     SELECT device_id || life || transition_no FROM judgements WHERE {TRANSITION} ORDER BY event_time DESC LIMIT 1)"""
 ONE = "device_id = (SELECT min(device_id) FROM state WHERE part = 'device' AND last_seen IS NOT NULL AND transition_no > 1)"
@@ -87,12 +86,10 @@ DEFECTS = {
         "transitions", "by a policy", "judgements", f"UPDATE judgements SET policy_version = NULL WHERE {NEWEST_OF_ONE}"),
     "an offline a second late": Defect(
         "deadlines", "offline exactly at the deadline", "judgements",
-        f"UPDATE judgements SET event_time = event_time + INTERVAL 1 SECOND "
-        f"WHERE device_id || life || transition_no = {FIRST_SILENT} AND {TRANSITION}"),
+        f"UPDATE judgements SET event_time = event_time + INTERVAL 1 SECOND WHERE trigger = 'silence' AND {TRANSITION}"),
     "an offline a second early": Defect(
         "deadlines", "offline exactly at the deadline", "judgements",
-        f"UPDATE judgements SET event_time = event_time - INTERVAL 1 SECOND "
-        f"WHERE device_id || life || transition_no = {FIRST_SILENT} AND {TRANSITION}"),
+        f"UPDATE judgements SET event_time = event_time - INTERVAL 1 SECOND WHERE trigger = 'silence' AND {TRANSITION}"),
     "the newest transition lost": Defect(
         "verdicts", "none is lost", "judgements", f"DELETE FROM judgements WHERE {NEWEST_OF_ONE}"),
     "a transition made up": Defect(

@@ -27,6 +27,7 @@ FORMS = sorted(GOLDEN.glob("stored-*.bin"))
 DEPLOYMENT = Deployment(60_000, 30_000)
 SINCE = {
     **dict.fromkeys(("session", "heard_arrival", "proved_arrival", "clock_offset_ms", "outage_ms", "outage_covered_ms")),
+    **dict.fromkeys(("timeout_ms", "death_grace_ms", "firmware", "speaks_from", "spoke_from", "moved_ms", "conflict_ms")),
     "clock": "on_time",
     "excused_ms": 0,
 }  # fields that form 5 adds, with their values for a device of an older form
@@ -73,9 +74,9 @@ def upgraded(device: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sample() -> KeyGroup:
-    random, steps = Random(1), 80
-    choose, devices = random.choice, [f"device-{number}" for number in range(60)]
-    rows = [any_signal(choose, devices, steps) for _ in range(700)]
+    random, steps = Random(115), 80
+    choose, devices = random.choice, [f"device-{number}" for number in range(80)]
+    rows = [any_signal(choose, devices, steps) for _ in range(1_000)]
     rows += {one.received_at_ms: one for one in (any_own_row(choose, devices, steps) for _ in range(150))}.values()
     end = steps * GRID_S
     rows += [
