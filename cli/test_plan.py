@@ -42,8 +42,22 @@ class Form(StrEnum):
 # Seconds of a file that was never measured.
 GUESSED_S: Final[Mapping[Form, Mapping[str, float]]] = {
     Form.DEFAULT: {"unit": 5.0, "property": 12.0, "dags": 8.0, "spark": 25.0, "e2e": 60.0},
-    Form.ALL: {"unit": 5.0, "property": 27.0, "dags": 8.0, "spark": 40.0, "e2e": 90.0},
+    Form.ALL: {"unit": 5.0, "property": 27.0, "dags": 8.0, "spark": 90.0, "e2e": 60.0},
     Form.LONG: {"unit": 8.0, "property": 50.0, "dags": 8.0, "spark": 60.0, "e2e": 150.0},
+}
+
+
+# Likewise, of files that take far longer than others of their layer: the longest must not start last.
+_LONG_S: Final[Mapping[str, float]] = {
+    "tests/e2e/test_airflow.py": 480.0,
+    "tests/e2e/test_state.py": 240.0,
+    "tests/e2e/test_maintain.py": 225.0,
+    "tests/e2e/test_replay.py": 185.0,
+    "tests/e2e/test_state_killed.py": 155.0,
+    "tests/e2e/test_kafka.py": 145.0,
+    "tests/e2e/test_image.py": 140.0,
+    "tests/e2e/test_drill.py": 130.0,
+    "tests/e2e/test_chaos.py": 125.0,
 }
 
 
@@ -145,6 +159,11 @@ def _value(word: str, options: list[str]) -> str:
     return options.pop(0)
 
 
+def usual_jobs(form: Form, cores: int) -> int:
+    """Return the number of parts at a time: two, and three of the whole suite, whose end-to-end tests wait half of the time."""
+    return min(2, cores) + (form is not Form.DEFAULT)
+
+
 def number_of_jobs(word: str, name: str) -> int:
     """Return the number of parts at a time.
 
@@ -206,8 +225,8 @@ class Durations:
         for name, runs in self._runs.get(form, {}).items():
             path = name.partition("::")[0]
             known[path] = known.get(path, 0.0) + median(wall for wall, _ in runs)
-        guessed = GUESSED_S[form]
-        return lambda path: known[path] if path in known else guessed.get(layer_of(path), guessed["unit"])
+        guessed, long_s = GUESSED_S[form], {} if form is Form.DEFAULT else _LONG_S
+        return lambda path: known.get(path) or long_s.get(path) or guessed.get(layer_of(path), guessed["unit"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ from cli.test_plan import (
     slowest,
     span,
     time_left_s,
+    usual_jobs,
     wholly_extended,
 )
 from fleetpulse.io.java import cache_dir
@@ -361,7 +362,8 @@ def run_tests(chosen: Chosen) -> bool:
         FleetError: Java or a JAR is needed and cannot be had.
     """
     screen = Screen(_write, is_terminal=sys.stdout.isatty())
-    usual = number_of_jobs(os.environ.get(_JOBS_VARIABLE) or str(min(2, os.cpu_count() or 1)), _JOBS_VARIABLE)
+    several = str(usual_jobs(chosen.form, os.cpu_count() or 1))
+    usual = number_of_jobs(os.environ.get(_JOBS_VARIABLE) or several, _JOBS_VARIABLE)
     jobs = 1 if chosen.interactive else chosen.jobs or usual
     durations_path = cache_dir() / "durations.json"
     durations = _read_durations(durations_path)

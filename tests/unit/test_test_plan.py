@@ -25,6 +25,7 @@ from cli.test_plan import (
     span,
     split,
     time_left_s,
+    usual_jobs,
     wholly_extended,
 )
 from fleetpulse.core.errors import Misuse
@@ -173,7 +174,7 @@ def test_durations_are_the_median_of_the_last_five_runs() -> None:
 
 def test_a_file_without_a_record_is_estimated_by_its_layer() -> None:
     guess = Durations().estimate(Form.ALL)
-    assert guess("tests/e2e/test_new.py") > guess("tests/spark/test_new.py") > guess("tests/unit/test_new.py") > 0
+    assert guess("tests/spark/test_new.py") > guess("tests/e2e/test_new.py") > guess("tests/unit/test_new.py") > 0
 
 
 def test_a_file_that_marks_all_of_its_tests_is_known_without_pytest() -> None:
@@ -228,3 +229,18 @@ def test_a_label_names_a_single_file() -> None:
     assert parts_of({"e2e": ["tests/e2e/test_v.py"]}, choose(["e2e"], Form.ALL), estimate, 2) == [
         Part("e2e/test_v.py", ("tests/e2e/test_v.py",), 14.0)
     ]
+
+
+def test_the_longest_files_are_known_to_be_long_before_they_were_measured() -> None:
+    guess = Durations().estimate(Form.ALL)
+    assert guess("tests/e2e/test_airflow.py") > 4 * guess("tests/e2e/test_access.py")
+    assert Durations().estimate(Form.DEFAULT)("tests/e2e/test_airflow.py") == Durations().estimate(Form.DEFAULT)(
+        "tests/e2e/test_access.py"
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "cores", "jobs"), [(Form.DEFAULT, 8, 2), (Form.DEFAULT, 1, 1), (Form.ALL, 2, 3), (Form.ALL, 1, 2)]
+)
+def test_the_whole_suite_has_one_part_more_at_a_time(form: Form, cores: int, jobs: int) -> None:
+    assert usual_jobs(form, cores) == jobs
