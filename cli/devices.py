@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from cli.options import DEFAULT_HOME, HomeOption, JsonOption
 from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.identities import SEPARATOR, DeviceIdentity, device_of
 from fleetpulse.core.messages import EVERYONE, Kind, Origin
 from fleetpulse.core.policy import DEFAULT_CLASS, RULES
 from fleetpulse.core.registration import AS_ITS_CLASS, LIMITS
@@ -71,9 +72,8 @@ def _about(home: Path, command: Command, done: str) -> None:
     """Give a command about a device that should be there: a slip in an id is not to pass in silence."""
     from fleetpulse.ops import reports
 
-    device_id = command[0].split("/")[2]
     opened = Home(home)
-    opened.record()
+    device_id = device_of(command[0], opened.identity()) or ""
     if not reports.is_known(opened, device_id) and device_id not in commanded(opened):
         note = f'no device "{device_id}" was registered or heard so far; see: ./fleet devices --home {home}'
         typer.echo(f"fleet: note: {note}", err=True)
@@ -96,9 +96,33 @@ def check_names(site: str, device_id: str) -> None:
         raise FleetError(refused.detail)
 
 
-def _registry(device_id: str, site: str, content: dict[str, Any]) -> Command:
-    check_names(site, device_id)
-    return f"fleet/{site}/{device_id}/registry", {key: value for key, value in content.items() if value is not None}
+def _named(identity: DeviceIdentity, device_id: str, site: str | None = None) -> tuple[str, str]:
+    """Return the site and the id that a device's topic names.
+
+    Args:
+        identity: what identifies a device in the home.
+        device_id: as a person gives it: with its site where that is a part of it.
+        site: given beside it; None: not given.
+
+    Raises:
+        FleetError: the site is missing, or there are two of them.
+    """
+    if identity is DeviceIdentity.ID:
+        return site or EVERYONE, device_id
+    its_site, slash, name = device_id.rpartition(SEPARATOR)
+    if not slash and site is not None:
+        return site, device_id
+    if not slash:
+        raise FleetError(f'devices of this home are identified by site and id, such as oslo/pump-1; got "{device_id}"')
+    if site not in (None, its_site):
+        raise FleetError(f'the site of "{device_id}" is a part of its id; got --site {site}; another site is another device')
+    return its_site, name
+
+
+def _registry(identity: DeviceIdentity, device_id: str, site: str | None, content: dict[str, Any]) -> Command:
+    site, name = _named(identity, device_id, site)
+    check_names(site, name)
+    return f"fleet/{site}/{name}/registry", {key: value for key, value in content.items() if value is not None}
 
 
 def _limits(timeout: str | None, death_grace: str | None) -> dict[str, int]:
@@ -116,15 +140,21 @@ def _corrected_limits(timeout: str | None, death_grace: str | None) -> dict[str,
     return {name: AS_ITS_CLASS if word == _AS_ITS_CLASS else RULES[name].read(word) for name, word in given if word}
 
 
-def _control(device_id: str, content: dict[str, Any]) -> Command:
-    check_names(EVERYONE, device_id)
-    return f"fleet/{EVERYONE}/{device_id}/{Kind.CONTROL}", content
+def _entry(identity: DeviceIdentity, device_id: str, site: str | None, content: dict[str, Any]) -> Command:
+    """Return an entry that registers a device, at the site main where nothing names another."""
+    return _registry(identity, device_id, site if site or SEPARATOR in device_id else "main", content)
+
+
+def _control(home: Path, device_id: str, content: dict[str, Any]) -> Command:
+    site, name = _named(Home(home).identity(), device_id)
+    check_names(site, name)
+    return f"fleet/{site}/{name}/{Kind.CONTROL}", content
 
 
 @device.command("add")
 def add(
     device_id: DeviceArgument,
-    site: Annotated[str, typer.Option("--site", help="Its site.")] = "main",
+    site: Annotated[str | None, typer.Option("--site", help="Its site; without it main.")] = None,
     device_class: Annotated[str, typer.Option("--class", help="Its class, which chooses its rules.")] = DEFAULT_CLASS,
     gateway: Annotated[str | None, typer.Option("--gateway", help="Through whom it comes.")] = None,
     timeout: Annotated[str | None, typer.Option("--timeout", help="A timeout of its own, such as 2h.")] = None,
@@ -133,9 +163,9 @@ def add(
 ) -> None:
     """Register a device, or change its class, site and limits."""
     content = {"op": "add", "class": device_class, "gateway": gateway, **_limits(timeout, death_grace)}
-    if any(mark.isspace() for mark in device_id + site):
+    if any(mark.isspace() for mark in device_id + (site or "")):
         typer.echo("fleet: note: the embedded broker never acknowledges a topic with a space; another broker may", err=True)
-    _give(home, [_registry(device_id, site, content)], f'device "{device_id}" is registered')
+    _give(home, [_entry(Home(home).identity(), device_id, site, content)], f'device "{device_id}" is registered')
 
 
 @device.command("import")
@@ -151,6 +181,7 @@ def import_(
     """Register devices from a CSV file: all of them, or none."""
     commands: list[Command] = []
     faults: list[str] = []
+    identity = Home(home).identity()
     try:
         with file.open(newline="", encoding="utf-8-sig") as opened:
             reader = csv.DictReader(opened)
@@ -165,7 +196,7 @@ def import_(
                 }
                 try:
                     content |= _limits(row.get("timeout"), row.get("death_grace"))
-                    commands.append(_registry(row["device_id"] or "", row.get("site") or "main", content))
+                    commands.append(_entry(identity, row["device_id"] or "", row.get("site") or None, content))
                 except FleetError as error:
                     faults.append(f"  line {reader.line_num}: {error}")
     except OSError as error:
@@ -185,7 +216,8 @@ def import_(
 @device.command("decommission")
 def decommission(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> None:
     """Take a device out of service: its signals are counted, not judged."""
-    _about(home, _registry(device_id, EVERYONE, {"op": "decommission"}), f'device "{device_id}" is decommissioned')
+    command = _registry(Home(home).identity(), device_id, None, {"op": "decommission"})
+    _about(home, command, f'device "{device_id}" is decommissioned')
 
 
 @device.command("correct")
@@ -234,7 +266,8 @@ def correct(
         entry = corrected(known, heard_at, wanted)
         content = {"op": entry.op, "effective_from": entry.from_ms, "class": entry.device_class, "gateway": entry.gateway}
         content |= {name: getattr(entry, name) for name in LIMITS}
-        hand_over(opened, [_registry(device_id, EVERYONE if decommissioned else entry.site, content)])
+        at_site = None if decommissioned else entry.site
+        hand_over(opened, [_registry(opened.identity(), device_id, at_site, content)])
     until = next((f" until the entry of {format_instant(one.from_ms)}" for one in known if one.from_ms > entry.from_ms), "")
     told = {"of class": device_class, "at site": site, "behind gateway": gateway}
     told |= {"with timeout": timeout, "with death grace": death_grace}
@@ -261,7 +294,7 @@ def maintain(
         raise Misuse(f"the end of maintenance lies in the future; got {format_instant(until_ms)}")
     _require_not_too_long(home, device_id, now_ms, until_ms)
     content = {"op": "update" if update else "maintain", "until": until_ms}
-    _about(home, _control(device_id, content), f'device "{device_id}" is held until {format_instant(until_ms)}')
+    _about(home, _control(home, device_id, content), f'device "{device_id}" is held until {format_instant(until_ms)}')
 
 
 def _require_not_too_long(home: Path, device_id: str, now_ms: int, until_ms: int) -> None:
@@ -282,4 +315,6 @@ def _require_not_too_long(home: Path, device_id: str, now_ms: int, until_ms: int
 def release(device_id: DeviceArgument, home: HomeOption = DEFAULT_HOME) -> None:
     """End the update of a device, or let go of one that is flagged."""
     refused = "it is refused if there is neither: ./fleet late --kind refused"
-    _about(home, _control(device_id, {"op": "release"}), f'device "{device_id}" is released from its update or flag; {refused}')
+    _about(
+        home, _control(home, device_id, {"op": "release"}), f'device "{device_id}" is released from its update or flag; {refused}'
+    )

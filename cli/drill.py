@@ -60,7 +60,7 @@ def drill(
         say("the undisturbed run")
         replay(first, recording, Policy(), deployment, None)
         say("the disturbed run")
-        second.prepare(first.deployment())
+        second.prepare(first.deployment(), first.identity())
         steps = Steps(say)
         with batch_session(second, Size()) as spark, watched(spark, steps):
             disturbed(spark, second, first, steps)

@@ -19,6 +19,7 @@ from fleetpulse.core.clocks import FAULTS, offset_ms, present, trusted
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.decoding import Rejection
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.identities import DeviceIdentity, identified
 from fleetpulse.core.judgements import clock_fault
 from fleetpulse.core.mapping import TopicMapping
 from fleetpulse.core.messages import EVERYONE, SIGNALS, Identity, Kind, Origin, Row, Trust, identity
@@ -105,7 +106,12 @@ def read_with(row: Row, frontier_ms: int | None, deployment: Deployment) -> Row:
 
 
 def read_message(
-    message: Arrived, now_ms: int, mappings: tuple[TopicMapping, ...], *, sparkplug: bool = False
+    message: Arrived,
+    now_ms: int,
+    mappings: tuple[TopicMapping, ...],
+    *,
+    sparkplug: bool = False,
+    identified_by: DeviceIdentity = DeviceIdentity.ID,
 ) -> tuple[Shown, Fate | None]:
     """Decode a message as landing will; with its fate where that is known without asking how far is judged.
 
@@ -114,6 +120,7 @@ def read_message(
         now_ms: when that was.
         mappings: for topics that are not ours.
         sparkplug: whether Sparkplug is taken.
+        identified_by: what identifies a device.
     """
     shown = Shown(now_ms, message.topic, message.payload[:200].decode(errors="backslashreplace"))
     if message.topic.startswith("replay/"):
@@ -129,6 +136,7 @@ def read_message(
     if message.topic == CANARY:
         return shown, Fate("canary", "our own canary: we are listening")
     row = decode_any(mappings, message.topic, message.payload, now_ms, Origin.MQTT)
+    row = identified(row, identified_by) if isinstance(row, Row) else row
     if isinstance(row, Rejection):
         return shown, Fate("quarantined", f"quarantined because {row.reason}: {row.detail}")
     return Shown(now_ms, shown.topic, shown.payload, row), None
@@ -216,6 +224,7 @@ class Listener:
         self.home, self.topic, self.json_lines = home, topic, json_lines
         self.deployment, self.mappings = home.deployment(), load_mappings(home)
         self._sparkplug = bool(load_settings(home.path).sparkplug_host)
+        self._identity = home.identity()
         self.followed = Followed()
         self._console = console()
         self._judged_ms: int | None = None
@@ -246,7 +255,7 @@ class Listener:
         """Show a message."""
         if message.topic == CANARY and self.topic == EVERYTHING:
             return  # one each few seconds, and no device's
-        shown, known = read_message(message, _now_ms(), self.mappings, sparkplug=self._sparkplug)
+        shown, known = read_message(message, _now_ms(), self.mappings, sparkplug=self._sparkplug, identified_by=self._identity)
         if known is not None:
             self._say(shown, known)
         else:

@@ -22,7 +22,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.recording import Recorded, Recording
 from fleetpulse.io.segments import Position, position
-from fleetpulse.settings import load_settings
+from fleetpulse.settings import load_settings, wanted_identity
 from streaming.publisher import play
 
 _PATIENCE_S = 600.0
@@ -49,8 +49,9 @@ def replay(home: Home, path: Path, policy: Policy, deployment: Deployment | None
     console = Console(stderr=True)
     with console.status("reading the recording"):
         played = recording.inspect(path)
-    home.prepare(deployment)
-    bridges = load_settings(home.path).all_bridges()
+    settings = load_settings(home.path)
+    home.prepare(deployment, wanted_identity(settings))
+    bridges = settings.all_bridges()
     with home.locked("fleet replay"):
         home.divide(bridges)
         stands = position(home.segments)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from fleetpulse.core.identities import device_of
 from fleetpulse.core.messages import Kind, Origin
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoint import judged_up_to
@@ -35,8 +36,9 @@ def on_its_way(home: Home, device_id: str, kind: Kind) -> bool:
 
     What has landed when this says no is in its table: read the table after it.
     """
-    about = [device_id, kind.value]
-    return any(topic.split("/")[2:] == about for topics in (spooled(home, taken=True), _to_land(home)) for topic in topics)
+    identity, such = home.identity(), f"/{kind.value}"
+    topics = (topic for some in (spooled(home, taken=True), _to_land(home)) for topic in some)
+    return any(topic.endswith(such) and device_of(topic, identity) == device_id for topic in topics)
 
 
 def _to_land(home: Home) -> Iterator[str]:

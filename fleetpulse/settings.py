@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from fleetpulse.core.coverage import MAX_OURS
 from fleetpulse.core.decoding import MAX_ID_BYTES, site_fault
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.identities import DeviceIdentity
 from fleetpulse.core.messages import BRIDGE, KAFKA
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration, parse_duration_ms
@@ -145,8 +146,8 @@ class Settings(BaseSettings):
         canary_interval: how often the bridge asks the broker whether we are listening; well below the lateness.
         reconnect_grace: how long after a return devices may still be on their way back.
         flood_limit: messages a second that a device may send in the long run, and 60 times as many at once, besides what
-            it sent while nobody listened, for an hour at most; what is beyond goes to quarantine as ``flood``. 0 for as many
-            as it likes.
+            it sent while nobody listened, for an hour at most; what is beyond goes to quarantine as ``flood``, but for the
+            newest of each second. 0 for as many as it likes.
         sparkplug_host: the id under which we are a host application of Sparkplug B: its messages are taken, and our state is
             published as ``spBv1.0/STATE/<id>``. Empty for none.
         broker_sync: when the embedded broker syncs its store: a duration, which is what a loss of power may take of what it
@@ -154,6 +155,8 @@ class Settings(BaseSettings):
         bridges: for a large fleet, further bridges by name, each with the sites whose messages it takes; ``bridge-1`` takes
             the rest, history and commands. In the file a table: ``[bridges]``, ``north = ["oslo", "turku"]``; in the
             environment JSON. A site keeps its bridge, and a bridge stays.
+        identity: what identifies a device: ``id``, or ``site/id`` where ids repeat from site to site: its id is then written
+            with its site, such as ``oslo/pump-1``. Fixed when a home is made.
         kafka: topics of Kafka that are taken in as well: ``bootstrap.servers``, ``topics``, and options of Kafka's clients such
             as ``security.protocol``. In the file a table, ``[kafka]``; in the environment JSON. A home that takes from Kafka
             stays so.
@@ -206,6 +209,7 @@ class Settings(BaseSettings):
     sparkplug_host: Annotated[str, AfterValidator(_is_host)] = ""
     broker_sync: Annotated[str, AfterValidator(_is_sync)] = DEFAULT_SYNC
     bridges: Annotated[dict[str, tuple[str, ...]], AfterValidator(_are_bridges)] = {}
+    identity: DeviceIdentity = DeviceIdentity.ID
     kafka: Annotated[dict[str, str], BeforeValidator(_flat), Field(repr=False)] = {}
     bridge_lease: Annotated[Milliseconds, Field(ge=1_000)] = "15s"  # pyright: ignore[reportAssignmentType]
     cores: Annotated[int, Field(ge=1, le=1_024)] = 2
@@ -255,6 +259,11 @@ class Settings(BaseSettings):
             return None
         lateness_ms = allowed_lateness_ms or self.allowed_lateness
         return Deployment(lateness_ms, self.max_clock_lead, self.verdict_jitter, self.max_backlog)
+
+
+def wanted_identity(settings: Settings) -> DeviceIdentity | None:
+    """Return what is to identify devices; None where nobody asked, so that a home keeps its own."""
+    return settings.identity if "identity" in settings.model_fields_set else None
 
 
 def _rule(fault: Mapping[str, Any]) -> str:

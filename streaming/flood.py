@@ -1,14 +1,18 @@
 """A device that floods: how much each may send, so that one cannot take the place of the fleet.
 
-Rule 1: what is beyond a device's limit is kept, and marked: it goes to quarantine, and nowhere else.
-Rule 2: memory is bounded: a device that has been quiet for long enough is forgotten, which changes nothing for it.
+Rule 1: a message beyond a device's limit is kept, and marked: it goes to quarantine, and nowhere else.
+Rule 2: a flood costs data, never presence: of what is beyond the limit the newest message of each second is not marked.
+Rule 3: memory is bounded: a device that has been quiet for long enough is forgotten, which changes nothing for it.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
+from fleetpulse.core.messages import FROM_DEVICES
+
 BURST_S: Final = 60  # what a device may send at once: that many seconds of its limit, such as what it kept while it was away
 _OURS: Final = "fleet/"
+_KINDS: Final = frozenset(kind.value for kind in FROM_DEVICES)
 _LONGEST_AWAY_MS: Final = 3_600_000  # that a device is allowed for at once: a flood is one after a week of standstill too
 _MOST: Final = 100_000  # devices remembered before the quiet ones are forgotten
 
@@ -42,7 +46,7 @@ class Floods:
         unknown, beyond = (burst, -1), list[int]()
         returned = back_ms <= now_ms <= back_ms + away_ms  # the broker kept for us what it was allowed to send meanwhile
         for place, topic in enumerate(topics):
-            device = _device(topic)
+            device = device_of(topic)
             left, at_ms = known.get(device, unknown)
             if now_ms > at_ms:
                 filled = left + (now_ms - at_ms) * per_ms
@@ -64,7 +68,7 @@ class Floods:
 
     def give_back(self, topic: str) -> None:
         """A message that was within the limit was let go of, and comes again: it has taken nothing."""
-        device = _device(topic)
+        device = device_of(topic)
         if device in self._left:
             left, at_ms = self._left[device]
             self._left[device] = (left + 1, at_ms)
@@ -79,6 +83,37 @@ class Floods:
         self._left = kept
 
 
-def _device(topic: str) -> str:
+class Spared:
+    """Messages beyond their device's limit that count all the same: a device's newest of a second, as long as it waits."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, tuple[int, int]] = {}  # by device: the second, and the place of its message
+
+    def newest(self, topic: str, received_at_ms: int, place: int) -> int | None:
+        """Spare a message beyond its device's limit.
+
+        Args:
+            topic: where it was published.
+            received_at_ms: when it was received, epoch milliseconds.
+            place: of its row among those that wait.
+
+        Returns:
+            The place that does not count: that of the message which this one follows within the second, its own if no device
+            can have sent it, or None.
+        """
+        if topic.startswith(_OURS) and topic.rpartition("/")[2] not in _KINDS:
+            return place
+        device, second = device_of(topic), received_at_ms // 1000
+        before = self._places.get(device)
+        self._places[device] = (second, place)
+        return before[1] if before is not None and before[0] == second else None
+
+    def places(self) -> set[int]:
+        """Return the places of all messages that are spared."""
+        return {place for _, place in self._places.values()}
+
+
+def device_of(topic: str) -> str:
+    """Return the device that a topic names, whatever its site; a foreign topic stands for itself."""
     levels = topic.split("/", 3) if topic.startswith(_OURS) else ()
     return levels[2] if len(levels) > 2 else topic

@@ -19,7 +19,7 @@ from fleetpulse.core.messages import EVERYONE, FLUSH, Kind, Origin, Reason
 from fleetpulse.core.sparkplug import is_command
 from fleetpulse.io.receiver import Arrived, Token
 from fleetpulse.io.segments import Position, SegmentRow
-from streaming.flood import Floods
+from streaming.flood import Floods, Spared
 from streaming.history import History, Verdict
 from streaming.waiting import Waiting
 
@@ -78,6 +78,7 @@ class Intake:
         self._secret = secret
         self._holds_back = holds_back
         self._floods = floods or Floods(0)
+        self._spared = Spared()
         self._of_others = frozenset(f"fleet/{EVERYONE}/{other}/{Kind.TICK.value}" for other in others)
         self._to_share: tuple[frozenset[str], int] | None = None
         self._usual: set[str] = set()  # topics that live devices send to
@@ -106,13 +107,13 @@ class Intake:
 
     def lost(self, now_ms: int, cause: str = "broker") -> None:
         """The connection is lost: what was not acknowledged comes again, so it is not written now."""
-        let_go, self.waiting = self.waiting, Waiting()
-        for row, token in zip(let_go.rows(), let_go.tokens, strict=True) if self.live else ():
+        let_go, spared, self.waiting, self._spared = self.waiting, self._spared.places(), Waiting(), Spared()
+        for place, (row, token) in enumerate(zip(let_go.rows(), let_go.tokens, strict=True)) if self.live else ():
             if token is None:
                 self.waiting.add(row, None)
             elif row.refused == FLOOD:
                 self.counts["flooded"] -= 1
-            else:
+            elif place not in spared:
                 self._floods.give_back(row.topic)
         if not self.live:
             self.last_ms, self.last_canary_ms, self.gap_open, history = self._durable
@@ -151,8 +152,14 @@ class Intake:
         self._since_ms = stamp if self._since_ms is None else self._since_ms
         first = self.waiting.add_usual(stamp, topics, payloads, tokens)
         for place in self._floods.exceeding(topics, now_ms):
+            self._refuse_flood(topics[place], stamp, first + place)
+
+    def _refuse_flood(self, topic: str, received_at_ms: int, place: int) -> None:
+        """Refuse a message that is beyond its device's limit, or the one that it follows within the second."""
+        refused = self._spared.newest(topic, received_at_ms, place)
+        if refused is not None:
             self.counts["flooded"] += 1
-            self.waiting.refuse(first + place, FLOOD)
+            self.waiting.refuse(refused, FLOOD)
 
     def _is_usual(self, topic: str) -> bool:
         """Whether a live device sends to a topic; kept of those that do, see `arrived`."""
@@ -179,10 +186,10 @@ class Intake:
         elif is_command(message.topic):
             self._pass_over("commands", message.token)
         else:
-            beyond = bool(self._floods.exceeding((message.topic[:MAX_TOPIC],), now_ms))
-            self.counts["flooded"] += beyond
-            row = (self._stamp(now_ms), message.topic, message.payload, Origin.MQTT)
-            self._row(*row, token=message.token, refused=FLOOD if beyond else None)
+            stamp, place = self._stamp(now_ms), len(self.waiting)
+            self._row(stamp, message.topic, message.payload, Origin.MQTT, token=message.token)
+            if self._floods.exceeding((message.topic[:MAX_TOPIC],), now_ms):
+                self._refuse_flood(message.topic[:MAX_TOPIC], stamp, place)
 
     def _is_elsewhere(self, topic: str) -> bool:
         if not self._of_others:
@@ -377,7 +384,7 @@ class Intake:
     def written(self) -> list[Token]:
         """All that waited is on the disk; return what may be acknowledged now."""
         tokens = [token for token in self.waiting.tokens if token is not None] + self.waiting.passed
-        self.waiting = Waiting()
+        self.waiting, self._spared = Waiting(), Spared()
         self._durable = self._memory()
         return tokens
 

@@ -7,6 +7,7 @@ Rule 3: rows are in the order of ``received_at``, and those of a segment in the 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, cast
 
@@ -15,10 +16,12 @@ import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
+from fleetpulse.columnar.digests import hashes_of
 from fleetpulse.core.coverage import MAX_RECORDED
 from fleetpulse.core.decoding import Rejection
 from fleetpulse.core.envelope import TOPIC_PREFIX, is_end
 from fleetpulse.core.gateways import Gateways
+from fleetpulse.core.identities import SEPARATOR, DeviceIdentity, identified
 from fleetpulse.core.messages import OF_READING, Kind, Origin, Reason, Row, hash64
 from fleetpulse.core.registration import LIMITS, limits
 from fleetpulse.core.tables import COVERAGE, DEVICES, GATEWAYS, MESSAGES, QUARANTINE, Table
@@ -35,7 +38,7 @@ _OF_SEGMENT: Final = ("origin", "recording", "line")
 _OF_END: Final = ("origin", "topic", "recording")
 _values: Final = attrgetter(*_OF_ROW)
 _REFUSALS: Final[Mapping[Reason, str]] = {
-    "flood": "its device sends more than it may: see the setting flood_limit; what it sent before is judged",
+    "flood": "its device sends more than the setting flood_limit allows; of such messages the newest of each second is judged",
     "field": "a gap row shares its instant with no other of its bridge: nothing tells which of them came first",
     "size": f"of a recording at most {MAX_RECORDED:,} bridges do not listen at the same time, or have a gap row at one instant",
     "topic": "a topic has at most 512 characters, all of them printable; it is kept escaped, and cut",
@@ -109,20 +112,23 @@ def _by_receipt(rows: pa.Table) -> pa.Table:
     return rows if (np.diff(received) >= 0).all() else rows.take(np.argsort(received, kind="stable"))
 
 
-def decode_parts(parts: Sequence[Part], decoder: Decoder) -> Landed:
+def decode_parts(parts: Sequence[Part], decoder: Decoder, identity: DeviceIdentity = DeviceIdentity.ID) -> Landed:
     """Decode what lands at once.
 
     Args:
         parts: of segments, see `merging.merged`.
         decoder: makes a row of a message, or says why not; of topics below ``fleet/`` it says what `decode` says.
+        identity: what identifies a device.
     """
     landed = Landed()
     for part in parts:
         part = replace(part, rows=part.rows.combine_chunks())
         plain, rows = _in_columns(part)
+        if identity is DeviceIdentity.SITE_AND_ID:
+            rows = _with_sites(rows)
         if len(plain) < part.rows.num_rows:
             odd = np.setdiff1d(np.arange(part.rows.num_rows), plain, assume_unique=True)
-            at, others = _row_by_row(landed, part, odd, decoder)
+            at, others = _row_by_row(landed, part, odd, partial(_identified, decoder, identity))
             plain, rows = _in_order([(plain, rows), (at, others)])
         landed.messages.append((part, plain + place(part.segment, part.first), rows))
     return landed
@@ -137,6 +143,23 @@ def _in_columns(part: Part) -> tuple[NDArray[np.int64], pa.Table]:
     kept = kept if len(read.places) == kept.num_rows else kept.take(read.places)
     columns = {name: table[name] for table in (read.columns, kept) for name in table.column_names}
     return read.places, _messages(columns, part, read.places)
+
+
+def _with_sites(rows: pa.Table) -> pa.Table:
+    """Return messages with the site as a part of their devices' and gateways' ids, see `core.identities`."""
+    for name in ("device_id", "gateway"):
+        joined = pc.binary_join_element_wise(rows["site"], rows[name], SEPARATOR)  # null where there is none
+        rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), joined.cast(pa.string()))
+    ids = rows["device_id"].combine_chunks().dictionary_encode()
+    hashes = pa.array(hashes_of(ids.dictionary)).take(ids.indices)
+    return rows.set_column(rows.schema.get_field_index("device_hash"), rows.schema.field("device_hash"), hashes)
+
+
+def _identified(
+    decoder: Decoder, identity: DeviceIdentity, topic: str, payload: bytes, received_at_ms: int, origin: Origin
+) -> Row | Rejection:
+    row = decoder(topic, payload, received_at_ms, origin)
+    return identified(row, identity) if isinstance(row, Row) else row
 
 
 def _messages(columns: Mapping[str, Any], part: Part, at: NDArray[np.int64]) -> pa.Table:

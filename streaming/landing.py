@@ -60,6 +60,7 @@ class Landing:
     def __init__(self, home: Home, decoder: Decoder = decode, lease_ms: int = LEASE_MS) -> None:
         self.home = home
         self.decoder = decoder
+        self.identity = home.identity()
         for table in TABLES:
             delta.create(home, table)
         self.folders = {name: home.segments_of(name) for name in home.bridges()}
@@ -92,7 +93,7 @@ class Landing:
             return 0
         ends = {part.bridge: part.end for part in parts}
         newest_ms = max(int(part.rows["received_at_ms"][-1].as_py()) for part in parts)
-        found, come = decode_parts(parts, self.decoder), self.places[MESSAGES.name]
+        found, come = decode_parts(parts, self.decoder, self.identity), self.places[MESSAGES.name]
         found.mark_gateway_events(self.gateways)
         counted = self.counted.more(taken_of(parts, come), found.refused(come))  # quarantine may have them, not yet counted
         for table, rows in found.by_table(self.places):

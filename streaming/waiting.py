@@ -55,8 +55,10 @@ class Waiting:
         return first
 
     def refuse(self, place: int, why: str) -> None:
-        """Refuse a usual row."""
-        self._more[place] = (*_USUAL[:-1], why)
+        """Refuse a row that came over MQTT, unless it is refused already."""
+        more = self._more.get(place, _USUAL)
+        if more[-1] is None:
+            self._more[place] = (*more[:-1], why)
 
     def rows(self) -> Iterator[SegmentRow]:
         """Yield the rows."""

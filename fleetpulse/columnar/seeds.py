@@ -178,8 +178,10 @@ def _limit(registered: pa.Table, field: pa.Field) -> pa.Array | pa.ChunkedArray:
 def _require_short(devices: pa.Table) -> None:
     """Refuse words that no message could bring into the state: all of it has a bound."""
     for names, size_of, most, unit in (
-        (("device_id", "site"), pc.binary_length, MAX_ID_BYTES, "bytes"),
-        (("device_class", "gateway"), pc.utf8_length, MAX_TEXT, "characters"),
+        (("device_id",), pc.binary_length, 2 * MAX_ID_BYTES + 1, "bytes"),  # its site may be a part of it
+        (("site",), pc.binary_length, MAX_ID_BYTES, "bytes"),
+        (("device_class",), pc.utf8_length, MAX_TEXT, "characters"),
+        (("gateway",), pc.utf8_length, MAX_TEXT + MAX_ID_BYTES + 1, "characters"),
     ):
         for name in names:
             size = pc.max(size_of(devices[name])).as_py() or 0

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fleetpulse.core.correcting import alike, fingerprint, plain
+from fleetpulse.core.identities import topic_of
 from fleetpulse.core.judgements import COMPARED, CORRECTED_ENTRY, REASONS, Judgement, Verdict
 from fleetpulse.core.machine import Mode
-from fleetpulse.core.messages import EVERYONE, Kind, Row
+from fleetpulse.core.messages import Kind, Row
 from fleetpulse.core.replay import NOTHING, Deployment, Outcome, outcome
 
 LEAD_MS: Final = 10_000  # a row that corrects is in effect at least so far beyond the frontier: it has a way to go
@@ -214,7 +215,7 @@ class Correction:
     @property
     def topic(self) -> str:
         """Where it is to be published."""
-        return f"fleet/{EVERYONE}/{self.device_id}/{Kind.CORRECT.value}"
+        return topic_of(self.device_id, Kind.CORRECT.value)
 
 
 def corrections(

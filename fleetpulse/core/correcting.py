@@ -12,7 +12,7 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from fleetpulse.core.decoding import MAX_TEXT
+from fleetpulse.core.decoding import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.machine import HELD, Mode
 from fleetpulse.core.messages import POSITION_BITS, Trust
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, RULES
@@ -103,6 +103,10 @@ def _text(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()
 
 
+def _gateway(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_TEXT + MAX_ID_BYTES + 1 and value.isprintable()  # its site may be a part
+
+
 def _maybe(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or check(value)
 
@@ -118,7 +122,8 @@ def _several(check: Callable[[Any], bool], most: int) -> Callable[[Any], bool]:
 _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = MappingProxyType(
     {
         **dict.fromkeys(("site", "device_class"), _text),
-        **dict.fromkeys(("gateway", "boot", "firmware", "speaks_from", "spoke_from"), _maybe(_text)),
+        **dict.fromkeys(("boot", "firmware", "speaks_from", "spoke_from"), _maybe(_text)),
+        "gateway": _maybe(_gateway),
         **{name: _maybe(RULES[name].fits) for name in LIMITS},
         **dict.fromkeys(("life_ms", "quiet_since_ms", "quiet_for_ms", "mode_since_ms", "class_since_ms"), _whole),
         **dict.fromkeys(("transition_no", "reboots", "runtime_ms", "excused_ms"), _whole),

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.identities import device_of
 from fleetpulse.core.messages import Origin
 from fleetpulse.io.durable import sync_folder
 from fleetpulse.io.home import Home
@@ -88,7 +89,8 @@ def _newest(home: Home) -> int:
 
 def commanded(home: Home) -> set[str]:
     """Return the devices of commands that nobody has taken yet."""
-    return {levels[2] for topic in spooled(home) if len(levels := topic.split("/")) > 2}
+    identity = home.identity()
+    return {device_id for topic in spooled(home) if (device_id := device_of(topic, identity)) is not None}
 
 
 def spooled(home: Home, *, taken: bool = False) -> set[str]:

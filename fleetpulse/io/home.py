@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.identities import DeviceIdentity
 from fleetpulse.core.messages import BRIDGE, KAFKA
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration
@@ -191,11 +192,16 @@ class Home:
         """Return the number of key groups of the current generation."""
         return self.generation().key_groups
 
-    def prepare(self, deployment: Deployment | None) -> None:
+    def identity(self) -> DeviceIdentity:
+        """Return what identifies a device, as it was fixed when the home was made."""
+        return DeviceIdentity(self.record().get("identity", DeviceIdentity.ID))
+
+    def prepare(self, deployment: Deployment | None, identity: DeviceIdentity | None = None) -> None:
         """Make the home, or check that it was made for the same deployment.
 
         Args:
             deployment: lateness, clock lead and jitter that were asked for; None takes what is there, or the defaults.
+            identity: what identifies a device; likewise.
 
         Raises:
             FleetError: it is another deployment's, or cannot be written, or tables cannot lie in a folder of that name.
@@ -206,6 +212,11 @@ class Home:
                 raise FleetError(
                     f'the home "{self.path}" judges with {_in_words(made_for)}; got {_in_words(deployment)}; '
                     f"leave them out, or name another --home"
+                )
+            if identity is not None and identity is not self.identity():
+                raise FleetError(
+                    f'the home "{self.path}" identifies devices by {self.identity()}; got identity = "{identity}"; leave the '
+                    f"setting out, or name another --home"
                 )
             if self.id() is None:  # it is from before there were ids
                 self._change_record(lambda record: record.setdefault("id", _new_id()))
@@ -223,6 +234,7 @@ class Home:
                 "version": HOME_VERSION,
                 "id": _new_id(),
                 "deployment": asdict(deployment or Deployment()),
+                "identity": (identity or DeviceIdentity.ID).value,
                 "key_groups": KEY_GROUPS,
                 "form": STORED_FORM,
                 "recordings": {},

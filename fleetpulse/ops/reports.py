@@ -16,6 +16,7 @@ from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import Device, World, next_due
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.health import THRESHOLDS
+from fleetpulse.core.identities import topic_of
 from fleetpulse.core.machine import Mode, Trigger
 from fleetpulse.core.messages import SIGNALS, Row
 from fleetpulse.core.replay import Outcome, outcome
@@ -227,7 +228,7 @@ def recent(home: Home, last: int, before_ms: int) -> list[dict[str, Any]]:
         {
             **nothing,
             "received_at_ms": row.received_at_ms,
-            "topic": f"fleet/{row.site}/{row.device_id}/{row.kind.value}",
+            "topic": topic_of(row.device_id, row.kind.value, row.site),
             "payload": _payload(row),
             "row": row,
         }

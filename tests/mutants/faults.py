@@ -268,8 +268,9 @@ FAULTS: Final = (
     _fault(
         "written-tokens-are-given-back-again",
         "streaming/intake.py",
-        "+ self.waiting.passed\n        self.waiting = Waiting()\n",
-        "+ (passed := self.waiting.passed)\n        self.waiting = Waiting()\n        self.waiting.passed = passed\n",
+        "+ self.waiting.passed\n        self.waiting, self._spared = Waiting(), Spared()\n",
+        "+ (passed := self.waiting.passed)\n        self.waiting, self._spared = Waiting(), Spared()\n"
+        "        self.waiting.passed = passed\n",
         _ANY_INTAKE,
     ),
     _fault(
@@ -285,6 +286,49 @@ FAULTS: Final = (
         "self._left[device] = (left + 1, at_ms)",
         "self._left[device] = (left, at_ms)",
         f"{_FLOOD}::test_what_was_let_go_of_and_comes_again_is_counted_once",
+    ),
+    _fault(
+        "flood-spares-every-message",
+        "streaming/flood.py",
+        "return before[1] if before is not None and before[0] == second else None",
+        "return None",
+        f"{_FLOOD}::test_a_flood_costs_data_and_never_presence",
+    ),
+    _fault(
+        "flood-spares-one-message-only",
+        "streaming/flood.py",
+        "and before[0] == second else None",
+        "else None",
+        f"{_FLOOD}::test_of_what_is_beyond_the_limit_the_newest_message_of_each_second_counts",
+    ),
+    # ---- limits and identities of devices
+    _fault(
+        "kernel-ignores-a-timeout-of-its-own",
+        "fleetpulse/columnar/deadlines.py",
+        "own = devices[i, OWN_TIMEOUT]",
+        "own = NONE",
+        "tests/property/test_presence.py::test_the_fold_agrees_with_the_definition_on_inputs_from_the_field",
+    ),
+    _fault(
+        "conflict-is-seen-a-day-after-a-move",
+        "fleetpulse/core/device.py",
+        "at_ms - device.moved_ms < CONFLICT_MS",
+        "at_ms - device.moved_ms <= CONFLICT_MS",
+        "tests/unit/test_presence.py::test_an_identity_conflict_is_reported_once_a_day_and_not_where_the_device_is_back_a_day_later",
+    ),
+    _fault(
+        "firmware-ends-no-update",
+        "fleetpulse/columnar/kernel.py",
+        "or (firmware >= 0 and devices[i, FIRMWARE] != firmware)",
+        "",
+        "tests/property/test_presence.py::test_the_fold_agrees_with_the_definition_on_inputs_from_the_field",
+    ),
+    _fault(
+        "gateway-is-that-of-another-site",
+        "streaming/landed.py",
+        'for name in ("device_id", "gateway"):',
+        'for name in ("device_id",):',
+        "tests/unit/test_identities.py::test_one_id_at_two_sites_is_two_devices",
     ),
     # ---- landing
     _fault(

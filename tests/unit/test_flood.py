@@ -52,7 +52,7 @@ def test_what_was_let_go_of_and_comes_again_is_counted_once() -> None:
     waiting = [Arrived(TOPIC, b"{}", False, (1, number)) for number in range(2 * BURST_S + 3)]
     for again_ms in (0, 1, 2):
         intake.arrived_together(waiting, NOW + again_ms)
-        assert intake.counts["flooded"] == 3
+        assert intake.counts["flooded"] == 2, "the newest counts"
         intake.lost(NOW + again_ms)
         assert intake.counts["flooded"] == 0
 
@@ -68,10 +68,10 @@ def test_what_the_broker_kept_while_nobody_listened_is_within_the_limit() -> Non
         intake.arrived_together([Arrived(topic, b"{}", False, (1, number)) for number in range(count)], at_ms)
         return intake.counts["flooded"] - before
 
-    assert refused(kept + 2 * BURST_S + 3, NOW) == 3
-    assert refused(3, NOW + 1_000) == 1, "then its limit holds"
+    assert refused(kept + 2 * BURST_S + 4, NOW) == 3
+    assert refused(4, NOW + 1_000) == 1, "then its limit holds"
     late = "fleet/s/late/heartbeat"
-    assert refused(2 * BURST_S + 3, NOW + away_ms + 1, late) == 3, "who says nothing until all was fetched has kept nothing"
+    assert refused(2 * BURST_S + 4, NOW + away_ms + 1, late) == 3, "a device that is silent until all was fetched kept nothing"
 
 
 def test_after_a_week_of_standstill_a_flood_is_a_flood() -> None:
@@ -109,10 +109,11 @@ def test_what_is_beyond_the_limit_is_written_and_goes_to_quarantine(tmp_path: Pa
     for number in range(BURST_S + 5):
         intake.arrived(Arrived(TOPIC, b"{}", False, (1, number + 1)), NOW)
     written = [*intake.waiting.rows()]
-    assert [row.refused for row in written].count(FLOOD) == intake.counts["flooded"] == 5
+    assert [row.refused for row in written].count(FLOOD) == intake.counts["flooded"] == 4
+    assert written[-1].refused is None, "the newest of the second counts"
     path = write_segment(tmp_path, 1, intake.waiting.table(), bridge="b", last_canary_ms=None)
     landed = decode_parts([Part("bridge-1", 1, 0, read_segment(path))], decode)
-    assert (landed.messages[0][2].num_rows, len(landed.quarantine)) == (BURST_S, 5)
+    assert (landed.messages[0][2].num_rows, len(landed.quarantine)) == (BURST_S + 1, 4)
     assert {one["reason"] for one in landed.quarantine} == {FLOOD}
     assert "flood_limit" in landed.quarantine[0]["detail"]
 
@@ -126,3 +127,43 @@ def test_a_segment_of_before_there_was_a_limit_is_read(tmp_path: Path) -> None:
     found = read_segment(path)
     assert found.schema.equals(SEGMENT_SCHEMA)
     assert found["refused"].to_pylist() == [None]
+
+
+def _flooded(topics: list[str], at_ms: list[int], per_s: int = 1) -> list[bool]:
+    """Return which of messages are refused, of a device that has used up its limit."""
+    intake = Intake("b", None, floods=Floods(per_s))
+    intake.go_live(NOW)
+    intake.arrived_together([Arrived(TOPIC, b"{}", False, (1, number)) for number in range(per_s * BURST_S)], NOW)
+    for topic, now_ms in zip(topics, at_ms, strict=True):
+        intake.arrived(Arrived(topic, b"{}", False, (2, 0)), now_ms)
+    return [row.refused == FLOOD for row in intake.waiting.rows()][per_s * BURST_S :]
+
+
+def test_a_flood_costs_data_and_never_presence() -> None:
+    burst = [Arrived(TOPIC, b"%d" % number, False, (1, number)) for number in range(20_000)]
+    intake = Intake("b", None, floods=Floods(100))
+    intake.go_live(NOW)
+    intake.arrived_together(burst, NOW)
+    counted = [row for row in intake.waiting.rows() if row.refused is None]
+    assert len(counted) == 100 * BURST_S + 1
+    assert counted[-1].payload == b"19999", "the newest of what is beyond the limit counts"
+
+
+def test_of_what_is_beyond_the_limit_the_newest_message_of_each_second_counts() -> None:
+    assert _flooded([TOPIC] * 5, [NOW, NOW + 1, NOW + 999, NOW + 999, NOW + 999]) == [True, True, True, True, False]
+    assert _flooded([TOPIC] * 4, [NOW + 1, NOW + 2, NOW + 1_001, NOW + 1_002]) == [True, False, False, False], "one has come up"
+    error, other = "fleet/t/loud/error", "fleet/s/loud/tick"
+    assert _flooded([TOPIC, error], [NOW, NOW]) == [True, False], "a device has one limit, whatever site and kind it names"
+    assert _flooded([TOPIC, other], [NOW, NOW]) == [False, True], "what no device may send spares nothing"
+
+
+def test_a_message_that_is_written_stays_and_the_next_one_of_the_second_counts_too() -> None:
+    intake = Intake("b", None, floods=Floods(1))
+    intake.go_live(NOW)
+    for number in range(BURST_S + 1):
+        intake.arrived(Arrived(TOPIC, b"{}", False, (1, number)), NOW)
+    assert [row.refused for row in intake.waiting.rows()] == [None] * (BURST_S + 1)
+    intake.written()
+    for number in range(3):
+        intake.arrived(Arrived(TOPIC, b"{}", False, (2, number)), NOW + 1)
+    assert [row.refused for row in intake.waiting.rows()] == [FLOOD, FLOOD, None]

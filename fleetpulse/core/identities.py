@@ -1,0 +1,62 @@
+"""What identifies a device: its id, or its site and its id, as an installation chose when it was made.
+
+Rule: where the site is a part of the identity, a device's id is ``site/id`` from landing on: in bronze, state and reports.
+A gateway's name is that of a device at the same site. Topics stay as they are.
+"""
+
+from dataclasses import replace
+from enum import StrEnum
+
+from fleetpulse.core.decoding import Rejection
+from fleetpulse.core.messages import EVERYONE, FOR_EVERYONE, Row
+
+SEPARATOR = "/"
+
+
+class DeviceIdentity(StrEnum):
+    """What tells devices apart."""
+
+    ID = "id"  # one id is one device, whichever site it speaks from
+    SITE_AND_ID = "site/id"  # one id at two sites is two devices
+
+
+def identified(row: Row, identity: DeviceIdentity) -> Row | Rejection:
+    """Return a decoded row with the id that its device has in an installation.
+
+    Args:
+        row: as decoded: its id is that of the topic.
+        identity: of the installation.
+
+    Returns:
+        The row, or why it names no device: a row of ours about a device names its site.
+    """
+    if identity is DeviceIdentity.ID or row.kind in FOR_EVERYONE:
+        return row
+    if row.site == EVERYONE:
+        return Rejection("topic", f'devices are identified by site and id here; got the id "{row.device_id}" without a site')
+    gateway = None if row.gateway is None else joined(row.site, row.gateway)
+    return replace(row, device_id=joined(row.site, row.device_id), gateway=gateway)
+
+
+def joined(site: str, name: str) -> str:
+    """Return the id of a device at a site, where the site is a part of it."""
+    return f"{site}{SEPARATOR}{name}"
+
+
+def topic_of(device_id: str, kind: str, site: str = EVERYONE) -> str:
+    """Return the topic of a row about a device.
+
+    Args:
+        device_id: as bronze has it: with its site where that is a part of it.
+        kind: the kind of row.
+        site: of a device whose id does not name it.
+    """
+    return f"fleet/{device_id}/{kind}" if SEPARATOR in device_id else f"fleet/{site}/{device_id}/{kind}"
+
+
+def device_of(topic: str, identity: DeviceIdentity) -> str | None:
+    """Return the id of the device that one of our topics is about, as bronze has it; None where it is about none."""
+    levels = topic.split(SEPARATOR)
+    if len(levels) != 4:
+        return None
+    return joined(levels[1], levels[2]) if identity is DeviceIdentity.SITE_AND_ID else levels[2]

@@ -1,0 +1,106 @@
+"""Identity by site and id: one id at two sites is two devices, from landing to operators' commands."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.devices import add, decommission, import_, release
+from fleetpulse.core.decoding import Rejection, decode
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.identities import DeviceIdentity, device_of, identified, topic_of
+from fleetpulse.core.messages import Origin, Row, hash64
+from fleetpulse.io import delta
+from fleetpulse.io.commands import commanded
+from fleetpulse.io.home import Home
+from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
+from streaming.landing import Landing
+from tests.histories import START
+
+pytestmark = pytest.mark.unit
+BY_SITE = DeviceIdentity.SITE_AND_ID
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    made = Home(tmp_path / "home")
+    made.prepare(None, BY_SITE)
+    return made
+
+
+def _landed(home: Home, *messages: tuple[str, dict[str, Any], Origin]) -> Home:
+    rows = [SegmentRow(START + at, topic, json.dumps(payload).encode(), origin.value)
+            for at, (topic, payload, origin) in enumerate(messages)]  # fmt: skip
+    write_segment(home.segments, 1, rows_table(rows), bridge="bridge-1", last_canary_ms=None)
+    Landing(home).step()
+    return home
+
+
+def test_one_id_at_two_sites_is_two_devices(home: Home) -> None:
+    sent = [(f"fleet/{site}/pump-1/heartbeat", {"gateway": "gw"}, Origin.MQTT) for site in ("oslo", "rome")]
+    odd = [("fleet/oslo/pump-1/error", {"ts": "noon", "code": "E1"}, Origin.MQTT)]  # read row by row
+    will = [("fleet/oslo/gw/death", {"gateway": "gw"}, Origin.MQTT)]
+    _landed(home, *sent, *odd, *will)
+    found = delta.query(home, "SELECT * FROM messages ORDER BY received_at", tables=["messages"])
+    assert [one["device_id"] for one in found] == ["oslo/pump-1", "rome/pump-1", "oslo/pump-1", "oslo/gw"]
+    assert [one["gateway"] for one in found] == ["oslo/gw", "rome/gw", None, "oslo/gw"]
+    assert [one["device_hash"] for one in found] == [hash64(one["device_id"]) for one in found]
+    assert found[-1]["gateway_event"] == "death", "its own gateway"
+
+
+def test_rows_of_ours_name_the_site_of_their_device_and_bridges_keep_their_names(home: Home) -> None:
+    entries = [("fleet/oslo/pump-1/registry", {"op": "add"}, Origin.COMMAND), ("fleet/_/pump-1/control", {}, Origin.COMMAND)]
+    gap = ("fleet/_/bridge-1/gap", {"op": "open", "from": START}, Origin.BRIDGE)
+    _landed(home, *entries, gap)
+    found = delta.query(home, "SELECT device_id FROM messages ORDER BY received_at", tables=["messages"])
+    assert [one["device_id"] for one in found] == ["oslo/pump-1", "bridge-1"]
+    assert delta.query(home, "SELECT device_id FROM devices", tables=["devices"]) == [{"device_id": "oslo/pump-1"}]
+    refused = delta.query(home, "SELECT reason, detail FROM quarantine", tables=["quarantine"])
+    assert [(one["reason"], "without a site" in one["detail"]) for one in refused] == [("topic", True)]
+
+
+def test_by_id_alone_nothing_changes() -> None:
+    row = decode("fleet/oslo/pump-1/heartbeat", b'{"gateway": "gw"}', START)
+    assert isinstance(row, Row)
+    assert identified(row, DeviceIdentity.ID) is row
+    assert isinstance(identified(decoded("fleet/_/d/control"), BY_SITE), Rejection)
+
+
+def decoded(topic: str) -> Row:
+    row = decode(topic, b"{}", START, Origin.COMMAND)
+    assert isinstance(row, Row)
+    return row
+
+
+@pytest.mark.parametrize(("device_id", "identity"), [("pump-1", DeviceIdentity.ID), ("oslo/pump-1", BY_SITE)])
+def test_a_topic_names_the_device_that_it_was_made_for(device_id: str, identity: DeviceIdentity) -> None:
+    assert device_of(topic_of(device_id, "control"), identity) == device_id
+    assert decoded(topic_of(device_id, "control")).kind == "control"
+
+
+def test_commands_take_the_id_with_its_site(home: Home, tmp_path: Path) -> None:
+    add("oslo/pump-1", home=home.path)
+    add("pump-2", site="rome", home=home.path)
+    add("pump-3", home=home.path)
+    listed = tmp_path / "devices.csv"
+    listed.write_text("device_id,site\noslo/pump-4,\npump-5,rome\n")
+    import_(listed, home=home.path)
+    release("oslo/pump-1", home=home.path)
+    decommission("rome/pump-2", home=home.path)
+    wanted = {"oslo/pump-1", "rome/pump-2", "main/pump-3", "oslo/pump-4", "rome/pump-5"}
+    assert commanded(home) == wanted
+    with pytest.raises(FleetError, match='identified by site and id, such as oslo/pump-1; got "pump-1"'):
+        release("pump-1", home=home.path)
+    with pytest.raises(FleetError, match="another site is another device"):
+        add("oslo/pump-1", site="rome", home=home.path)
+
+
+def test_a_home_keeps_its_identity(home: Home, tmp_path: Path) -> None:
+    home.prepare(None)
+    home.prepare(None, BY_SITE)
+    with pytest.raises(FleetError, match='identifies devices by site/id; got identity = "id"'):
+        home.prepare(None, DeviceIdentity.ID)
+    other = Home(tmp_path / "other")
+    other.prepare(None)
+    assert other.identity() is DeviceIdentity.ID
