@@ -2,11 +2,16 @@
 
 import gzip
 import json
+from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from fleetpulse.core.messages import Clock, Row
 from fleetpulse.core.scenario import Scenario, simulate
+
+_SAID = ("boot", "session", "seq", "code", "firmware", "gateway")
+_NO_TIME = 5  # a ts that is none
 
 
 def record(path: Path, scenario: Scenario) -> Path:
@@ -20,3 +25,20 @@ def record(path: Path, scenario: Scenario) -> Path:
                 payload = sent.payload.decode()
             file.write(json.dumps({"received_at_ms": sent.received_at_ms, "topic": sent.topic, "payload": payload}) + "\n")
     return path
+
+
+def record_rows(path: Path, rows: Iterable[Row]) -> Path:
+    """Write rows as the messages that they were decoded from; return the path."""
+    with gzip.open(path, "wt") as file:
+        for row in rows:
+            payload: Any = json.loads(row.body) if row.body else _payload(row)
+            topic = f"fleet/{row.site}/{row.device_id}/{row.kind}"
+            file.write(json.dumps({"received_at_ms": row.received_at_ms, "topic": topic, "payload": payload}) + "\n")
+    return path
+
+
+def _payload(row: Row) -> dict[str, Any]:
+    said = {name: value for name in _SAID if (value := getattr(row, name)) is not None}
+    if row.clock is Clock.RECEIVED:
+        return said
+    return {**said, "ts": _NO_TIME if row.event_time_ms is None else row.event_time_ms}

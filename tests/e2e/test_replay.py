@@ -18,7 +18,7 @@ from fleetpulse.core.messages import FLUSH, Row
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.scenario import Scenario, scenario_policy
-from fleetpulse.core.times import format_instant
+from fleetpulse.core.times import format_instant, parse_instant_ms
 from fleetpulse.io import recording
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
@@ -26,7 +26,9 @@ from fleetpulse.ops import bronze, reports
 from tests.begun import kept_in_mind
 from tests.form import IS_DEFAULT
 from tests.histories import START, row
-from tests.recordings import record
+from tests.presence import CASES
+from tests.presence import rows_of as rows_of_cases
+from tests.recordings import record, record_rows
 from tests.waiting import PATIENCE_S, await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]  # each step has its own, shorter limit
@@ -342,3 +344,28 @@ def test_the_definition_counts_the_recorded_fleet_as_it_was_counted_independentl
     assert (modes["online"], modes["offline"]) == (online, offline)
     assert len({one.device_id for one in judged if one.kind == "transition"}) == devices
     assert sum(one.kind == "late" for one in judged) == late
+
+
+@pytest.mark.extended
+def test_inputs_from_the_field_are_judged_right_as_one_recording(tmp_path: Path) -> None:
+    together = {name: case for name, case in CASES.items() if not case.alone}
+    played = record_rows(tmp_path / "presence.ndjson.gz", rows_of_cases([*together.values()]))
+    home = tmp_path / "home"
+    done = fleet("replay", str(played), "--home", str(home), "--lateness", "1m")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[tuple[float, str, str, str]]] = {}
+    for one in rows_of("transitions", "--json", "--home", str(home)):
+        at_s = (parse_instant_ms(one["event_time"]) - START) / 1000
+        found.setdefault(one["device_id"], []).append((at_s, one["from_mode"], one["to_mode"], one["trigger"]))
+    listed = Counter((one["device_id"], one["kind"]) for one in rows_of("late", "--kind", "all", "--json", "--home", str(home)))
+    for name, case in together.items():
+        for device_id, want in case.want.items():
+            assert [one for one in found.get(device_id, []) if one[0] <= case.until_s] == list(want), (name, device_id)
+        for (device_id, verdict), count in case.listed.items():
+            assert listed[device_id, verdict.value] == count, (name, device_id)
+    devices = {one["device_id"]: one for one in rows_of("devices", "--json", "--home", str(home))}
+    assert {one for case in together.values() for one in case.want} <= {*devices}, "no device is missing because of its clock"
+    assert devices["c1"]["clock"] == "10m ahead" and devices["c2"]["clock"] == "not set"
+    assert [one for one in devices if devices[one]["never_seen"]] == ["o6"]
+    status = rows_of("status", "--json", "--home", str(home))[0]
+    assert status["never_seen"] == 1 and status["clocks"]["ahead"] >= 1
