@@ -77,6 +77,7 @@ def settle(spark: SparkSession, home: Home, say: Say, through: int = 0) -> Stand
     Raises:
         FleetError: it has judged nothing yet, or fails.
     """
+    home.upgrade()
     checkpoint = home.checkpoint
     say_unsaid(home, home.generation().number)
     if not committed(checkpoint):

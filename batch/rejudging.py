@@ -60,8 +60,12 @@ class Origin:
 
 
 def is_whole(home: Home) -> bool:
-    """Whether bronze has all that the devices began with: nothing was removed, and no state was made of a list of devices."""
-    return not _choices(load_generations(home.lifecycle)) and oldest_kept_ms(home, MESSAGES.name) is None
+    """Whether bronze has all that the devices began with.
+
+    Nothing was removed, no state was made of a list of devices, and version 1 has judged nothing of it.
+    """
+    chosen = _choices(load_generations(home.lifecycle))
+    return not chosen and oldest_kept_ms(home, MESSAGES.name) is None and home.first_judged_ms() is None
 
 
 def had_work(record: Generations) -> Iterator[Generation]:
@@ -95,13 +99,14 @@ def origin_of(
     whole = is_whole(home)
     if whole and _rows_behind(pieces, -1) <= most_rows:
         return Origin()
-    record = load_generations(home.lifecycle)
+    record, by_version_1_ms = load_generations(home.lifecycle), home.first_judged_ms()
     chosen = record.choices_in(record.current if number is None else number)
     known = [
         one.taken
         for one in whole_behind(home, removed_below(home), through_ms)
         if one.taken.version != but
         and one.newest_ms < through_ms
+        and (by_version_1_ms is None or one.newest_ms >= by_version_1_ms)
         and _choices(record) <= chosen
         and one.taken.generation >= max(chosen, default=0)
     ]

@@ -17,11 +17,13 @@ from fleetpulse.core.messages import BRIDGE, KAFKA
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.address import write_secret
+from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.durable import no_room, replace_text
 from fleetpulse.io.generations import Generation, checkpoint_of, load_generations
 from fleetpulse.io.locks import folder_held, held, holder
 
 HOME_VERSION: Final = 1
+_BY_VERSION_1: Final = "judged_by_version_1_ms"
 SERVICES: Final = "services"  # who hold a home together, each a part of it
 KEY_GROUPS: Final = 8  # fixed for a generation: 8 groups carry about 100,000 devices
 _NOT_IN_PATHS: Final = "%[]{}*?\\^|"  # Delta's readers take some of them for an encoding or a pattern, and some end on them
@@ -196,6 +198,23 @@ class Home:
         """Return what identifies a device, as it was fixed when the home was made."""
         return DeviceIdentity(self.record().get("identity", DeviceIdentity.ID))
 
+    def first_judged_ms(self) -> int | None:
+        """Return up to which ``received_at`` version 1 has judged, epoch milliseconds; None where it made no part of the home.
+
+        What version 1 judged does not follow from bronze by the rules of this version.
+        """
+        record = self.record()
+        if "identity" in record:
+            return record.get(_BY_VERSION_1)
+        reached = judged_up_to(self.checkpoint)
+        return reached[1] if reached else 0
+
+    def upgrade(self) -> None:
+        """Write down how far version 1 has judged, if it made the home, before this version judges anything."""
+        if "identity" not in self.record():
+            judged = {"identity": DeviceIdentity.ID.value, _BY_VERSION_1: self.first_judged_ms()}
+            self._change_record(lambda record: record.update(judged))
+
     def prepare(self, deployment: Deployment | None, identity: DeviceIdentity | None = None) -> None:
         """Make the home, or check that it was made for the same deployment.
 
@@ -218,6 +237,7 @@ class Home:
                     f'the home "{self.path}" identifies devices by {self.identity()}; got identity = "{identity}"; leave the '
                     f"setting out, or name another --home"
                 )
+            self.upgrade()
             if self.id() is None:  # it is from before there were ids
                 self._change_record(lambda record: record.setdefault("id", _new_id()))
         else:

@@ -1,12 +1,15 @@
 """A home is used by whom it fits, and refused in one sentence otherwise."""
 
 import errno
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from batch.rejudging import is_whole, origin_of
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.identities import DeviceIdentity
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.home import BRIDGE, Home
 
@@ -104,3 +107,16 @@ def test_a_file_system_without_hard_links_is_named_as_the_reason(tmp_path: Path,
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(FleetError, match=r"has no hard links .* name another with --home, on a local disk"):
         Home(tmp_path / "home").prepare(None)
+
+
+def test_a_home_of_version_1_says_what_that_version_judged_and_is_not_judged_again_from_its_first_row(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    assert (home.first_judged_ms(), is_whole(home)) == (None, True)
+    record = home.record()
+    del record["identity"]  # version 1 knew none
+    (home.path / "home.json").write_text(json.dumps(record))
+    assert (home.first_judged_ms(), is_whole(home)) == (0, False)
+    home.prepare(None)
+    assert (home.identity(), home.first_judged_ms(), is_whole(home)) == (DeviceIdentity.ID, 0, False)
+    assert origin_of(home, 1) is None, "there is no snapshot that this version took"
