@@ -65,7 +65,7 @@ def is_whole(home: Home) -> bool:
     Nothing was removed, no state was made of a list of devices, and version 1 has judged nothing of it.
     """
     chosen = _choices(load_generations(home.lifecycle))
-    return not chosen and oldest_kept_ms(home, MESSAGES.name) is None and home.first_judged_ms() is None
+    return not chosen and oldest_kept_ms(home, MESSAGES.name) is None and home.judged_by_version_1_ms() is None
 
 
 def had_work(record: Generations) -> Iterator[Generation]:
@@ -99,7 +99,7 @@ def origin_of(
     whole = is_whole(home)
     if whole and _rows_behind(pieces, -1) <= most_rows:
         return Origin()
-    record, by_version_1_ms = load_generations(home.lifecycle), home.first_judged_ms()
+    record, by_version_1_ms = load_generations(home.lifecycle), home.judged_by_version_1_ms()
     chosen = record.choices_in(record.current if number is None else number)
     known = [
         one.taken

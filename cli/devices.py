@@ -269,9 +269,9 @@ def correct(
         at_site = None if decommissioned else entry.site
         hand_over(opened, [_registry(opened.identity(), device_id, at_site, content)])
     until = next((f" until the entry of {format_instant(one.from_ms)}" for one in known if one.from_ms > entry.from_ms), "")
-    told = {"of class": device_class, "at site": site, "behind gateway": gateway}
-    told |= {"with timeout": timeout, "with death grace": death_grace}
-    words = [f'{what} "{name}"' for what, name in told.items() if name is not None]
+    given = {"of class": device_class, "at site": site, "behind gateway": gateway, "with timeout": timeout}
+    given["with death grace"] = death_grace
+    words = [f'{what} "{name}"' for what, name in given.items() if name is not None]
     words += [what for what, said in (("in service", registered), ("out of service", decommissioned)) if said]
     since = f"since {format_instant(entry.from_ms)}{until}"
     _given(opened, f'device "{device_id}" was {", ".join(words)} {since}; to judge that anew: ./fleet amend')

@@ -126,6 +126,7 @@ def bridge(
         reconnect_grace_s=settings.reconnect_grace / 1000,
         holds_back=at.deployment().verdict_jitter_ms > 0,
         flood_limit=settings.flood_limit,
+        identity=at.identity(),
     )
     one_allocator()
     collect_seldom()

@@ -22,7 +22,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.recording import Recorded, Recording
 from fleetpulse.io.segments import Position, position
-from fleetpulse.settings import load_settings, wanted_identity
+from fleetpulse.settings import load_settings
 from streaming.publisher import play
 
 _PATIENCE_S = 600.0
@@ -50,7 +50,7 @@ def replay(home: Home, path: Path, policy: Policy, deployment: Deployment | None
     with console.status("reading the recording"):
         played = recording.inspect(path)
     settings = load_settings(home.path)
-    home.prepare(deployment, wanted_identity(settings))
+    home.prepare(deployment, settings.chosen_identity())
     bridges = settings.all_bridges()
     with home.locked("fleet replay"):
         home.divide(bridges)

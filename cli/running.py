@@ -25,7 +25,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.kafka_options import parse_kafka
 from fleetpulse.io.process import Stop
 from fleetpulse.io.segments import position
-from fleetpulse.settings import load_settings, wanted_identity
+from fleetpulse.settings import load_settings
 from streaming.simulator import Simulated, remembered
 
 _LEAST_FREE_BYTES = 500_000_000
@@ -69,7 +69,7 @@ def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
         FleetError: a port or the home is in use, the disk is full, a process ended too often.
     """
     settings = load_settings(home.path)
-    home.prepare(deployment, wanted_identity(settings))
+    home.prepare(deployment, settings.chosen_identity())
     if settings.kafka:
         parse_kafka(settings.kafka)  # its faults are said here, and not in a log
     free = shutil.disk_usage(home.path).free

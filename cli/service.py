@@ -55,14 +55,14 @@ def service(
         raise Misuse("--broker is for the bridge; without it that waits for the service broker of the same home")
     from cli.held_back import stop_listening  # these cost half a second, and the check needs none
     from cli.processes import Run
-    from fleetpulse.settings import load_settings, wanted_identity
+    from fleetpulse.settings import load_settings
 
     stop = Stop().on_signals()
     address = parse_broker_url(broker) if broker else None
     settings = load_settings(home)
     makes = name is Service.BROKER or address is not None
     if makes:
-        opened.prepare(settings.deployment(), wanted_identity(settings))
+        opened.prepare(settings.deployment(), settings.chosen_identity())
     elif not _await(stop, "the home, which the broker makes", opened.exists):
         return
     opened.record()

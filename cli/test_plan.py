@@ -226,7 +226,7 @@ class Durations:
             path = name.partition("::")[0]
             known[path] = known.get(path, 0.0) + median(wall for wall, _ in runs)
         guessed, long_s = GUESSED_S[form], {} if form is Form.DEFAULT else _LONG_S
-        return lambda path: known.get(path) or long_s.get(path) or guessed.get(layer_of(path), guessed["unit"])
+        return lambda path: known.get(path, long_s.get(path, guessed.get(layer_of(path), guessed["unit"])))
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,8 +155,8 @@ class Settings(BaseSettings):
         bridges: for a large fleet, further bridges by name, each with the sites whose messages it takes; ``bridge-1`` takes
             the rest, history and commands. In the file a table: ``[bridges]``, ``north = ["oslo", "turku"]``; in the
             environment JSON. A site keeps its bridge, and a bridge stays.
-        identity: what identifies a device: ``id``, or ``site/id`` where ids repeat from site to site: its id is then written
-            with its site, such as ``oslo/pump-1``. Fixed when a home is made.
+        identity: what identifies a device: ``id``, or ``site/id`` if ids repeat from site to site. Ids are then written with
+            their site, such as ``oslo/pump-1``. Fixed when a home is made.
         kafka: topics of Kafka that are taken in as well: ``bootstrap.servers``, ``topics``, and options of Kafka's clients such
             as ``security.protocol``. In the file a table, ``[kafka]``; in the environment JSON. A home that takes from Kafka
             stays so.
@@ -260,10 +260,9 @@ class Settings(BaseSettings):
         lateness_ms = allowed_lateness_ms or self.allowed_lateness
         return Deployment(lateness_ms, self.max_clock_lead, self.verdict_jitter, self.max_backlog)
 
-
-def wanted_identity(settings: Settings) -> DeviceIdentity | None:
-    """Return what is to identify devices; None where nobody asked, so that a home keeps its own."""
-    return settings.identity if "identity" in settings.model_fields_set else None
+    def chosen_identity(self) -> DeviceIdentity | None:
+        """Return the setting ``identity``; None if it is not set, so that a home keeps its own."""
+        return self.identity if "identity" in self.model_fields_set else None
 
 
 def _rule(fault: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from fleetpulse.core.identities import DeviceIdentity
 from fleetpulse.core.messages import BRIDGE
 from fleetpulse.core.sparkplug import STATE, host_state
 from fleetpulse.io.address import BrokerAddress
@@ -101,6 +102,7 @@ class BridgeSettings:
         reconnect_grace_s: how long after a return devices may still be on their way back.
         holds_back: whether verdicts are held back by a jitter.
         flood_limit: messages a second that a device may send in the long run; 0 for as many as it likes.
+        identity: what identifies a device.
         flush_interval_s: the longest that a message waits for its segment.
         max_rows: rows at which a segment is written at once.
         max_buffer_bytes: bytes at which it is written at once, and above which nothing more is taken in.
@@ -124,6 +126,7 @@ class BridgeSettings:
     reconnect_grace_s: float = 120.0
     holds_back: bool = False
     flood_limit: int = 0
+    identity: DeviceIdentity = DeviceIdentity.ID
     flush_interval_s: float = 0.25
     max_rows: int = 5_000
     max_buffer_bytes: int = 64 * 1024 * 1024
@@ -169,7 +172,7 @@ class Bridge:
             interval_ms=int(settings.canary_interval_s * 1000),
             secret=secret,
             holds_back=settings.holds_back,
-            floods=Floods(settings.flood_limit),
+            floods=Floods(settings.flood_limit, settings.identity),
             others=frozenset(settings.others),
         )
         lease = read_lease(settings.segments_dir) if settings.others else None

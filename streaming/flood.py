@@ -5,9 +5,10 @@ Rule 2: a flood costs data, never presence: of what is beyond the limit the newe
 Rule 3: memory is bounded: a device that has been quiet for long enough is forgotten, which changes nothing for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from fleetpulse.core.identities import DeviceIdentity
 from fleetpulse.core.messages import FROM_DEVICES
 
 BURST_S: Final = 60  # what a device may send at once: that many seconds of its limit, such as what it kept while it was away
@@ -22,9 +23,11 @@ class Floods:
 
     Args:
         per_s: how many messages a second each may send in the long run; 0 for as many as it likes.
+        identity: what identifies a device.
     """
 
-    def __init__(self, per_s: int) -> None:
+    def __init__(self, per_s: int, identity: DeviceIdentity = DeviceIdentity.ID) -> None:
+        self.sender = _sender if identity is DeviceIdentity.ID else _sender_at_site
         self._per_ms = per_s / 1000
         self._burst = per_s * BURST_S
         self._left: dict[str, tuple[float, int]] = {}  # by device: what was left, and when
@@ -35,7 +38,7 @@ class Floods:
         """Count messages that arrived together; return the places of those that are beyond their device's limit.
 
         Args:
-            topics: of ours the third level names the device, whatever site it says; a foreign one names it whole.
+            topics: below ``fleet/`` the id names the device, or site and id; a foreign topic names it whole.
             now_ms: on the wall; running backwards, it fills nothing.
         """
         if not self._burst:
@@ -43,10 +46,11 @@ class Floods:
         if self._away_ms is not None:
             self._back, self._away_ms = (now_ms, min(max(0, now_ms - self._away_ms), _LONGEST_AWAY_MS)), None
         known, burst, per_ms, (back_ms, away_ms) = self._left, self._burst, self._per_ms, self._back
+        sender = self.sender
         unknown, beyond = (burst, -1), list[int]()
         returned = back_ms <= now_ms <= back_ms + away_ms  # the broker kept for us what it was allowed to send meanwhile
         for place, topic in enumerate(topics):
-            device = device_of(topic)
+            device = sender(topic)
             left, at_ms = known.get(device, unknown)
             if now_ms > at_ms:
                 filled = left + (now_ms - at_ms) * per_ms
@@ -68,7 +72,7 @@ class Floods:
 
     def give_back(self, topic: str) -> None:
         """A message that was within the limit was let go of, and comes again: it has taken nothing."""
-        device = device_of(topic)
+        device = self.sender(topic)
         if device in self._left:
             left, at_ms = self._left[device]
             self._left[device] = (left + 1, at_ms)
@@ -84,9 +88,14 @@ class Floods:
 
 
 class Spared:
-    """Messages beyond their device's limit that count all the same: a device's newest of a second, as long as it waits."""
+    """Messages beyond their device's limit that count all the same: a device's newest of a second, as long as it waits.
 
-    def __init__(self) -> None:
+    Args:
+        sender: returns the device that a topic names, see `Floods.sender`.
+    """
+
+    def __init__(self, sender: Callable[[str], str]) -> None:
+        self._sender = sender
         self._places: dict[str, tuple[int, int]] = {}  # by device: the second, and the place of its message
 
     def newest(self, topic: str, received_at_ms: int, place: int) -> int | None:
@@ -103,7 +112,7 @@ class Spared:
         """
         if topic.startswith(_OURS) and topic.rpartition("/")[2] not in _KINDS:
             return place
-        device, second = device_of(topic), received_at_ms // 1000
+        device, second = self._sender(topic), received_at_ms // 1000
         before = self._places.get(device)
         self._places[device] = (second, place)
         return before[1] if before is not None and before[0] == second else None
@@ -113,7 +122,12 @@ class Spared:
         return {place for _, place in self._places.values()}
 
 
-def device_of(topic: str) -> str:
+def _sender(topic: str) -> str:
     """Return the device that a topic names, whatever its site; a foreign topic stands for itself."""
     levels = topic.split("/", 3) if topic.startswith(_OURS) else ()
     return levels[2] if len(levels) > 2 else topic
+
+
+def _sender_at_site(topic: str) -> str:
+    """Return the device that a topic names, with its site; likewise."""
+    return topic.rpartition("/")[0] if topic.startswith(_OURS) and topic.count("/") == 3 else topic

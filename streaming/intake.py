@@ -78,7 +78,7 @@ class Intake:
         self._secret = secret
         self._holds_back = holds_back
         self._floods = floods or Floods(0)
-        self._spared = Spared()
+        self._spared = Spared(self._floods.sender)
         self._of_others = frozenset(f"fleet/{EVERYONE}/{other}/{Kind.TICK.value}" for other in others)
         self._to_share: tuple[frozenset[str], int] | None = None
         self._usual: set[str] = set()  # topics that live devices send to
@@ -107,7 +107,8 @@ class Intake:
 
     def lost(self, now_ms: int, cause: str = "broker") -> None:
         """The connection is lost: what was not acknowledged comes again, so it is not written now."""
-        let_go, spared, self.waiting, self._spared = self.waiting, self._spared.places(), Waiting(), Spared()
+        let_go, spared, self.waiting = self.waiting, self._spared.places(), Waiting()
+        self._spared = Spared(self._floods.sender)
         for place, (row, token) in enumerate(zip(let_go.rows(), let_go.tokens, strict=True)) if self.live else ():
             if token is None:
                 self.waiting.add(row, None)
@@ -384,7 +385,7 @@ class Intake:
     def written(self) -> list[Token]:
         """All that waited is on the disk; return what may be acknowledged now."""
         tokens = [token for token in self.waiting.tokens if token is not None] + self.waiting.passed
-        self.waiting, self._spared = Waiting(), Spared()
+        self.waiting, self._spared = Waiting(), Spared(self._floods.sender)
         self._durable = self._memory()
         return tokens
 

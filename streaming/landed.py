@@ -121,6 +121,8 @@ def decode_parts(parts: Sequence[Part], decoder: Decoder, identity: DeviceIdenti
         identity: what identifies a device.
     """
     landed = Landed()
+    if identity is not DeviceIdentity.ID:
+        decoder = partial(_identified, decoder, identity)
     for part in parts:
         part = replace(part, rows=part.rows.combine_chunks())
         plain, rows = _in_columns(part)
@@ -128,7 +130,7 @@ def decode_parts(parts: Sequence[Part], decoder: Decoder, identity: DeviceIdenti
             rows = _with_sites(rows)
         if len(plain) < part.rows.num_rows:
             odd = np.setdiff1d(np.arange(part.rows.num_rows), plain, assume_unique=True)
-            at, others = _row_by_row(landed, part, odd, partial(_identified, decoder, identity))
+            at, others = _row_by_row(landed, part, odd, decoder)
             plain, rows = _in_order([(plain, rows), (at, others)])
         landed.messages.append((part, plain + place(part.segment, part.first), rows))
     return landed
@@ -148,7 +150,8 @@ def _in_columns(part: Part) -> tuple[NDArray[np.int64], pa.Table]:
 def _with_sites(rows: pa.Table) -> pa.Table:
     """Return messages with the site as a part of their devices' and gateways' ids, see `core.identities`."""
     for name in ("device_id", "gateway"):
-        joined = pc.binary_join_element_wise(rows["site"], rows[name], SEPARATOR)  # null where there is none
+        joined = pc.binary_join_element_wise(rows["site"], rows[name], SEPARATOR)  # null without a gateway
+        joined = pc.if_else(pc.match_substring(rows[name], SEPARATOR), rows[name], joined)
         rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), joined.cast(pa.string()))
     ids = rows["device_id"].combine_chunks().dictionary_encode()
     hashes = pa.array(hashes_of(ids.dictionary)).take(ids.indices)

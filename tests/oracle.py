@@ -211,7 +211,7 @@ class Life:
         )
 
     def is_in_conflict(self, row: Message, index: int) -> bool:
-        """Whether a signal shows that one id speaks from two sites in turn, and that is to be reported."""
+        """Whether a signal reports that one id speaks from two sites in turn."""
         (site, since), before = (places := self.places(index))[-1], [place for place, _ in places[-2:-1]]
         is_back = self.is_newest(row, index) and row.site != site and row.site in before and row.at - since < DAY
         return is_back and not any(row.at - one < DAY for one in self.conflicts)

@@ -128,7 +128,7 @@ def require_once(names: Sequence[str]) -> None:
 
 
 def sound(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
-    """Return the columns of `REGISTERED_SCHEMA`, `LIMIT_FIELDS` and `CLASS_SINCE_FIELD`, or say what is wrong with them.
+    """Check a list of devices, and return the columns of `REGISTERED_SCHEMA`, `LIMIT_FIELDS` and `CLASS_SINCE_FIELD`.
 
     Args:
         registered: see `seeds`.

@@ -1,20 +1,21 @@
 """What identifies a device: its id, or its site and its id, as an installation chose when it was made.
 
 Rule: where the site is a part of the identity, a device's id is ``site/id`` from landing on: in bronze, state and reports.
-A gateway's name is that of a device at the same site. Topics stay as they are.
+A gateway that is named without a site is a device at the same site. Topics stay as they are.
 """
 
+import json
 from dataclasses import replace
 from enum import StrEnum
 
 from fleetpulse.core.decoding import Rejection
-from fleetpulse.core.messages import EVERYONE, FOR_EVERYONE, Row
+from fleetpulse.core.messages import EVERYONE, FOR_EVERYONE, Kind, Row
 
 SEPARATOR = "/"
 
 
 class DeviceIdentity(StrEnum):
-    """What tells devices apart."""
+    """Fields of a message that identify its device."""
 
     ID = "id"  # one id is one device, whichever site it speaks from
     SITE_AND_ID = "site/id"  # one id at two sites is two devices
@@ -35,12 +36,21 @@ def identified(row: Row, identity: DeviceIdentity) -> Row | Rejection:
     if row.site == EVERYONE:
         return Rejection("topic", f'devices are identified by site and id here; got the id "{row.device_id}" without a site')
     gateway = None if row.gateway is None else joined(row.site, row.gateway)
-    return replace(row, device_id=joined(row.site, row.device_id), gateway=gateway)
+    body = _with_site(row.body, row.site) if row.kind is Kind.REGISTRY else row.body
+    return replace(row, device_id=joined(row.site, row.device_id), gateway=gateway, body=body)
 
 
 def joined(site: str, name: str) -> str:
-    """Return the id of a device at a site, where the site is a part of it."""
-    return f"{site}{SEPARATOR}{name}"
+    """Return the id of a device at a site, where the site is a part of it; a name that has a site keeps it."""
+    return name if SEPARATOR in name else f"{site}{SEPARATOR}{name}"
+
+
+def _with_site(body: str | None, site: str) -> str | None:
+    """Return an entry of the registry with the site of its gateway."""
+    content = json.loads(body or "{}")
+    if not content.get("gateway"):
+        return body
+    return json.dumps({**content, "gateway": joined(site, content["gateway"])}, separators=(",", ":"), sort_keys=True)
 
 
 def topic_of(device_id: str, kind: str, site: str = EVERYONE) -> str:
@@ -55,7 +65,7 @@ def topic_of(device_id: str, kind: str, site: str = EVERYONE) -> str:
 
 
 def device_of(topic: str, identity: DeviceIdentity) -> str | None:
-    """Return the id of the device that one of our topics is about, as bronze has it; None where it is about none."""
+    """Return the id of the device that a topic below ``fleet/`` names, as bronze has it; None if it names none."""
     levels = topic.split(SEPARATOR)
     if len(levels) != 4:
         return None

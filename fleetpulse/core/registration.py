@@ -150,11 +150,11 @@ def _check(wanted: Correction) -> None:
             "a class, a site and a gateway have a name; a gateway cannot be taken away, only another one named, "
             'and the default class is "default"'
         )
-    said = any(of_it) or wanted.timeout_ms is not None or wanted.death_grace_ms is not None
-    if wanted.decommissioned and (wanted.registered or said):
+    given = any(of_it) or wanted.timeout_ms is not None or wanted.death_grace_ms is not None
+    if wanted.decommissioned and (wanted.registered or given):
         raise Misuse("a device out of service has no class, site, gateway or limit to correct: give --decommissioned alone")
-    if not (wanted.decommissioned or wanted.registered or said):
+    if not (wanted.decommissioned or wanted.registered or given):
         raise Misuse(
-            "nothing is corrected; say what was otherwise: --class, --site, --gateway, --timeout, --death-grace, --registered "
+            "nothing is corrected; name at least one of --class, --site, --gateway, --timeout, --death-grace, --registered "
             "or --decommissioned. The id cannot be: a device with another id is another device"
         )

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.identities import topic_of
 from fleetpulse.core.messages import ALERTS, FAILURES, FROM_DEVICES, Kind
 from fleetpulse.core.sparkplug import COMMANDS, FILTERS, PREFIX, STATE
 from fleetpulse.io.address import BrokerAddress, write_secret
@@ -180,8 +179,8 @@ def _topics(one: Grant) -> tuple[list[str], list[str]]:
     """Return the topics that someone may publish on, and hear."""
     if one.role is not Role.DEVICE:
         return [*_SENT] if one.role is Role.OPERATOR else [], [*_HEARD]
-    may_send = [topic_of(own, kind, "+") for own in one.devices for kind in _KINDS]
-    may_hear = [topic_of(own, Kind.CONTROL.value, "+") for own in one.devices]
+    may_send = [f"fleet/+/{own}/{kind}" for own in one.devices for kind in _KINDS]
+    may_hear = [f"fleet/+/{own}/{Kind.CONTROL.value}" for own in one.devices]
     for group, node in (each.split("/") for each in one.nodes):
         may_send += [filtered.replace("+", group, 1).replace("+", node, 1) for filtered in FILTERS]
         may_hear += [f"{PREFIX}{group}/{word}/{node}{more}" for word in COMMANDS for more in ("", "/#")]

@@ -198,7 +198,7 @@ class Home:
         """Return what identifies a device, as it was fixed when the home was made."""
         return DeviceIdentity(self.record().get("identity", DeviceIdentity.ID))
 
-    def first_judged_ms(self) -> int | None:
+    def judged_by_version_1_ms(self) -> int | None:
         """Return up to which ``received_at`` version 1 has judged, epoch milliseconds; None where it made no part of the home.
 
         What version 1 judged does not follow from bronze by the rules of this version.
@@ -212,7 +212,7 @@ class Home:
     def upgrade(self) -> None:
         """Write down how far version 1 has judged, if it made the home, before this version judges anything."""
         if "identity" not in self.record():
-            judged = {"identity": DeviceIdentity.ID.value, _BY_VERSION_1: self.first_judged_ms()}
+            judged = {"identity": DeviceIdentity.ID.value, _BY_VERSION_1: self.judged_by_version_1_ms()}
             self._change_record(lambda record: record.update(judged))
 
     def prepare(self, deployment: Deployment | None, identity: DeviceIdentity | None = None) -> None:

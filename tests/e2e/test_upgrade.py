@@ -34,7 +34,7 @@ def test_a_home_of_version_1_is_migrated_and_judged_on(tmp_path: Path) -> None:
     done = fleet("state", "migrate", "--home", str(path))
     assert done.returncode == 0, done.stderr
     assert home.generation().form == 5
-    assert home.first_judged_ms() == (reached or (0, 0))[1], "what version 1 judged does not follow from bronze"
+    assert home.judged_by_version_1_ms() == (reached or (0, 0))[1], "what version 1 judged does not follow from bronze"
     assert rows_of("transitions", *names) == before
 
     beats = [signal(LATER_S + 60 * number + ahead_s, device, received_s=LATER_S + 60 * number)

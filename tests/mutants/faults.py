@@ -268,8 +268,8 @@ FAULTS: Final = (
     _fault(
         "written-tokens-are-given-back-again",
         "streaming/intake.py",
-        "+ self.waiting.passed\n        self.waiting, self._spared = Waiting(), Spared()\n",
-        "+ (passed := self.waiting.passed)\n        self.waiting, self._spared = Waiting(), Spared()\n"
+        "+ self.waiting.passed\n        self.waiting, self._spared = Waiting(), Spared(self._floods.sender)\n",
+        "+ (passed := self.waiting.passed)\n        self.waiting, self._spared = Waiting(), Spared(self._floods.sender)\n"
         "        self.waiting.passed = passed\n",
         _ANY_INTAKE,
     ),

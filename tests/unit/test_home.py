@@ -112,11 +112,11 @@ def test_a_file_system_without_hard_links_is_named_as_the_reason(tmp_path: Path,
 def test_a_home_of_version_1_says_what_that_version_judged_and_is_not_judged_again_from_its_first_row(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(None)
-    assert (home.first_judged_ms(), is_whole(home)) == (None, True)
+    assert (home.judged_by_version_1_ms(), is_whole(home)) == (None, True)
     record = home.record()
     del record["identity"]  # version 1 knew none
     (home.path / "home.json").write_text(json.dumps(record))
-    assert (home.first_judged_ms(), is_whole(home)) == (0, False)
+    assert (home.judged_by_version_1_ms(), is_whole(home)) == (0, False)
     home.prepare(None)
-    assert (home.identity(), home.first_judged_ms(), is_whole(home)) == (DeviceIdentity.ID, 0, False)
+    assert (home.identity(), home.judged_by_version_1_ms(), is_whole(home)) == (DeviceIdentity.ID, 0, False)
     assert origin_of(home, 1) is None, "there is no snapshot that this version took"

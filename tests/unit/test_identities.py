@@ -11,11 +11,14 @@ from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.identities import DeviceIdentity, device_of, identified, topic_of
 from fleetpulse.core.messages import Origin, Row, hash64
+from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.io import delta
 from fleetpulse.io.commands import commanded
 from fleetpulse.io.home import Home
 from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
+from streaming.flood import BURST_S, Floods, Spared
 from streaming.landing import Landing
+from tests import histories
 from tests.histories import START
 
 pytestmark = pytest.mark.unit
@@ -104,3 +107,37 @@ def test_a_home_keeps_its_identity(home: Home, tmp_path: Path) -> None:
     other = Home(tmp_path / "other")
     other.prepare(None)
     assert other.identity() is DeviceIdentity.ID
+
+
+def test_a_gateway_is_a_device_at_the_same_site_unless_it_is_named_with_its_site(home: Home) -> None:
+    entries = [(f"fleet/oslo/p{number}/registry", {"op": "add", "gateway": gateway}, Origin.COMMAND)
+               for number, gateway in enumerate(("gw", "oslo/gw", "rome/gw"))]  # fmt: skip
+    signals = [("fleet/oslo/p3/heartbeat", {"gateway": "rome/gw"}, Origin.MQTT)]
+    odd = [("fleet/oslo/p4/heartbeat", {"gateway": "rome/gw", "ts": "noon"}, Origin.MQTT)]  # read row by row
+    _landed(home, *entries, ("fleet/oslo/p5/registry", {"op": "add"}, Origin.COMMAND), *signals, *odd)
+    registered = delta.query(home, "SELECT gateway FROM devices ORDER BY device_id", tables=["devices"])
+    assert [one["gateway"] for one in registered] == ["oslo/gw", "oslo/gw", "rome/gw", None]
+    heard = delta.query(home, "SELECT gateway, body FROM messages ORDER BY received_at", tables=["messages"])
+    assert [json.loads(one["body"]).get("gateway") for one in heard[:4]] == ["oslo/gw", "oslo/gw", "rome/gw", None]
+    assert [one["gateway"] for one in heard[4:]] == ["rome/gw", "rome/gw"]
+
+
+def test_a_registered_device_is_unreachable_with_the_gateway_of_its_site() -> None:
+    def sent(at_s: float, topic: str, **payload: Any) -> Row:
+        row = identified(histories.row(at_s, topic, **payload), BY_SITE)
+        assert isinstance(row, Row)
+        return row
+
+    rows = [sent(0, "fleet/oslo/p/heartbeat"), sent(1, "fleet/oslo/p/registry", op="add", gateway="gw")]
+    rows += [sent(100, f"fleet/{site}/gw/death", gateway="gw") for site in ("rome", "oslo")]
+    found = replay(histories.positioned([*rows, histories.tick(300)]), Deployment(60_000))
+    assert histories.changes(found)[1:] == [(130, "online", "unreachable", "gateway_death")]
+    assert [one.gateway for one in found if one.to_mode == "unreachable"] == ["oslo/gw"]
+
+
+def test_a_flood_at_one_site_costs_a_device_at_another_nothing() -> None:
+    floods = Floods(1, BY_SITE)
+    oslo, rome = ["fleet/oslo/d/heartbeat"] * (BURST_S + 1), ["fleet/rome/d/heartbeat"]
+    assert floods.exceeding([*oslo, *rome], START) == [BURST_S]
+    spared = Spared(floods.sender)
+    assert [spared.newest(topic, START, place) for place, topic in enumerate([oslo[0], rome[0], oslo[0]])] == [None, None, 0]
