@@ -132,12 +132,19 @@ def _limits(timeout: str | None, death_grace: str | None) -> dict[str, int]:
         FleetError: one is no duration, or beyond the bounds of the policy's.
     """
     given = zip(LIMITS, (timeout, death_grace), strict=True)
-    return {name: RULES[name].read(word) for name, word in given if word}
+    return {name: _limit(name, word) for name, word in given if word}
+
+
+def _limit(name: str, word: str) -> int:
+    try:
+        return RULES[name].read(word)
+    except FleetError as fault:
+        raise FleetError(f"a device's own {RULES[name].key} {fault}") from None
 
 
 def _corrected_limits(timeout: str | None, death_grace: str | None) -> dict[str, int]:
     given = zip(LIMITS, (timeout, death_grace), strict=True)
-    return {name: AS_ITS_CLASS if word == _AS_ITS_CLASS else RULES[name].read(word) for name, word in given if word}
+    return {name: AS_ITS_CLASS if word == _AS_ITS_CLASS else _limit(name, word) for name, word in given if word}
 
 
 def _entry(identity: DeviceIdentity, device_id: str, site: str | None, content: dict[str, Any]) -> Command:

@@ -322,7 +322,7 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
         return
     shown = console()
     for name, value in standing.summary.items():
-        if value is None or name == "device_id":
+        if value is None or value is False or name == "device_id":
             continue
         if name.endswith("_ms") and name not in DURATIONS:
             name, value = name.removesuffix("_ms"), f"{format_instant(value)}  {_from_now(value)}"

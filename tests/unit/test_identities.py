@@ -95,6 +95,8 @@ def test_commands_take_the_id_with_its_site(home: Home, tmp_path: Path) -> None:
     assert commanded(home) == wanted
     with pytest.raises(FleetError, match='identified by site and id, such as oslo/pump-1; got "pump-1"'):
         release("pump-1", home=home.path)
+    with pytest.raises(FleetError, match='own timeout must lie between 1s and 3650d; got "1ms"'):
+        add("oslo/pump-1", timeout="1ms", home=home.path)
     with pytest.raises(FleetError, match="another site is another device"):
         add("oslo/pump-1", site="rome", home=home.path)
 
