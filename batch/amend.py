@@ -247,16 +247,16 @@ def _amend_some(home: Home, group: _Group, through_ms: int, wanted: Wanted) -> l
 
 def _strange(told: Histories, said: Mapping[str, Sequence[Judgement]], deployment: Deployment) -> set[str]:
     """Return the devices of which the table has not the transitions that follow from bronze, as far as none is held back."""
-    if (frontier_ms := told.judged.frontier_ms) is None:
-        return set()
-    first_ms = -1 if told.after_ms is None else told.after_ms  # up to there it was judged before
-    last_ms, defined = deployment.said_through_ms(frontier_ms), transitions(told.judged)
+    defined = transitions(told.judged)
 
-    def counted(some: Iterable[Judgement]) -> Counter[tuple[Any, ...]]:
-        judged = (one for one in some if one.kind is Verdict.TRANSITION and first_ms < (one.event_time_ms or 0) <= last_ms)
+    def counted(device_id: str, some: Iterable[Judgement]) -> Counter[tuple[Any, ...]]:
+        through_ms = told.through_ms(device_id)
+        last_ms = -1 if through_ms is None else deployment.said_through_ms(through_ms)
+        transition = (one for one in some if one.kind is Verdict.TRANSITION and told.is_after(one))
+        judged = (one for one in transition if (one.event_time_ms or 0) <= last_ms)
         return Counter((one.transition_no, *content(one)) for one in judged)
 
-    return {device_id for device_id, its in said.items() if counted(its) != counted(defined.get(device_id, []))}
+    return {one for one, its in said.items() if counted(one, its) != counted(one, defined.get(one, []))}
 
 
 def _began_before(said: Iterable[Judgement], kept_ms: int | None) -> bool:

@@ -171,7 +171,7 @@ def _of_groups(figures: Figures) -> Figures:
     ]
     remembered, code = np.linalg.lstsq(np.array(terms), np.array(rest), rcond=None)[0].tolist()
     group, step = built(8_000, 2, 0, 0)
-    waiting = sum(len(rows) for _, rows in step.chunks) / len(group.waiting)
+    waiting = sum(len(rows) for _, rows in step.chunks) / sum(map(len, group.waiting))
     return replace(alone, remembered_bytes=remembered, code_bytes=code, waiting_bytes=waiting)
 
 

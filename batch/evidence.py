@@ -15,13 +15,14 @@ import pyarrow as pa
 from batch.rejudging import Origin, had_work, origin_of
 from fleetpulse.columnar.snapshots import GROUP, OWN_ROW, the_world
 from fleetpulse.columnar.standing import world_from_plain
-from fleetpulse.core.coverage import Coverage, Listening
+from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.device import next_due
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.machine import HELD, Mode
 from fleetpulse.core.policy import Policies, Policy
 from fleetpulse.core.registration import ADD
 from fleetpulse.core.replay import Outcome, outcome
+from fleetpulse.core.shards import Shards
 from fleetpulse.core.state import Device, World
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
 from fleetpulse.io import delta
@@ -41,11 +42,12 @@ _SILENCES: Final = """
     SELECT * FROM (
         SELECT device_id, life, transition_no, event_time, last_seen, device_class, trigger,
             epoch_ms(event_time) AS at_ms, epoch_ms(last_seen) AS seen_ms, epoch_ms(life) AS life_ms,
-            epoch_ms(lag(event_time) OVER its) AS since_ms, gateway, lag(gateway) OVER its AS gateway_before,
+            epoch_ms(lag(event_time) OVER its) AS since_ms, site, gateway, lag(gateway) OVER its AS gateway_before,
             epoch_ms(max(CASE WHEN trigger = 'registered' THEN event_time END) OVER before) AS registered_ms
         FROM judgements WHERE kind = 'transition'
             AND event_time <= (SELECT frontier FROM stand)
             AND device_id NOT IN (SELECT device_id FROM messages WHERE kind = 'correct')
+            AND device_id NOT IN (SELECT device_id FROM roaming)
         WINDOW its AS (PARTITION BY device_id, life ORDER BY transition_no),
             before AS (PARTITION BY device_id, life ORDER BY transition_no ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
         AS silent
@@ -64,7 +66,7 @@ _ENTRIES: Final = """
     ORDER BY event_time, received_at
 """
 _DUE: Final = """
-    SELECT device_id, device_class, mode, epoch_ms(mode_since) AS mode_since_ms, epoch_ms(life) AS life_ms,
+    SELECT device_id, site, speaks_from, device_class, mode, epoch_ms(mode_since) AS mode_since_ms, epoch_ms(life) AS life_ms,
         epoch_ms(class_since) AS class_since_ms, epoch_ms(quiet_since) AS quiet_since_ms, quiet_covered_ms,
         epoch_ms(degraded_until) AS degraded_until_ms, epoch_ms(flagged_until) AS flagged_until_ms,
         epoch_ms(held_until) AS held_until_ms, epoch_ms(death) AS death_ms, death_covered_ms,
@@ -80,8 +82,11 @@ class Stand:
     Attributes:
         newest_ms: ``received_at`` of the newest row judged.
         world: coverage and policies.
-        frontier_ms: up to which is judged.
-        settled_ms: up to which no verdict is held back.
+        frontier_ms: up to which is judged: the greatest of all shards.
+        settled_ms: up to which no verdict is held back in any shard.
+        others_ms: up to which is judged of sites that no gap row names.
+        least_ms: up to which every shard is judged.
+        held_back_ms: how long a verdict may be held back.
         kept_ms: from when on bronze has all its rows.
         told_ms: from when on all is kept that was said of messages which were not judged, by ``received_at`` and by event time.
         origin: where bronze can be judged again from up to there; None: from nowhere.
@@ -99,6 +104,9 @@ class Stand:
     world: World
     frontier_ms: int
     settled_ms: int
+    others_ms: int
+    least_ms: int
+    held_back_ms: int
     kept_ms: int
     told_ms: int
     origin: Origin | None
@@ -116,6 +124,9 @@ class Stand:
             "newest_ms": self.newest_ms,
             "frontier_ms": self.frontier_ms,
             "settled_ms": self.settled_ms,
+            "others_ms": self.others_ms,
+            "others_settled_ms": self.others_ms - self.held_back_ms,
+            "least_ms": self.least_ms,
             "kept_ms": self.kept_ms,
             "told_ms": self.told_ms,
             "since_ms": self.origin.frontier_ms if self.origin else _BEFORE_ALL,
@@ -128,6 +139,35 @@ class Stand:
             "late_rules": self.late_rules,
         }
 
+    def shards(self) -> pa.Table:
+        """Return the sites that gap rows name, each with the number of its shard and how far that is judged."""
+        known = self.world.shards
+        rows = [
+            (site, number, one.frontier_ms or _BEFORE_ALL)
+            for number, (sites, one) in enumerate(zip(known.sites, known.listenings[1:], strict=True), 1)
+            for site in sorted(sites)
+        ]
+        sites, numbers, instants = zip(*rows, strict=True) if rows else ((), (), ())
+        return pa.table(
+            {
+                "of_site": pa.array(sites, pa.string()),
+                "shard": pa.array(numbers, pa.int32()),
+                "judged_to": _instants(instants),
+                "settled_to": _instants(one - self.held_back_ms for one in instants),
+            }
+        )
+
+
+def roaming(tables: Opened, shards: Shards) -> pa.Table:
+    """Return the devices with messages from several shards: their tables alone do not tell in which order they were judged."""
+    if len(shards) == 1:
+        return pa.table({"device_id": pa.array([], pa.string())})
+    found = tables.arrow("SELECT DISTINCT device_id, site FROM messages")
+    numbers: defaultdict[str, set[int]] = defaultdict(set)
+    for one in _rows(found):
+        numbers[one["device_id"]].add(shards.number(one["site"]))
+    return pa.table({"device_id": pa.array([one for one, its in numbers.items() if len(its) > 1], pa.string())})
+
 
 def _has_late_rules(policy: Policy) -> bool:
     return any(rules.late_proves_alive is not None for rules in (policy.rules, *policy.classes.values()))
@@ -139,21 +179,24 @@ def stand_of(home: Home) -> Stand | None:
     if judged is None or span(home) is None:
         return None
     known = by_bronze(home, judged[1])
-    if known.listening is None or known.listening.frontier_ms is None:
+    if known.shards is None or known.frontier_ms is None:
         return None
-    return stand_at(home, judged[1], known.listening, known.policies, origin_of(home, judged[1]))
+    return stand_at(home, judged[1], known.shards, known.policies, origin_of(home, judged[1]))
 
 
-def stand_at(home: Home, newest_ms: int, listening: Listening, policies: Policies, origin: Origin | None) -> Stand:
+def stand_at(home: Home, newest_ms: int, shards: Shards, policies: Policies, origin: Origin | None) -> Stand:
     """Return the stand that coverage, frontier and policies come to."""
     deployment, kept_ms, told_ms = home.deployment(), oldest_kept_ms(home, MESSAGES.name), oldest_kept_ms(home, _LISTED)
-    frontier_ms = _BEFORE_ALL if listening.frontier_ms is None else listening.frontier_ms
+    frontiers_ms = [_BEFORE_ALL if one is None else one for one in shards.frontiers_ms]
     record = load_generations(home.lifecycle)
     return Stand(
         newest_ms,
-        World(listening.coverage, policies),
-        frontier_ms,
-        deployment.said_through_ms(frontier_ms),
+        World(shards, policies),
+        max(frontiers_ms),
+        deployment.said_through_ms(min(frontiers_ms)),
+        frontiers_ms[0],
+        min(frontiers_ms),
+        deployment.verdict_jitter_ms,
         _BEFORE_ALL if kept_ms is None else kept_ms,
         _BEFORE_ALL if told_ms is None else told_ms + deployment.max_clock_lead_ms,
         origin,
@@ -217,6 +260,9 @@ def deadlines(tables: Opened, stand: Stand) -> pa.Table:
     due_ms: list[int | None] = []
     for one in _rows(found):
         at_ms, of_it, entries = one["at_ms"], excused[one["device_id"]], own.get(one["device_id"])
+        if at_ms is None or at_ms > (stand.world.shards.of(one["site"]).frontier_ms or _BEFORE_ALL):
+            due_ms.append(at_ms)  # judged since
+            continue
         if entries is None and stand.own_limits:  # a list may have given it a timeout of its own
             due_ms.append(at_ms)
             continue
@@ -237,10 +283,11 @@ def _silent(one: Mapping[str, Any], world: World, own_ms: int | None, from_ms: i
     """
     quiet_ms = one["seen_ms"] if one["seen_ms"] is not None else max(one["life_ms"] or 0, one["registered_ms"] or 0)
     least_ms = max(quiet_ms, one["since_ms"] or quiet_ms, from_ms)
-    covered_ms = world.coverage.covered(quiet_ms)
+    coverage = world.shards.of(one["site"]).coverage
+    covered_ms = coverage.covered(quiet_ms)
     for dated, since_ms, end_ms in world.policies.spans(least_ms):
         timeout_ms = dated.policy.of(one["device_class"]).timeout_ms if own_ms is None else own_ms
-        due_ms = world.coverage.earliest(covered_ms + timeout_ms)
+        due_ms = coverage.earliest(covered_ms + timeout_ms)
         if due_ms is not None and (end_ms is None or max(due_ms, since_ms, least_ms) < end_ms):
             return max(due_ms, since_ms, least_ms)
     return None
@@ -294,9 +341,9 @@ def heads_of(tables: Opened) -> Heads:
 
 def stand_of_state(home: Home, world: str, about: Taken) -> Stand:
     """Return how far a state has come, from the content of a key group's head, and of which snapshot or generation it is."""
-    listening, policies = world_from_plain(json.loads(world))
-    origin = origin_of(home, listening.newest_ms, about.generation, about.version)
-    return stand_at(home, listening.newest_ms, listening, policies, origin)
+    shards, policies = world_from_plain(json.loads(world))
+    origin = origin_of(home, shards.newest_ms, about.generation, about.version)
+    return stand_at(home, shards.newest_ms, shards, policies, origin)
 
 
 def pending(tables: Opened) -> pa.Table:
@@ -320,14 +367,18 @@ def by_bronze(home: Home, newest_ms: int) -> Outcome:
 
 def listens_as(world: str, known: Outcome) -> bool:
     """Whether a state has the frontier, the gaps and the policies that bronze gives; it has forgotten what it needs no more."""
-    listening, policies = world_from_plain(json.loads(world))
-    told = known.listening
-    if told is None or told.frontier_ms != listening.frontier_ms:
+    shards, policies = world_from_plain(json.loads(world))
+    told = known.shards
+    if told is None or (told.frontiers_ms, told.sites) != (shards.frontiers_ms, shards.sites):
         return False
-    since_ms = max(told.coverage.start_ms, listening.coverage.start_ms)
-    gaps = [_gaps_from(one.coverage, since_ms) for one in (told, listening)]
-    dated = [one.pruned(listening.frontier_ms) for one in (known.policies, policies)]
-    return gaps[0] == gaps[1] and dated[0] == dated[1]
+    dated = [one.pruned(shards.least_frontier_ms) for one in (known.policies, policies)]
+    both = zip(told.listenings, shards.listenings, strict=True)
+    return dated[0] == dated[1] and all(_listens_alike(one.coverage, other.coverage) for one, other in both)
+
+
+def _listens_alike(one: Coverage, other: Coverage) -> bool:
+    since_ms = max(one.start_ms, other.start_ms)
+    return _gaps_from(one, since_ms) == _gaps_from(other, since_ms)
 
 
 def _gaps_from(coverage: Coverage, since_ms: int) -> Coverage:
@@ -354,11 +405,14 @@ def _covered(device: Device, stand: Stand, known: Outcome) -> int | None:
 
     A state and bronze may count from elsewhere, and both have the same between that instant and the frontier.
     """
-    if known.listening is None or device.quiet_since_ms < max(stand.kept_ms, known.listening.coverage.start_ms):
+    if known.shards is None:
         return None
-    told, frontier_ms = known.listening.coverage, stand.frontier_ms
-    since_ms = told.covered(frontier_ms) - told.covered(device.quiet_since_ms)
-    return stand.world.coverage.covered(frontier_ms) - since_ms
+    told, stands = known.shards.of(device.speaks_at), stand.world.shards.of(device.speaks_at)
+    if device.quiet_since_ms < max(stand.kept_ms, told.coverage.start_ms):
+        return None
+    frontier_ms = stands.frontier_ms or _BEFORE_ALL
+    since_ms = told.coverage.covered(frontier_ms) - told.coverage.covered(device.quiet_since_ms)
+    return stands.coverage.covered(frontier_ms) - since_ms
 
 
 def _devices(tables: Opened) -> Iterator[Device]:
@@ -369,4 +423,4 @@ def _devices(tables: Opened) -> Iterator[Device]:
         mode = Mode(one.pop("mode"))
         held_ms = one.pop("held_until_ms")
         held = held_ms if mode in HELD else None
-        yield Device(site="", gateway=None, mode=mode, held_until_ms=held, **one)
+        yield Device(gateway=None, mode=mode, held_until_ms=held, **one)

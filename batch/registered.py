@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -55,14 +54,14 @@ def rows_of_devices(
         FleetError: see `devices_at`.
     """
     world = the_world(row.content for row in state.filter(F.col("part") == GROUP).select("content").collect())
-    listening, kept = world_from_plain(json.loads(world))
-    devices = devices_at(listed, listening.frontier_ms)
-    assert listening.frontier_ms is not None, "a list is refused before the first row"
-    whole = replace(listening, coverage=known.coverage)
-    pieces = seeds(devices, whole, kept.with_past(known.policies), 1 + len(devices) // _DEVICES_A_PIECE)
+    shards, kept = world_from_plain(json.loads(world))
+    devices = devices_at(listed, shards.least_frontier_ms)
+    frontier_ms = shards.frontier_ms
+    assert frontier_ms is not None, "a list is refused before the first row"
+    pieces = seeds(devices, shards.covering(known.shards), kept.with_past(known.policies), 1 + len(devices) // _DEVICES_A_PIECE)
     blocks = spark.createDataFrame(pieces.select(["key_group", "block"]))
-    rows = blocks.mapInArrow(_taker(listening.newest_ms, deployment), SNAPSHOT_COLUMNS).filter(F.col("part") == DEVICE)
-    rows = rows.withColumn("life", F.timestamp_millis(F.lit(listening.frontier_ms + 1)))
+    rows = blocks.mapInArrow(_taker(shards.newest_ms, deployment), SNAPSHOT_COLUMNS).filter(F.col("part") == DEVICE)
+    rows = rows.withColumn("life", F.timestamp_millis(F.lit(frontier_ms + 1)))
     return state.filter(F.col("part") != DEVICE).unionByName(rows)
 
 

@@ -21,8 +21,8 @@ from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.snapshots import GROUP, OWN_ROW, PENDING, seed, shared_rows, taken, the_world
 from fleetpulse.columnar.told import said_by
-from fleetpulse.core.coverage import Listening
 from fleetpulse.core.messages import EVERYONE
+from fleetpulse.core.shards import Shards
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.bronze_blocks import pack, read_bronze
@@ -180,7 +180,7 @@ def _time_alone(key_groups: int) -> Iterator[tuple[int, tuple[pa.RecordBatch, li
 def _begun(home: Home, origin: Origin, first_ms: int) -> tuple[list[KeyGroup], list[dict[int, bytes]]]:
     """Return the key groups that are begun with, and what waits in each, by number of the chunk."""
     if origin.snapshot is None:
-        groups = [KeyGroup(Listening.begin(first_ms)) for _ in range(home.key_groups())]
+        groups = [KeyGroup(Shards.begin(first_ms)) for _ in range(home.key_groups())]
         return groups, [{} for _ in groups]
     rows = f"SELECT * FROM {DEVICE_SNAPSHOTS.name} WHERE"
     heads = rows_of_snapshot(home, origin.snapshot, f"{rows} part = '{GROUP}'")

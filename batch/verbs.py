@@ -38,7 +38,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import Taken
 from fleetpulse.io.stored_state import Rows, blaming_snapshot, read_snapshot, rows_as_given
 from fleetpulse.io.unsaid import say_unsaid
-from fleetpulse.ops.reports import listening
+from fleetpulse.ops.reports import shards
 from fleetpulse.ops.ruling import world
 
 Listed = Callable[[int | None], pa.Table]
@@ -366,5 +366,5 @@ def bootstrap_devices(work: Work, listed: Listed, named: str) -> Generation | No
 
 def _frontier_ms(home: Home, at: Stand) -> int | None:
     """Return up to which a generation will be judged when what it has begun is finished; while it is at it, no less."""
-    known = listening(home, at.newest_ms if unfinished(home.checkpoint) is None else None)
+    known = shards(home, at.newest_ms if unfinished(home.checkpoint) is None else None)
     return None if known is None else known.frontier_ms

@@ -144,9 +144,13 @@ class WorkedOut:
         if self._judged is not None and "defined" in wanted:
             self.tables.put("defined", self._judge_again(self._judged)[0])
         if self._judged is not None and "deadlines" in wanted:
+            self.tables.put("roaming", evidence.roaming(self.tables, self._judged.world.shards))
             self.tables.put("deadlines", evidence.deadlines(self.tables, self._judged))
         if self._of_state is not None and "pending" in wanted:
             self.tables.put("pending", evidence.pending(self.tables))
+        if self._of_state is not None and "shards" in wanted:
+            self.tables.put("shards", self._of_state.shards())
+            self.tables.put("roaming", evidence.roaming(self.tables, self._of_state.world.shards))
         if self._of_state is not None and "dues" in wanted:
             self.tables.put("dues", evidence.dues(self.tables, self._of_state, self._known))
         if self._of_state is not None and "own_rows" in wanted:

@@ -30,12 +30,12 @@ from bench.contenders import key_groups, start_ours
 from bench.generate import LATENESS_MS, START_MS
 from cli.output import as_table, console
 from fleetpulse.columnar.seeds import REGISTERED_SCHEMA
-from fleetpulse.core.coverage import Listening
 from fleetpulse.core.decoding import decode
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import EVERYONE, Origin, Row, hash64
 from fleetpulse.core.policy import Dated, Policies, parse_policy
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.shards import Shards
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.delta import arrow_schema, to_table
@@ -156,9 +156,9 @@ def _run(spark: SparkSession, messages: Path, place: Path, devices: int, jitter_
     """Run one case to its end, and return its row."""
     policy = parse_policy({"rules": {"timeout": format_duration(TIMEOUT_MS)}})
     policies = Policies().including(Dated(0, 0, policy.version, policy))
-    listening = Listening.judged_through(START_MS, START_MS, LATENESS_MS)
+    shards = Shards.judged_through(START_MS, START_MS, LATENESS_MS)
     groups = key_groups(devices)
-    initial = initial_state(spark, _fleet(devices), listening, policies, groups)
+    initial = initial_state(spark, _fleet(devices), shards, policies, groups)
     deployment = Deployment(LATENESS_MS, verdict_jitter_ms=jitter_ms)
     rows = judged(spark, messages, deployment, Generation.first(groups), begin=Begin(initial), max_rows=1, table=place / "out")
     query = start_ours(rows, place)

@@ -25,10 +25,10 @@ from bench.measure import Reading, read
 from fleetpulse.columnar.blocks import NO_SIGNALS
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.snapshots import taken
-from fleetpulse.core.coverage import Listening
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Kind
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.shards import Shards
 from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS, MESSAGES, TABLES
 from fleetpulse.io import delta
 from fleetpulse.io.counted import Counted
@@ -119,7 +119,7 @@ def _judge(home: Home) -> int:
     """Judge as the job does, and write judgements, a snapshot, and how far it has come; return how many judgements there are."""
     deployment, pieces = home.deployment(), pieces_of(home)
     started_ms, newest_ms = pieces[0].first_ms, max(one.last_ms for one in pieces)
-    groups = [KeyGroup(Listening.begin(started_ms)) for _ in range(_GROUPS)]
+    groups = [KeyGroup(Shards.begin(started_ms)) for _ in range(_GROUPS)]
     chunks: list[dict[int, bytes]] = [{} for _ in groups]
     count = 0
 
@@ -156,7 +156,7 @@ def _publish(home: Home, groups: list[KeyGroup], chunks: list[dict[int, bytes]],
         for number, group in enumerate(groups)
         for batch in taken(number, group.to_bytes(), chunks[number], newest_ms, home.deployment())
     ]
-    about = Taken(1, 1, 1, newest_ms, groups[0].listening.frontier_ms, sum(len(group.devices) for group in groups), _GROUPS)
+    about = Taken(1, 1, 1, newest_ms, groups[0].shards.frontier_ms, sum(len(group.devices) for group in groups), _GROUPS)
     note = {name: value for name, value in asdict(about).items() if name not in ("version", "at_ms")}
     properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(note)})
     place = str(home.table(DEVICE_SNAPSHOTS.name))

@@ -30,7 +30,7 @@ def availability(
 ) -> None:
     """Show in what share of a day devices were online, offline and so on; time in which nobody listened is left out."""
     from fleetpulse.ops import reports
-    from fleetpulse.ops.availability import COUNTED, Span, listened
+    from fleetpulse.ops.availability import COUNTED, Listened, Span
     from fleetpulse.ops.availability import availability as shares
 
     if by not in _GROUPS:
@@ -38,18 +38,21 @@ def availability(
     opened = Home(home)
     opened.record()
     begin_ms = _begin_ms(day)
-    told = reports.listening(opened, None)
-    frontier_ms = reports.frontier_ms(opened, judged_ms(opened))
-    judged_to_ms = None if frontier_ms is None else opened.deployment().said_through_ms(frontier_ms)  # the rest may be held back
+    judged = judged_ms(opened)
+    told = reports.shards(opened, judged)
+    frontier_ms = reports.frontier_ms(opened, judged)
+    deployment = opened.deployment()
+    judged_to_ms = None if frontier_ms is None else deployment.said_through_ms(frontier_ms)  # the rest may be held back
     if told is None or judged_to_ms is None or judged_to_ms <= begin_ms:
         reached = "nothing" if judged_to_ms is None else f"what happened up to {format_instant(judged_to_ms)}"
         raise FleetError(f'in "{home}" {reached} is judged; got --day {day}; name an earlier one, or ask again later')
-    parts = listened(told.coverage, Span(begin_ms, min(begin_ms + _DAY_MS, judged_to_ms)))
-    rows = [{"day": day, **row} for row in shares(opened, parts, _GROUPS[by])]
+    span = Span(begin_ms, min(begin_ms + _DAY_MS, judged_to_ms))
+    when = Listened.within(told, span, deployment.verdict_jitter_ms)
+    rows = [{"day": day, **row} for row in shares(opened, when, _GROUPS[by])]
     if json_lines:
         as_json([{"judged_to_ms": judged_to_ms, **row} for row in rows])
         return
-    covered_ms = sum(part.to_ms - part.from_ms for part in parts)
+    covered_ms = max(sum(part.to_ms - part.from_ms for part in parts) for parts in when.parts)
     console().print(f"{day}: listened for {format_duration(covered_ms // 1000 * 1000)}, judged up to "
                     f"{format_instant(judged_to_ms)}", highlight=False)  # fmt: skip
     modes = [name for name in (*(mode.value for mode in COUNTED), "never_seen") if any(row[name] for row in rows)]

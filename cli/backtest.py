@@ -84,9 +84,9 @@ def _foreseen(home: Home, plan: "Planned") -> str:
     Raises:
         FleetError: nothing of the range can be judged yet.
     """
-    from fleetpulse.ops.reports import listening
+    from fleetpulse.ops.reports import shards
 
-    landed = listening(home, None)
+    landed = shards(home, None)
     bounds = (plan.begin_ms, plan.end_ms(home, landed.frontier_ms if landed else None))
     span = " to ".join(map(format_instant, bounds))
     where = "on Spark" if plan.on_spark else "in this process"

@@ -121,6 +121,7 @@ def bridge(
         sparkplug_host="" if sites else settings.sparkplug_host,
         sites=sites,
         line=_kafka(at, settings.kafka) if name == KAFKA else None,
+        takes_foreign=bool(foreign),
         others={other: at.segments_of(other) for other in at.bridges() if other != name},
         canary_interval_s=settings.canary_interval / 1000,
         reconnect_grace_s=settings.reconnect_grace / 1000,
@@ -148,8 +149,10 @@ def landing(home: HomeOption, parent: ParentOption = None) -> None:
     delay_ms = verdict_delay_ms(at.deployment().allowed_lateness_ms, settings.verdict_delay)
     one_allocator()
     collect_seldom()
-    decoder, pause_s = partial(decode_any, load_mappings(at)), landing_pause_s(delay_ms, LOOK_S)
-    run_landing(at, decoder, _begin(parent), lease_ms=settings.bridge_lease, live_pause_s=pause_s)
+    mappings, pause_s = load_mappings(at), landing_pause_s(delay_ms, LOOK_S)
+    foreign = bool(mappings or settings.sparkplug_host)
+    decoder = partial(decode_any, mappings)
+    run_landing(at, decoder, _begin(parent), lease_ms=settings.bridge_lease, live_pause_s=pause_s, takes_foreign=foreign)
 
 
 @jobs.command("classes")

@@ -6,7 +6,7 @@ Rule 2: it only looks on: a session of its own, nothing acknowledged in another'
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from fleetpulse.core.judgements import clock_fault
 from fleetpulse.core.mapping import TopicMapping
 from fleetpulse.core.messages import EVERYONE, SIGNALS, Identity, Kind, Origin, Row, Trust, identity
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.shards import Shards
 from fleetpulse.core.sparkplug import PREFIX
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.address import load_address
@@ -71,16 +72,16 @@ class Shown:
     row: Row | None = None
 
 
-def fate(shown: Shown, listening: Listening | None, deployment: Deployment) -> tuple[Shown, Fate]:
+def fate(shown: Shown, shards: Shards | None, deployment: Deployment) -> tuple[Shown, Fate]:
     """Return a decoded message with its presence time, and its fate as far as it is known on arrival.
 
     Args:
         shown: the message.
-        listening: coverage as known from the rows that have landed.
+        shards: coverage as known from the rows that have landed.
         deployment: lateness, clock lead and backlog.
     """
     assert shown.row is not None, "a message that was not decoded is not judged"
-    listening = listening or Listening.begin(shown.received_at_ms)
+    listening = (shards or Shards.begin(shown.received_at_ms)).of(shown.row.site)
     listening = listening.read(shown.received_at_ms, deployment.allowed_lateness_ms)
     row = read_with(shown.row, listening.frontier_ms, deployment)
     return replace(shown, row=row), _fate(row, listening, deployment)
@@ -169,13 +170,23 @@ class Followed:
             self.forgotten += 1
         return True
 
-    def passed(self, frontier_ms: int | None) -> list[Shown]:
-        """Return, once each, the messages whose time is judged, in order of presence time."""
-        if frontier_ms is None:
-            return []
-        instants = {key: shown.row.at_ms for key, shown in self._waiting.items() if shown.row}
-        due = sorted((key for key, at_ms in instants.items() if at_ms <= frontier_ms), key=instants.__getitem__)
+    def passed(self, frontier_of: Callable[[str], int | None]) -> list[Shown]:
+        """Return, once each, the messages whose time is judged, in order of presence time.
+
+        Args:
+            frontier_of: returns the frontier of a site.
+        """
+        instants = {
+            key: shown.row.at_ms for key, shown in self._waiting.items() if shown.row and is_judged(shown.row, frontier_of)
+        }
+        due = sorted(instants, key=instants.__getitem__)
         return [self._waiting.pop(key) for key in due]
+
+
+def is_judged(row: Row, frontier_of: Callable[[str], int | None]) -> bool:
+    """Whether the frontier of its site has come to a message."""
+    frontier_ms = frontier_of(row.site)
+    return frontier_ms is not None and row.at_ms <= frontier_ms
 
 
 def verdicts(passed: Iterable[Shown], said: Iterable[dict[str, Any]]) -> list[tuple[Shown, Fate]]:
@@ -229,7 +240,7 @@ class Listener:
         self._console = console()
         self._judged_ms: int | None = None
         self._asked_s = self._covered_s = float("-inf")
-        self._listening: Listening | None = None
+        self._shards: Shards | None = None
         self._told = 0
 
     def earlier(self, last: int, before_ms: int) -> None:
@@ -243,8 +254,8 @@ class Listener:
                 self._say(shown, Fate("quarantined", f"quarantined because {one['reason']}: {one['detail']}"))
             else:
                 landed.append(replace(shown, row=read_with(one["row"], None, self.deployment)))
-        frontier_ms = reports.frontier_ms(self.home, judged_ms(self.home))
-        known = [one for one in landed if frontier_ms is not None and one.row and one.row.at_ms <= frontier_ms]
+        frontier_of = reports.frontier_of_sites(self.home, judged_ms(self.home))
+        known = [one for one in landed if one.row and is_judged(one.row, frontier_of)]
         for shown, became in verdicts(known, reports.said_of(self.home, [one.row for one in known if one.row])):
             self._say(shown, became)
         for shown in landed:
@@ -265,8 +276,8 @@ class Listener:
         from fleetpulse.ops import reports
 
         if time.monotonic() - self._covered_s > _COVERAGE_S:
-            self._listening, self._covered_s = reports.listening(self.home, None), time.monotonic()
-        shown, known = fate(shown, self._listening, self.deployment)
+            self._shards, self._covered_s = reports.shards(self.home, None), time.monotonic()
+        shown, known = fate(shown, self._shards, self.deployment)
         if known.state == "waiting" and not self.followed.add(shown):
             known = Fate("duplicate", "a copy of a message that waits: the one received first counts")
         self._say(shown, known)
@@ -282,7 +293,7 @@ class Listener:
         from fleetpulse.ops import reports
 
         self._judged_ms = judged
-        passed = self.followed.passed(reports.frontier_ms(self.home, judged))
+        passed = self.followed.passed(reports.frontier_of_sites(self.home, judged))
         if passed:
             for shown, became in verdicts(passed, reports.said_of(self.home, [one.row for one in passed if one.row])):
                 self._say(shown, became, again=True)

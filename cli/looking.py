@@ -93,6 +93,7 @@ def status_facts(home: Home) -> dict[str, Any]:
     facts["clocks"] = present.clocks(home)
     facts["judged_received_at_ms"] = judged
     facts["frontier_ms"] = frontier_ms
+    facts["held_back"] = reports.held_back(home, judged)
     facts["health"] = reports.health(home)
     running = {
         name: status
@@ -108,7 +109,7 @@ def status_facts(home: Home) -> dict[str, Any]:
 def troubles(status: Mapping[str, Any]) -> list[str]:
     """Return what a job says that it suffers from."""
     said = [str(status["problem"])] if status.get("problem") else []
-    return [*said, "a gap is open: silence does not count"] if status.get("gap_open") else said
+    return [*said, "a gap is open: silence does not count at its sites"] if status.get("gap_open") else said
 
 
 def show_status(home: Home, *, json_lines: bool) -> None:
@@ -137,6 +138,10 @@ def show_status(home: Home, *, json_lines: bool) -> None:
     shown.print(f"messages: {facts['messages']:,} landed; quarantined: {refused}")
     for label, name in (("newest received", "newest_received_at_ms"), ("judged up to (frontier)", "frontier_ms")):
         shown.print(f"{label}: {format_instant(facts[name]) if facts[name] is not None else 'nothing yet'}")
+    for one in facts["held_back"]:
+        sites, bridges = "all other sites" if one["sites"] is None else ", ".join(one["sites"]), ", ".join(one["bridges"])
+        reached = "not judged yet" if one["frontier_ms"] is None else f"judged up to {format_instant(one['frontier_ms'])}"
+        shown.print(f"held back: {sites}: {reached}, since {bridges} does not listen")
     told = {name: ", ".join([str(state), *facts["troubles"].get(name, ())]) for name, state in facts["processes"].items()}
     running = ", ".join(f"{name} ({words})" for name, words in told.items())
     shown.print(f"running: {running or 'nothing'}")

@@ -88,10 +88,10 @@ def _moment(home: Home, at_ms: int, known: str) -> Any:
     for name, asked_ms in (("--to", at_ms), ("--known", known_ms)):
         if now_ms < asked_ms != END_OF_TIME_MS:
             raise Misuse(f"{name} is an instant of the past; got {format_instant(asked_ms)}; what is to come nobody knows")
-    told = reports.listening(home, None)
+    told = reports.shards(home, None)
     if told is None:
         raise FleetError(f'the home "{home.path}" has no history; play one with: ./fleet replay RECORDING --home {home.path}')
-    if at_ms < (first_ms := begun_ms(home, told.coverage.start_ms)):
+    if at_ms < (first_ms := begun_ms(home, told.start_ms)):
         began = format_instant(first_ms)
         raise FleetError(
             f'the history of "{home.path}" begins at {began}; got --to {format_instant(at_ms)}; name {began} or later'
@@ -110,7 +110,7 @@ def _judged_to(home: Home, known_ms: int) -> int:
     if now_ms is None or known_ms == END_OF_TIME_MS:
         return -1 if now_ms is None else now_ms
     first, _ = judged_between(home)
-    by_then = reports.listening(home, known_ms) if first is not None and instant_ms(first) <= known_ms else None
+    by_then = reports.shards(home, known_ms) if first is not None and instant_ms(first) <= known_ms else None
     return -1 if by_then is None or by_then.frontier_ms is None else min(deployment.said_through_ms(by_then.frontier_ms), now_ms)
 
 

@@ -96,6 +96,7 @@ class BridgeSettings:
         subscriptions: topics that it takes when live.
         sparkplug_host: the id under which we are a host application of Sparkplug; empty for none.
         sites: the sites whose messages it takes where it is a further bridge; none where it takes the rest.
+        takes_foreign: whether it takes topics of other formats, whose messages may be of any site.
         others: the segments' folders of the other bridges, by name; where there are any it says how far it is.
         line: makes what it receives by where that is not the broker: sessions, subscriptions and sites are not used then.
         canary_interval_s: a canary each so many seconds.
@@ -120,6 +121,7 @@ class BridgeSettings:
     subscriptions: tuple[str, ...] = ("fleet/#",)
     sparkplug_host: str = ""
     sites: tuple[str, ...] = ()
+    takes_foreign: bool = False
     others: Mapping[str, Path] = field(default_factory=dict[str, Path])
     line: Callable[[], Line] | None = None
     canary_interval_s: float = 5.0
@@ -174,6 +176,8 @@ class Bridge:
             holds_back=settings.holds_back,
             floods=Floods(settings.flood_limit, settings.identity),
             others=frozenset(settings.others),
+            sites=frozenset(settings.sites),
+            takes_foreign=settings.takes_foreign,
         )
         lease = read_lease(settings.segments_dir) if settings.others else None
         self.intake.promised_ms = lease.through_ms if lease else None

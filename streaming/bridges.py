@@ -1,18 +1,20 @@
 """The bridges as landing sees them: what each has, how far each promises to be, and which is given up.
 
-Rule 1: a bridge that is not heard of for its lease, or ended, holds nobody up: a gap of its is opened in its place, in its own
-segments, so that it finds it there. What it had written before comes first.
+Rule 1: a bridge that is not heard of for its lease, or ended, holds nobody up: a gap of its sites is opened in its place, in its
+own segments, so that it finds it there. What it had written before comes first.
 Rule 2: where there is one bridge, none of this is needed: it says of itself where it was deaf, before any other row.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import structlog
 
 from fleetpulse.core.messages import EVERYONE, Kind, Origin
+from fleetpulse.core.shards import Scope, served_sites
 from fleetpulse.io.leases import LEASE_MS, Lease, read_lease
 from fleetpulse.io.segments import (
     Position,
@@ -38,10 +40,21 @@ class Bridges:
         folders: of their segments, by name.
         now_ms: none is given up within a lease of it: they are just starting.
         lease_ms: how long one may say nothing.
+        sites: of further bridges, by name.
+        takes_foreign: whether the first takes topics of other formats, see `served_sites`.
     """
 
-    def __init__(self, folders: Mapping[str, Path], now_ms: int, lease_ms: int = LEASE_MS) -> None:
+    def __init__(
+        self,
+        folders: Mapping[str, Path],
+        now_ms: int,
+        lease_ms: int = LEASE_MS,
+        sites: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        *,
+        takes_foreign: bool = True,
+    ) -> None:
         self.folders = folders
+        self._sites, self._takes_foreign = sites, takes_foreign
         self._lease_ms = lease_ms
         self._since_ms = now_ms
         for folder in folders.values():
@@ -102,7 +115,8 @@ class Bridges:
             return
         at_ms = max(stands.received_at_ms, lease.through_ms if lease else 0) + 1
         try:
-            _write_gap(self.folders[name], name, stands, at_ms)
+            scope = served_sites(self._sites.get(name, ()), stands.shared, takes_foreign=self._takes_foreign)
+            _write_gap(self.folders[name], name, stands, at_ms, scope)
         except SegmentTakenError:
             return  # it is back
         _LOG.warning("a bridge is not heard of; a gap is open, and what it left in the broker waits for it", bridge=name)
@@ -112,9 +126,9 @@ def _instant(part: Part, at: int) -> int:
     return int(part.rows["received_at_ms"].to_numpy()[at])
 
 
-def _write_gap(folder: Path, name: str, stands: Position, at_ms: int) -> None:
+def _write_gap(folder: Path, name: str, stands: Position, at_ms: int, scope: Scope) -> None:
     since_ms = stands.received_at_ms if stands.last_canary_ms is None else stands.last_canary_ms
-    gap = {"op": "open", "from": since_ms, "after": stands.received_at_ms, "why": "bridge"}
+    gap = {"op": "open", "from": since_ms, "after": stands.received_at_ms, "why": "bridge", **scope.to_plain()}
     topic, payload = f"fleet/{EVERYONE}/{name}/{Kind.GAP.value}", json.dumps(gap, separators=(",", ":")).encode()
     write_segment(
         folder,

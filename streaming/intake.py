@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 
 from fleetpulse.core.envelope import TOPIC_PREFIX, Envelope
 from fleetpulse.core.messages import EVERYONE, FLUSH, Kind, Origin, Reason
+from fleetpulse.core.shards import served_sites
 from fleetpulse.core.sparkplug import is_command
 from fleetpulse.io.receiver import Arrived, Token
 from fleetpulse.io.segments import Position, SegmentRow
@@ -46,6 +47,8 @@ class Intake:
         holds_back: whether verdicts are held back, so that they are asked for where rows come to an end.
         floods: how much each device may send; without it as much as it likes.
         others: names of further bridges, see `share`.
+        sites: the sites that it serves, if it is a further bridge.
+        takes_foreign: whether it takes topics of other formats.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class Intake:
         holds_back: bool = False,
         floods: Floods | None = None,
         others: frozenset[str] = frozenset(),
+        sites: frozenset[str] = frozenset(),
+        takes_foreign: bool = False,
     ) -> None:
         self.bridge = bridge
         self.shared = position.shared if position else frozenset[str]()
@@ -80,6 +85,7 @@ class Intake:
         self._floods = floods or Floods(0)
         self._spared = Spared(self._floods.sender)
         self._of_others = frozenset(f"fleet/{EVERYONE}/{other}/{Kind.TICK.value}" for other in others)
+        self._sites, self._takes_foreign = sites, takes_foreign
         self._to_share: tuple[frozenset[str], int] | None = None
         self._usual: set[str] = set()  # topics that live devices send to
         self._durable = self._memory()
@@ -334,7 +340,8 @@ class Intake:
         if not self.gap_open:
             self.gap_open = True
             # Every key group must know how far we had come, also one that had no row of its own.
-            self._gap(now_ms, {"op": "open", "from": since_ms, "after": self.last_ms, "why": why})
+            scope = served_sites(self._sites, self.shared, takes_foreign=self._takes_foreign)
+            self._gap(now_ms, {"op": "open", "from": since_ms, "after": self.last_ms, "why": why, **scope.to_plain()})
         self._opened_at = self._sent
 
     def _close_left_open(self, now_ms: int) -> None:

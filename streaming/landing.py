@@ -55,16 +55,17 @@ class Landing:
         home: the home.
         decoder: makes a row of a message, or says why not.
         lease_ms: how long one of several bridges may say nothing before the others go on without it.
+        takes_foreign: whether topics of other formats are taken.
     """
 
-    def __init__(self, home: Home, decoder: Decoder = decode, lease_ms: int = LEASE_MS) -> None:
+    def __init__(self, home: Home, decoder: Decoder = decode, lease_ms: int = LEASE_MS, *, takes_foreign: bool = True) -> None:
         self.home = home
         self.decoder = decoder
         self.identity = home.identity()
         for table in TABLES:
             delta.create(home, table)
         self.folders = {name: home.segments_of(name) for name in home.bridges()}
-        self.bridges = Bridges(self.folders, _now_ms(), lease_ms)
+        self.bridges = Bridges(self.folders, _now_ms(), lease_ms, home.sites_of_bridges(), takes_foreign=takes_foreign)
         # Before it is looked how far they are: what another landing commits behind that ends this one.
         self.appenders = {table.name: Appender(home.table(table.name)) for table in LANDED}
         through = places_of(home, MESSAGES)  # written last, and in each step: the others have what is theirs up to there
@@ -137,6 +138,8 @@ def run_landing(
     pause_s: float = LOOK_S,
     lease_ms: int = LEASE_MS,
     live_pause_s: float = LOOK_S,
+    *,
+    takes_foreign: bool = True,
 ) -> None:
     """Land until stopped; a full disk is waited out.
 
@@ -147,8 +150,9 @@ def run_landing(
         pause_s: between two looks for segments, where there was none.
         lease_ms: see `Landing`.
         live_pause_s: behind a commit of few rows that are of now: each commit costs a hundred messages' CPU.
+        takes_foreign: see `Landing`.
     """
-    landing = Landing(home, decoder, lease_ms)
+    landing = Landing(home, decoder, lease_ms, takes_foreign=takes_foreign)
     problem = None
     written = 0.0
     while not stop.is_set():
@@ -160,7 +164,7 @@ def run_landing(
             problem, idle = f"cannot write: {error}", True
             _LOG.error("landing cannot write; it goes on when it can", error=str(error))
             stop.wait(1.0)
-            landing = Landing(home, decoder, lease_ms)
+            landing = Landing(home, decoder, lease_ms, takes_foreign=takes_foreign)
         if time.monotonic() - written > 0.5:
             write_status(home.run("landing"), {**landing.status(), "problem": problem})
             written = time.monotonic()

@@ -170,7 +170,8 @@ def any_own_row(choose: Choose, devices: Sequence[str], steps: int, own: Sequenc
         case "gap":
             back = choose([0, 5, 20, 80])
             gap = choose([{"op": "open", "from_s": received - back}, {"op": "close", "until_s": received + back}])
-            return row(received, f"fleet/_/{choose(['b', 'b', 'c'])}/gap", **gap)
+            scope = choose([{}, {}, {"sites": ["north"]}, {"sites": ["south", "site"]}, {"except": ["north"]}])
+            return row(received, f"fleet/_/{choose(['b', 'b', 'c'])}/gap", **gap, **scope)
         case "tick":
             return row(received, "fleet/_/b/tick")
         case "policy":
@@ -193,10 +194,10 @@ def for_every_group(rows: Iterable[Row]) -> list[Row]:
     return kept + [event for one in kept if (event := for_everyone(one))]
 
 
-def as_the_bridge_says(rows: Iterable[Row]) -> list[Row]:
+def as_the_bridge_says(rows: Iterable[Row], lateness_s: float = 60) -> list[Row]:
     """Return rows in the order of ``received_at``, gap rows saying how far we had come: the instant of the row before."""
     told: list[Row] = []
-    for one in positioned(rows):
+    for one in positioned(rows, lateness_s):
         if one.kind is Kind.GAP and told:
             one = replace(one, body=json.dumps({**one.contents(), "after": told[-1].received_at_ms}))
         told.append(one)

@@ -12,11 +12,12 @@ from deltalake import CommitProperties, write_deltalake
 from fleetpulse.columnar.blocks import is_signal, signals_to_batch
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.snapshots import taken
-from fleetpulse.core.coverage import Listening
+from fleetpulse.columnar.standing import world_from_plain
 from fleetpulse.core.judgements import Judgement
 from fleetpulse.core.messages import Kind, Row, for_everyone
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.shards import Shards
 from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS, QUARANTINE
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
@@ -81,7 +82,7 @@ def state_rows(rows: Sequence[Row], deployment: Deployment) -> pa.Table:
     signals = signals_to_batch(row for row in everything if is_signal(row))
     others = [row for row in everything if not is_signal(row)]
     newest_ms = max(row.received_at_ms for row in rows)
-    group, chunks = KeyGroup(Listening.begin(min(row.received_at_ms for row in rows))), dict[int, bytes]()
+    group, chunks = KeyGroup(Shards.begin(min(row.received_at_ms for row in rows))), dict[int, bytes]()
     step = group.fold(signals, others, newest_ms, deployment, chunks.__getitem__)
     return pa.Table.from_batches(taken(0, group.to_bytes(), dict(step.chunks), newest_ms, deployment))
 
@@ -101,13 +102,22 @@ def write_state(
     """
     said = state if like is None else like
     world = json.loads(next(row["content"] for row in said.to_pylist() if row["part"] == "group"))
+    frontier_ms = world_from_plain(world)[0].frontier_ms
     count = sum(part == "device" for part in said["part"].to_pylist()) if devices is None else devices
-    about = Taken(generation, 1, bronze, world["newest_ms"], world["frontier_ms"], count, key_groups)
+    about = Taken(generation, 1, bronze, world["newest_ms"], frontier_ms, count, key_groups)
     note = {name: value for name, value in asdict(replace(about)).items() if name not in ("version", "at_ms")}
     properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(note)})
     path = str(home.table(DEVICE_SNAPSHOTS.name))
     write_deltalake(path, state.select([one.name for one in DEVICE_SNAPSHOTS.columns]), mode="overwrite", partition_by=["part"],
                     commit_properties=properties)  # fmt: skip
+
+
+def in_shards(rows: Sequence[Row]) -> list[Row]:
+    """Return a history in which the bridge of the site ``south`` does not listen for a while; some devices speak from both."""
+    homes = {"device-1": "north", "device-2": "north", "device-4": "south", "device-5": "south"}
+    of_sites = [replace(one, site=homes.get(one.device_id, one.site)) for one in rows]
+    deaf = row(250.001, "fleet/_/c/gap", op="open", from_s=249, after_s=250, sites=["south"])
+    return positioned([*of_sites, deaf, row(380.001, "fleet/_/c/gap", op="close", until_s=381)])
 
 
 def eventful(seed: int) -> list[Row]:

@@ -33,11 +33,12 @@ Rule 2: where the text leaves a choice, the choice is named here.
 """
 
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tests.oracle_world import Listening, Message, World
+from tests.oracle_world import Listening, Message, Scope, Stays, World
 
 KINDS = ("heartbeat", "telemetry", "error", "birth", "death", "control", "registry", "policy", "gap", "tick", "correct")
 SIGNALS = KINDS[:4]
@@ -67,6 +68,7 @@ class Life:
     born: int
     since: int  # since when it is in service
     now: int  # the instant of what acts
+    site: str = ""  # of its first row
     log: list[Message] = field(default_factory=list)
     before: list[Message] = field(default_factory=list)  # the log until it was registered again
     told: list[tuple[Any, ...]] = field(default_factory=list)
@@ -111,12 +113,37 @@ class Life:
                 found.append((one.site, one.at))
         return found
 
+    @property
+    def clock(self) -> Stays:
+        """Its covered time, by where it spoke from at each instant."""
+        stays, newest, registered = list[tuple[int, str]](), (-1, -1), ""
+        for one in self.log:
+            moves = one.kind == "registry" and one.site != registered
+            if one.kind in SIGNALS and one.arrival > newest:
+                newest, moves = one.arrival, one.trust != "late"
+            registered = one.site if one.kind == "registry" or not stays else registered
+            if (one.kind in (*SIGNALS, "registry") and not stays) or (moves and one.site != stays[-1][1]):
+                stays.append((one.at, one.site))
+        return Stays(self.world.listenings, stays or [(self.born, self.site)])
+
+    def newest(self) -> int:
+        """Return the newest instant of its facts: what is judged later counts for none before."""
+        entries = [index for index, one in enumerate(self.log) if one.kind == "registry"]
+        changed = [self.log[at].at for at in entries if self.whose(at) != self.whose(at + 1) or self.log[at].site != self.at(at)]
+        facts = [self.last_seen(), self.since, self.cut_off_since(), *changed, *(change[7] for change in self.told[-1:])]
+        facts += [death.at] if (death := self.death()) else []
+        return max(one for one in facts if one is not None)
+
+    def at(self, index: int) -> str:
+        """Return the site that it speaks from before the row at ``index``."""
+        return self.places(index)[-1][0] if index else self.site
+
     def last_seen(self) -> int | None:
         return max((one.at for one in self.log if one.kind in SIGNALS), default=None)
 
     def runtime(self) -> int:
         """Return the covered time between signals that follow each other within the timeout, as the later one found it alive."""
-        covered, total = self.world.listening.covered, 0
+        covered, total = self.clock.covered, 0
         for one, then in pairwise(self.heard):
             gap = covered(then.at) - covered(one.at) - then.excused
             alive = one.since == then.since and then.found in (*PRESENT, *HELD, "unreachable")
@@ -133,8 +160,9 @@ class Life:
         """Return the will that stands: the device was not heard after it, in arrival order."""
         stands: Message | None = None
         for index, one in enumerate(self.log):
-            if one.kind in SIGNALS and stands and one.arrival > stands.arrival and (_is_proof(one) or one.at > stands.at):
-                stands = None
+            if one.kind in SIGNALS and stands and one.received_at >= stands.received_at:
+                sent = one.received_at if one.trust != "on_time" else min(one.event_time or 0, one.received_at)
+                stands = None if _is_proof(one) or sent > stands.received_at else stands
             if one.kind != "death":
                 continue
             if self.is_of_this_session(one, index) and not self.was_proved_after(one, index):
@@ -152,7 +180,7 @@ class Life:
 
     def excused(self, through: int) -> int:
         """Return the covered time since the last signal that is no silence of the device: its gateway was dead."""
-        covered, total, since = self.world.listening.covered, 0, None
+        covered, total, since = self.clock.covered, 0, None
         for one in self.log:
             if one.kind in SIGNALS:
                 total, since = 0, None
@@ -166,7 +194,7 @@ class Life:
 
     def is_cut_off(self) -> bool:
         """Whether its gateway is dead, and the grace is over."""
-        since, covered = self.cut_off_since(), self.world.listening.covered
+        since, covered = self.cut_off_since(), self.clock.covered
         grace = self.world.rules(self.now, *self.whose())["death_grace_ms"]
         return since is not None and covered(self.now) - covered(since) >= grace
 
@@ -275,8 +303,10 @@ class Life:
         """Return the earliest deadline: instant, its place among those of that instant, trigger."""
         mode, held, due = self.mode, self.until("hold") if self.mode in HELD else None, list[tuple[int | None, int, str]]()
 
-        def over(since: int, limit: str, clock: Listening = self.world.listening, excused: int = 0) -> int | None:
-            return self.world.over(clock, since, limit, self.whose(), max(self.now, held or 0), excused)
+        own = self.clock
+
+        def over(since: int, limit: str, clock: Listening | None = None, excused: int = 0) -> int | None:
+            return self.world.over(clock or own, since, limit, self.whose(), max(self.now, held or 0), excused)
 
         quiet_since, death, cut_off = self.last_seen() or self.since, self.death(), self.cut_off_since()
         if mode in (*PRESENT, *HELD, "provisioned", "unreachable"):
@@ -362,9 +392,12 @@ class Life:
             self.note("over", row.at)
             self.go(self.live() if self.mode == "unreachable" else self.mode, "registered")
 
+    def is_behind(self, event: Message) -> bool:
+        return self.device_id != event.device_id == self.gateway(len(self.log))
+
     def of_gateway(self, row: Message) -> None:
         index = len(self.log)
-        if self.device_id == row.device_id or row.device_id != self.gateway(index):
+        if not self.is_behind(row):
             return
         if row.kind == "gateway_return" and self.cut_off_since() is not None:
             self.note("over", row.at)
@@ -423,14 +456,27 @@ def judge(rows: Iterable[Message], lateness: int, lead: int, backlog: int, built
         every other verdict (verdict, device_id, kind, event_time, received_at, late_by), in no particular order.
     """
     read = sorted(rows, key=lambda row: (row.received_at, row.kind != "gap", row.code or "", row.digest))
-    world = World(Listening(read[0].received_at), [(-1, -1, built_in)])
-    frontier: int | None = None
+    named = {site for row in read if row.kind == "gap" for name in ("sites", "except") for site in row.content.get(name, ())}
+    sites = sorted({row.site for row in read} | named | {""})
+    world = World({site: Listening(read[0].received_at) for site in sites}, [(-1, -1, built_in)])
+    frontiers = dict[str, int | None].fromkeys(sites)
     judgements, waiting, belated = list[tuple[Any, ...]](), list[Message](), list[Message]()
+    due, events, steps = list[Due](), _gateway_events(read, lateness), list[Step]()
+    heard = deepcopy(world.listenings)
     for row in read:
         if row.kind == "gap":
-            world.listening.read(row, frontier)  # before it moves the frontier
-        reach = world.listening.greatest(world.listening.covered(row.received_at) - lateness)
-        frontier = max((one for one in (frontier, reach) if one is not None), default=None)
+            for site in sites:
+                if row.content["op"] == "close" or Scope(row).concerns(site):
+                    world.listenings[site].read(row, frontiers[site])  # before it moves the frontier
+            heard = deepcopy(world.listenings)
+        before = dict(frontiers)
+        for site, clock in world.listenings.items():
+            reach = clock.greatest(clock.covered(row.received_at) - lateness)
+            frontiers[site] = max((one for one in (before[site], reach) if one is not None), default=None)
+        steps.append(Step(heard, before, dict(frontiers)))
+        due += _become_due(waiting, events, steps[-1], lateness, several=bool(named))
+        waiting = [one for one in waiting if not any(one is known.row for known in due)] if due else waiting
+        frontier = frontiers[row.site]
         if row.kind in ("gap", "tick"):
             continue
         if row.kind in SIGNALS:
@@ -439,20 +485,72 @@ def judge(rows: Iterable[Message], lateness: int, lead: int, backlog: int, built
             if trust == "late":
                 judgements.append(_about("late", row, (frontier or 0) - (row.event_time or 0)))
                 belated.append(_present(row, "on_time"))
-        elif frontier is not None and row.at <= frontier:
+        elif (reached := _greatest(frontiers) if row.kind == "policy" else frontier) is not None and row.at <= reached:
             judgements.append(_about("refused", row))
             belated += [row] if row.kind == "registry" else []
         elif row.kind == "policy":
             world.policies.append((row.at, row.received_at, row.content["policy"]))
         else:
             waiting.append(row)
-    due = [row for row in waiting if frontier is not None and row.at <= frontier]
-    events = [row for row in _gateway_events(read, lateness) if frontier is not None and row.at <= frontier]
-    for device_id in sorted({row.device_id for row in due}):
-        its = [row for row in due if row.device_id == device_id]
-        others = [row for row in events if row.device_id != device_id]
-        judgements += _judge_device(its, others, world, frontier or 0, [row for row in belated if row.device_id == device_id])
+    for device_id in sorted({one.row.device_id for one in due if not one.is_event}):
+        its = [one for one in due if one.row.device_id == device_id and not one.is_event]
+        others = [one for one in due if one.row.device_id != device_id and one.is_event]
+        late = [row for row in belated if row.device_id == device_id]
+        belated_ones = [
+            one for row in late for step in steps for one in _become_due([row], [], step, lateness, several=bool(named))
+        ]
+        judgements += _judge_device(its, others, world, frontiers, belated_ones)
     return judgements
+
+
+def _greatest(frontiers: dict[str, int | None]) -> int | None:
+    return max((one for one in frontiers.values() if one is not None), default=None)
+
+
+class Due(NamedTuple):
+    """A row that has become due at a site, or a gateway's event: when, and up to where each site was judged just before."""
+
+    received_at: int
+    row: Message
+    site: str
+    before: dict[str, int | None]
+
+    @property
+    def is_event(self) -> bool:
+        return self.row.kind.startswith("gateway_")
+
+
+class Step(NamedTuple):
+    """One row read: when we had listened to each site by then, and up to where it was judged before and after."""
+
+    listenings: dict[str, Listening]
+    before: dict[str, int | None]
+    after: dict[str, int | None]
+
+
+def _become_due(waiting: list[Message], events: list[Message], step: Step, lateness: int, *, several: bool) -> list[Due]:
+    """Return what becomes due while the frontiers move, and coverage stays as it is.
+
+    ``several``: whether some gap concerns some sites only; else all sites are judged alike, and are one.
+    """
+    found, before = list[Due](), step.before
+    for row, site in [*((one, one.site) for one in waiting), *((one, site) for one in events for site in before)]:
+        reached, begun = step.after[site], before[site]
+        if reached is None or row.at > reached or (begun is not None and row.at <= begun):
+            continue
+        if not several:
+            if row.kind.startswith("gateway_") and site:
+                continue
+            found.append(Due(0, row, "", {}))
+            continue
+        clock = step.listenings[site]
+        received = clock.earliest(clock.covered(row.at) + lateness) or 0
+        judged = dict[str, int | None]()
+        for other, its in step.listenings.items():
+            reach = its.greatest(its.covered(received - 1) - lateness)
+            judged[other] = max((one for one in (before[other], reach) if one is not None), default=None)
+        found.append(Due(received, row, site, judged))
+    return found
 
 
 def _gateway_events(rows: list[Message], lateness: int) -> list[Message]:
@@ -496,38 +594,51 @@ def _place(row: Message) -> tuple[Any, ...]:
 
 
 def _judge_device(
-    rows: list[Message], events: list[Message], world: World, frontier: int, belated: list[Message]
+    rows: list[Due], events: list[Due], world: World, through: dict[str, int | None], belated: list[Due]
 ) -> list[tuple[Any, ...]]:
     """Judge the messages of one device in their order, deadlines between them, and after the last up to the frontier.
 
     ``events`` are deaths and returns of gateways, be it its own or not; ``belated`` are its messages that came when their time
     was judged.
     """
-    lives, judgements = _lives(rows, events, world, frontier, belated)
+    lives, judgements = _lives(rows, events, world, through, belated)
     return judgements + [change for life in lives for change in life.told[life.unsaid :]]
 
 
 def _lives(
-    rows: list[Message], events: list[Message], world: World, through: int, belated: list[Message]
+    rows: list[Due], events: list[Due], world: World, through: dict[str, int | None], belated: list[Due]
 ) -> tuple[list[Life], list[tuple[Any, ...]]]:
-    """Return the lives of a device through an instant, and the judgements on rows that change nothing."""
-    first: dict[tuple[Any, ...], Message] = {}
-    for row in sorted(rows, key=lambda row: row.arrival):  # as they were received
+    """Return the lives of a device through an instant of each site, and the judgements on rows that change nothing."""
+    first: dict[tuple[Any, ...], Due] = {}
+    for due in sorted(rows, key=lambda due: due.row.arrival):  # as they were received
+        row = due.row
         place = (row.kind, row.event_time, row.at, row.boot, row.seq, row.digest if row.seq is None else None)
-        first.setdefault(place, row)
+        first.setdefault((*place, due.received_at), due)
     counted = list(first.values())
-    judgements = [_about("duplicate", row) for row in rows if row.trust != "late" and not any(row is one for one in counted)]
+    copies = [due.row for due in rows if not any(due is one for one in counted)]
+    judgements = [_about("duplicate", row) for row in copies if row.trust != "late"]
     lives: list[Life] = []
-    others = [(row.at, True, row.arrival, row) for row in events]
-    for *_, row in sorted([*others, *((row.at, False, _place(row), row) for row in counted)], key=lambda one: one[:3]):
+    others = [((due.received_at, due.row.at, True, due.row.arrival, due.site), due) for due in events]
+    rows_of_it = [((due.received_at, due.row.at, False, _place(due.row), due.site), due) for due in counted]
+    for _, due in sorted([*others, *rows_of_it], key=lambda one: one[0]):
+        row, here = due.row, lives[-1].at(len(lives[-1].log)) if lives else ""
+        if due.is_event and due.before and here != due.site:
+            continue  # it counts where the device speaks from
+        if lives and due.before and lives[-1].mode != "forgotten" and (not due.is_event or lives[-1].is_behind(row)):
+            judged = due.before[here] if here != due.site else None
+            at = max(row.at, lives[-1].newest(), 0 if judged is None else judged + 1)
+            lives[-1].expire(at)
+            row = row if at == row.at or lives[-1].mode == "forgotten" else replace(row, presence=at)
         if lives:
             lives[-1].expire(row.at)
         if row.trust == "late" and not _proves_alive(row, lives, world):
             continue
         if row.kind == "correct":
-            known = [one for one in [*rows, *belated] if one.received_at < row.received_at and one.at < row.at]
-            known = [one for one in known if one.kind != "correct"]
-            amended = _lives(known, [one for one in events if one.at < row.at], world, row.at - 1, [])[0] if known else []
+            known = [one for one in [*rows, *belated] if one.row.received_at < row.received_at and one.row.at < row.at]
+            known = [one for one in known if one.row.kind != "correct"]
+            before = [one for one in events if one.row.at < row.at]
+            through_it: dict[str, int | None] = dict.fromkeys(through, row.at - 1)
+            amended = _lives(known, before, world, through_it, [])[0] if known else []
             _correct(lives, amended, row)
             continue
         if not lives or lives[-1].mode == "forgotten":
@@ -537,15 +648,15 @@ def _lives(
                 silent = row.kind == "death" or row.kind.startswith("gateway_") or row.trust == "late"
                 judgements += [] if silent else [_about(listed, row)]
                 continue
-            lives.append(Life(world, row.device_id, born=row.at, since=row.at, now=row.at))
+            lives.append(Life(world, row.device_id, born=row.at, since=row.at, now=row.at, site=row.site))
         conflicts = len(lives[-1].conflicts) if row.kind in SIGNALS else 0
         verdict, clock = lives[-1].judge(row), lives[-1].clocks[-2:]
         judgements += [_about("identity_conflict", row)] if row.kind in SIGNALS and len(lives[-1].conflicts) > conflicts else []
         judgements += [_about(verdict, row)] if verdict and row.trust != "late" else []
         heard = row.kind in SIGNALS and verdict is None
         judgements += [_about("clock", row)] if heard and clock[-1] != clock[0] and clock[-1] in FAULTS else []
-    if lives:
-        lives[-1].expire(through + 1)
+    if lives and (reached := through[lives[-1].at(len(lives[-1].log))]) is not None:
+        lives[-1].expire(reached + 1)
     return lives, judgements
 
 

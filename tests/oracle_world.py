@@ -94,11 +94,46 @@ class Listening:
             self.gaps.append((since, None if end == END else end))
 
 
+class Stays:
+    """Covered time of a device: at each instant that of the site from which it speaks then."""
+
+    def __init__(self, listenings: dict[str, Listening], stays: list[tuple[int, str]]) -> None:
+        self.listenings, self.stays = listenings, stays
+
+    def covered(self, t: int) -> int:
+        ends = [*(since for since, _ in self.stays[1:]), END]
+        total = 0
+        for place, ((since, site), end) in enumerate(zip(self.stays, ends, strict=True)):
+            covered = self.listenings[site].covered
+            if place and t <= since:
+                break
+            total += covered(min(t, end)) - (covered(since) if place else 0)
+        return total
+
+    def earliest(self, c: int) -> int | None:
+        """Return the first t with ``covered(t) >= c``, where it is not before the newest stay."""
+        since, site = self.stays[-1]
+        if len(self.stays) == 1:
+            return self.listenings[site].earliest(c)
+        found = self.listenings[site].earliest(c - self.covered(since) + self.listenings[site].covered(since))
+        return found if found is None else max(found, since)
+
+
+class Scope:
+    """The sites that a gap row concerns."""
+
+    def __init__(self, gap: Message) -> None:
+        self.only, self.others = gap.content.get("sites"), gap.content.get("except")
+
+    def concerns(self, site: str) -> bool:
+        return site in self.only if self.only else site not in (self.others or [])
+
+
 @dataclass
 class World:
     """What every device is judged by."""
 
-    listening: Listening
+    listenings: dict[str, Listening]  # by site
     policies: list[tuple[int, int, dict[str, Any]]]  # effective from, received, policy
 
     def policy(self, t: int) -> dict[str, Any]:
@@ -111,7 +146,7 @@ class World:
 
     def over(
         self,
-        clock: Listening,
+        clock: Listening | Stays,
         since: int,
         limit: str,
         whose: tuple[str, dict[str, int]],

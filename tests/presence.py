@@ -1,7 +1,7 @@
 """Inputs from the field on presence, each with the right value: rows, the transitions that follow, and reboots.
 
 Rule 1: each stands for a kind that real devices send: wills that a reconnect overtakes, clocks that lie, counters that wrap.
-Rule 2: a case has devices of its own, so that all of them are one recording; one with gap rows concerns all, and stands alone.
+Rule 2: a case has devices of its own, and one with gap rows a site of its own, so that all of them are one recording.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,6 @@ class Case:
         reboots: of a device, where that is the question.
         listed: how often a judgement that is no transition was made of a device, where that is the question.
         until_s: seconds after START; silence beyond is not the question.
-        alone: whether its rows concern other devices as well.
     """
 
     rows: Sequence[Row]
@@ -38,7 +37,6 @@ class Case:
     reboots: Mapping[str, int] = field(default_factory=dict[str, int])
     listed: Mapping[tuple[str, Verdict], int] = field(default_factory=dict[tuple[str, Verdict], int])
     until_s: float = 7_000
-    alone: bool = False
 
 
 def policy() -> Row:
@@ -103,12 +101,23 @@ def _wills() -> dict[str, Case]:
             {"w9": [_online(0), (690, "online", "offline", "death")]},
         ),
         "a return that the broker delivers when the bridge is back": Case(
-            [signal(0, "w10"), row(660, "fleet/_/bridge-1/gap", op="open", from_s=600), row(660.2, "w10/death"),
-             signal(630, "w10", "birth", received_s=660.3), row(661, "fleet/_/bridge-1/gap", op="close", until_s=661)],
+            [signal(0, "fleet/away/w10"), row(660, "fleet/_/east/gap", op="open", from_s=600, sites=["away"]),
+             row(660.2, "fleet/away/w10/death"), signal(630, "fleet/away/w10", "birth", received_s=660.3),
+             row(661, "fleet/_/east/gap", op="close", until_s=661)],
             {"w10": [_online(0)]},
-            alone=True,
         ),
     }  # fmt: skip
+
+
+def _shards() -> dict[str, Case]:
+    deaf = row(3_600, "fleet/_/north/gap", op="open", from_s=3_590, sites=["oslo", "turku"])
+    return {
+        "a bridge that does not listen holds back its own sites alone": Case(
+            [signal(0, "fleet/oslo/x1"), signal(0, "fleet/rome/x2"), deaf, signal(8_000, "fleet/rome/x3")],
+            {"x1": [_online(0)], "x2": [_online(0), (7_200, "online", "offline", "silence")], "x3": [_online(8_000)]},
+            until_s=15_000,
+        ),
+    }
 
 
 def _clocks() -> dict[str, Case]:
@@ -259,7 +268,7 @@ def _operators() -> dict[str, Case]:
 
 
 CASES: Final[Mapping[str, Case]] = {
-    **_wills(), **_clocks(), **_counters(), **_gateways(), **_identities(), **_operators()
+    **_wills(), **_shards(), **_clocks(), **_counters(), **_gateways(), **_identities(), **_operators()
 }  # fmt: skip
 
 

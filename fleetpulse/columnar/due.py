@@ -3,6 +3,7 @@
 Rule: it says what they say, which is the definition; the laws in ``tests/property`` compare them.
 """
 
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -11,12 +12,14 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from fleetpulse.columnar.blocks import KINDS, SIGNAL_SCHEMA, TRUSTS
+from fleetpulse.columnar.choosing import filtered
 from fleetpulse.columnar.compiled import borrowing, kept
 from fleetpulse.columnar.told import of_signals
 from fleetpulse.columnar.world import Int64s, World, covered, greatest
 from fleetpulse.core.judgements import Verdict, clock_behind
 from fleetpulse.core.messages import MAX_POSITION, POSITION_BITS, Kind, Trust
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.shards import Shards
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _MANY_ROWS: Final = 64  # of one device: more are sorted by merging
@@ -46,6 +49,23 @@ def _reach(world: World, received_ms: Int64s, lateness_ms: int, newest_ms: int, 
     for row in range(len(received_ms)):
         reach = greatest(world, covered(world, max(newest_ms, received_ms[row])) - lateness_ms)
         found[row] = max(frontier_ms, reach)
+
+
+def shards_of(signals: pa.RecordBatch, shards: Shards) -> Int64s:
+    """Return the number of each signal's shard: that of its site."""
+    if len(shards) == 1:
+        return np.zeros(signals.num_rows, np.int64)
+    sites = signals["site"]
+    numbers = np.array([*map(shards.number, sites.dictionary.to_pylist()), 0], np.int64)
+    return numbers[sites.indices.fill_null(len(numbers) - 1).to_numpy()]
+
+
+def by_shard(signals: pa.RecordBatch, shards: Shards) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the signals of each shard that has some, in their order."""
+    numbers = shards_of(signals, shards)
+    present = np.unique(numbers).tolist()
+    for number in present:
+        yield number, signals if len(present) == 1 else filtered(signals, numbers == number)
 
 
 class Sifted(NamedTuple):

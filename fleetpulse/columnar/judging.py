@@ -3,7 +3,8 @@
 Rule: a device whose registry or control rows are due is folded by `core.device` itself; all others by the kernel.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -18,14 +19,13 @@ from fleetpulse.columnar.due import arrivals, in_order
 from fleetpulse.columnar.finding import KNOWN, NOTHING, OTHER, compare, places_of, text_of
 from fleetpulse.columnar.told import from_judgements, of_signals, transitions
 from fleetpulse.columnar.world import NEVER, NONE, Int64s, World, world_arrays
-from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.device import NO_CODE, Fold
 from fleetpulse.core.device import World as CoreWorld
 from fleetpulse.core.judgements import REASONS, Verdict, clock_fault, identity_conflict
 from fleetpulse.core.messages import GatewayEvent, Kind, Row, Trust, session_number
 from fleetpulse.core.policy import Policies
-from fleetpulse.core.replay import in_order as core_in_order
-from fleetpulse.core.replay import with_gateways
+from fleetpulse.core.replay import run_due
+from fleetpulse.core.shards import Advance
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _TOLD_ROWS: Final = 16_384
@@ -37,6 +37,10 @@ _NOTES: Final = {
     layout.CLOCK_FAULT: Verdict.CLOCK,
     layout.IDENTITY_CONFLICT: Verdict.IDENTITY_CONFLICT,
 }
+
+
+def _arrival(row: Row) -> int:
+    return row.arrival
 
 
 def _direct(signals: pa.RecordBatch) -> NDArray[np.bool_]:
@@ -81,49 +85,110 @@ def _merged(rows: layout.Matrix, order: Int64s, events: layout.Matrix) -> tuple[
     return whole[by], np.concatenate([order, np.full(len(events), -1)])[by]
 
 
+@dataclass(frozen=True, slots=True)
+class DueRows:
+    """Rows of a shard.
+
+    Attributes:
+        shard: its number.
+        signals: columns of `SIGNAL_SCHEMA`, in any order, copies among them.
+        due: which of them are due.
+        others: registry and control rows, and deaths and returns of gateways (see `core.messages.for_everyone`), all of them due.
+    """
+
+    shard: int
+    signals: pa.RecordBatch
+    due: NDArray[np.bool_]
+    others: Sequence[Row]
+
+
 class Judging:
     """One call's judging of what is due.
 
     Args:
         devices: of the key group; changed in place.
-        coverage: when we listened.
+        advance: coverage, and how far the frontiers have moved.
         policies: those that may be in force.
     """
 
-    def __init__(self, devices: Devices, coverage: Coverage, policies: Policies) -> None:
+    def __init__(self, devices: Devices, advance: Advance, policies: Policies) -> None:
         self.told: list[pa.RecordBatch] = []  # columns of `TOLD_SCHEMA`
-        self._devices, self._coverage, self._policies = devices, coverage, policies
+        self._devices, self._advance, self._policies = devices, advance, policies
         self._buffer = np.empty((0, layout.TOLD_WIDTH), np.int64)
         self._noted: list[layout.Matrix] = []  # what the kernel told, put into words at once at the end
         self._signals = NO_SIGNALS  # those that it is about
 
-    def _arrays(self) -> World:
-        devices = self._devices
-        return world_arrays(self._coverage, self._policies, devices.classes.words, devices.codes, devices.sequences)
+    def _arrays(self, shard: int) -> World:
+        devices, coverage = self._devices, self._advance.shards.listenings[shard].coverage
+        return world_arrays(coverage, self._policies, devices.classes.words, devices.codes, devices.sequences)
 
-    def rows(self, signals: pa.RecordBatch, due: NDArray[np.bool_], commands: Sequence[Row]) -> None:
-        """Judge rows that are due, silence acting between them.
+    def shards_of_devices(self) -> Int64s:
+        """Return the number of each device's shard: that of the site that it speaks from; -1 for a device without a state."""
+        rows, shards = self._devices.rows, self._advance.shards
+        if len(shards) == 1:
+            return np.where(rows[:, layout.MODE] == layout.ABSENT, -1, 0)
+        numbers = np.array([*map(shards.number, self._devices.sites.words), -1], np.int64)
+        sites = np.where(rows[:, layout.SPEAKS_FROM] >= 0, rows[:, layout.SPEAKS_FROM], rows[:, layout.SITE])
+        return np.where(rows[:, layout.MODE] == layout.ABSENT, -1, numbers[np.maximum(sites, -1)])
 
-        Args:
-            signals: columns of `SIGNAL_SCHEMA`, in any order, copies among them.
-            due: which of them are.
-            commands: registry and control rows, and deaths and returns of gateways (see `core.messages.for_everyone`), all of
-                them due.
-        """
+    def rows(self, parts: Sequence[DueRows]) -> None:
+        """Judge rows that are due, silence acting between them."""
+        signals = parts[0].signals if len(parts) == 1 else pa.concat_batches([part.signals for part in parts])
+        due = np.concatenate([part.due for part in parts])
+        shards = np.repeat([part.shard for part in parts], [part.signals.num_rows for part in parts])
         places = self._devices.locate(signals["device_id"], due)
-        events = sorted((row for row in commands if row.is_for_everyone), key=lambda row: row.arrival)
-        commands = [row for row in commands if not row.is_for_everyone]
-        chosen = places[:0]
+        commands = [row for part in parts for row in part.others if not row.is_for_everyone]
+        events = {part.shard: sorted((row for row in part.others if row.is_for_everyone), key=_arrival) for part in parts}
+        by_definition, of_devices = places[:0], places[:0]
+        if len(self._advance.shards) > 1:
+            by_definition = np.union1d(self._across_shards(signals, places, shards), self._behind_events(events))
         if commands:
             ids = pa.array([row.device_id for row in commands], pa.string())
-            chosen = np.unique(self._devices.locate(ids, np.ones(len(ids), bool)))
-            theirs = np.isin(places, chosen)
+            by_definition = np.union1d(by_definition, self._devices.locate(ids, np.ones(len(ids), bool)))
+        if len(self._advance.shards) > 1:
+            of_devices = self.shards_of_devices()
+        if len(by_definition):
+            theirs = np.isin(places, by_definition)
             told_apart = signals.filter(pa.array(theirs))
-            self._by_definition(chosen, [*batch_to_signals(told_apart), *commands], events)
+            self._by_definition(by_definition, [*batch_to_signals(told_apart), *commands], events)
             places = np.where(theirs, -1, places)
-        of_gateways = self._gateway_events(events, signals, places, chosen)
-        if len(of_gateways) or (places >= 0).any():
-            self._by_kernel(signals, places, of_gateways)
+        for part in parts:
+            its_places = places if len(parts) == 1 else np.where(shards == part.shard, places, -1)
+            others = np.flatnonzero((of_devices != part.shard) & (of_devices >= 0))
+            of_gateways = self._gateway_events(events[part.shard], signals, its_places, np.union1d(by_definition, others))
+            if len(of_gateways) or (its_places >= 0).any():
+                self._by_kernel(signals, its_places, of_gateways, part.shard)
+
+    def _across_shards(self, signals: pa.RecordBatch, places: Int64s, shards: Int64s) -> Int64s:
+        """Return the devices of which rows are of another shard than the device, or lie behind what it has been judged up to.
+
+        Args:
+            signals: columns of `SIGNAL_SCHEMA`.
+            places: the device of each; -1 for none.
+            shards: the shard of each.
+        """
+        due = places >= 0
+        if not due.any():
+            return places[:0]
+        of_devices = self.shards_of_devices()
+        if (new := due & (of_devices[places] < 0)).any():  # of the shard of its first row
+            of_devices[places[new][::-1]] = shards[new][::-1]
+        behind = signals["presence_ms"].to_numpy() < self._newest_ms()[places]
+        return np.unique(places[due & ((of_devices[places] != shards) | behind)])
+
+    def _behind_events(self, events: Mapping[int, Sequence[Row]]) -> Int64s:
+        """Return the devices for which an event of their gateway lies behind what they have been judged up to."""
+        rows = [row for of_shard in events.values() for row in of_shard]
+        if not rows:
+            return np.empty(0, np.int64)
+        gateways = [self._devices.gateways.number(row.gateway) for row in rows]
+        concerned = np.isin(self._devices.rows[:, layout.GATEWAY], gateways)
+        return np.flatnonzero(concerned & (self._newest_ms() > min(row.at_ms for row in rows)))
+
+    def _newest_ms(self) -> Int64s:
+        """Return the newest instant of each device's facts, as `Device.newest_ms`."""
+        facts = [layout.QUIET_SINCE, layout.MODE_SINCE, layout.CLASS_SINCE, layout.DEATH, layout.OUTAGE]
+        return self._devices.rows[:, facts].max(axis=1, initial=NONE)
 
     def _gateway_events(self, events: Sequence[Row], signals: pa.RecordBatch, places: Int64s, but: Int64s) -> layout.Matrix:
         """Return a row for each gateway event and each device that is behind the gateway, or whose signals name it.
@@ -160,24 +225,22 @@ class Judging:
             found.append(added)
         return np.concatenate(found)
 
-    def _by_definition(self, places: Int64s, rows: Sequence[Row], events: Sequence[Row]) -> None:
+    def _by_definition(self, places: Int64s, rows: Sequence[Row], events: Mapping[int, Sequence[Row]]) -> None:
         by_device: dict[str, list[Row]] = {one: [] for one in self._devices.ids.take(pa.array(places)).to_pylist()}
         for row in rows:
             by_device[row.device_id].append(row)
-        fold = Fold(CoreWorld(self._coverage, self._policies))
+        of_gateways = {(row.gateway, row.arrival): row for of_shard in events.values() for row in of_shard}.values()
+        fold = Fold(CoreWorld(self._advance.shards, self._policies))
         boots: list[str | None] = []
         for place, due in zip(places.tolist(), by_device.values(), strict=True):
-            ordered, copies = core_in_order(due)
-            fold.judgements += copies
-            known = self._devices.get(place)
-            device = fold.run(known, with_gateways(ordered, events, known.gateway if known else None), None)
+            device = run_due(fold, self._devices.get(place), due, of_gateways, self._advance)
             self._devices.put(place, device)
             boots.append(device.boot if device else None)
         self._devices.set_boots(places, pa.array(boots, pa.string()))
         self.told.append(from_judgements(fold.judgements))
 
-    def _by_kernel(self, signals: pa.RecordBatch, places: Int64s, events: layout.Matrix) -> None:
-        """Judge the signals that have a place (the number of their device), and the events of `_gateway_events`."""
+    def _by_kernel(self, signals: pa.RecordBatch, places: Int64s, events: layout.Matrix, shard: int) -> None:
+        """Judge the signals that have a place (the number of their device), and the events of `_gateway_events`, of a shard."""
         devices = self._devices
         order, copies = in_order(signals, places)
         copies = copies[signals["trust"].to_numpy()[copies] != _LATE]  # those are listed already
@@ -205,7 +268,7 @@ class Judging:
         )
         if len(events):
             rows, order = _merged(rows, order, events)
-        world, first = self._arrays(), 0
+        world, first = self._arrays(shard), 0
         before = devices.rows[:, layout.BOOT].copy()
         while first < len(rows):
             buffer = self._room(len(rows) - first)
@@ -229,24 +292,41 @@ class Judging:
         numbers[others] += encoded.indices.to_numpy()
         return numbers, encoded.dictionary
 
-    def pass_time(self, through_ms: Int64s, frontier_ms: int) -> int | None:
-        """Let silence act on each device through its instant, and put into words what came of it and of `rows`.
+    def pass_time(self, through_ms: Int64s, settled_ms: int) -> list[int | None]:
+        """Let silence act on each device through its instant, and put into words the judgements on it and on `rows`.
 
         Args:
             through_ms: an instant for each device.
-            frontier_ms: the frontier, see `core.device.settle`.
+            settled_ms: the instant up to which all shards are judged, see `core.device.settle`.
 
         Returns:
-            The earliest deadline that is left, counted from each device's own instant; None without one.
+            For each shard, the earliest deadline that is left, counted from each device's own instant; None without one.
         """
-        devices, world, first, left_ms = self._devices, self._arrays(), 0, NEVER
-        while first < len(devices):
-            buffer = self._room(len(devices) - first)
-            first, said, left = kernel.let_pass(devices.rows, devices.memory, world, through_ms, frontier_ms, first, buffer)
-            left_ms = min(left_ms, left)
-            self._note(buffer[:said], None)
+        shards = range(len(self._advance.shards))
+        if len(shards) == 1:
+            left_ms = [self._pass_time(self._devices.rows, 0, through_ms, settled_ms, None)]
+        else:
+            left_ms = list[int]()
+            of_devices = self.shards_of_devices()
+            for shard in shards:
+                its = np.flatnonzero(of_devices == shard)
+                rows = self._devices.rows[its]
+                left_ms.append(self._pass_time(rows, shard, through_ms[its], settled_ms, its))
+                self._devices.rows[its] = rows
         self._tell()
-        return None if left_ms == NEVER else left_ms
+        return [None if left == NEVER else left for left in left_ms]
+
+    def _pass_time(self, rows: layout.Matrix, shard: int, through_ms: Int64s, settled_ms: int, places: Int64s | None) -> int:
+        """Let silence act on devices of a shard, see `pass_time`; ``places`` are theirs in the key group; None for all of it."""
+        world, first, left_ms = self._arrays(shard), 0, NEVER
+        while first < len(rows):
+            buffer = self._room(len(rows) - first)
+            first, said, left = kernel.let_pass(rows, self._devices.memory, world, through_ms, settled_ms, first, buffer)
+            left_ms = min(left_ms, left)
+            if places is not None:
+                buffer[:said, layout.T_DEVICE] = places[buffer[:said, layout.T_DEVICE]]
+            self._note(buffer[:said], None)
+        return left_ms
 
     def _room(self, rows: int) -> layout.Matrix:
         wanted = min(_TOLD_ROWS, rows + layout.ROOM)

@@ -244,7 +244,8 @@ def _born(devices: Matrix, memory: Matrix, world: World, i: int, rows: Matrix, j
     at_ms = rows[j, R_AT]
     slot = devices[i, MEMORY]
     devices[i, :] = NONE
-    devices[i, SITE], devices[i, CLASS], devices[i, GATEWAY] = rows[j, R_SITE], 0, rows[j, R_GATEWAY]
+    devices[i, SITE], devices[i, CLASS] = rows[j, R_SITE], 0
+    devices[i, GATEWAY] = -1 if rows[j, R_TRUST] == _LATE else rows[j, R_GATEWAY]
     devices[i, LIFE], devices[i, QUIET_SINCE], devices[i, QUIET_COVERED] = at_ms, at_ms, covered(world, at_ms)
     devices[i, MODE], devices[i, NUMBER], devices[i, MODE_SINCE], devices[i, CLASS_SINCE] = _PROVISIONED, 0, at_ms, at_ms
     devices[i, BOOT], devices[i, SEQ], devices[i, REBOOTS], devices[i, RUNTIME], devices[i, EXCUSED] = -1, -1, 0, 0, 0

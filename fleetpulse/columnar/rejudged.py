@@ -20,11 +20,11 @@ from fleetpulse.columnar.blocks import NO_SIGNALS, from_bytes, to_bytes
 from fleetpulse.columnar.differing import DIFFERENCE_SCHEMA, cancelled, differences, in_order
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.told import from_judgements, said_by
-from fleetpulse.core.coverage import Listening
 from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.messages import Kind, Row
 from fleetpulse.core.policy import Dated, Policies, from_normalised
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.shards import Shards
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 DAY_MS: Final = 86_400_000
@@ -137,8 +137,8 @@ class Rejudged:
         self._deployment = replace(question.deployment, verdict_jitter_ms=0)
         self._key_group = key_group
         self._sides = {
-            BEFORE: _Side(KeyGroup(Listening.begin(question.started_ms))),
-            AFTER: _Side(KeyGroup(Listening.begin(question.started_ms), question.policies())),
+            BEFORE: _Side(KeyGroup(Shards.begin(question.started_ms))),
+            AFTER: _Side(KeyGroup(Shards.begin(question.started_ms), question.policies())),
         }
         self._found = Found()
         self._left: dict[str, list[pa.RecordBatch]] = {side: [_NOTHING] for side in self._sides}
@@ -170,10 +170,10 @@ class Rejudged:
         return self._found
 
     def _frontier_ms(self) -> int | None:
-        return self._sides[BEFORE].group.listening.frontier_ms
+        return self._sides[BEFORE].group.shards.frontier_ms
 
     def _is_over(self) -> bool:
-        to_ms, frontier_ms = self.question.to_ms, self._frontier_ms()
+        to_ms, frontier_ms = self.question.to_ms, self._sides[BEFORE].group.shards.least_frontier_ms
         return to_ms is not None and frontier_ms is not None and frontier_ms >= to_ms
 
     def _within(self, said: pa.RecordBatch, instant: str) -> pa.RecordBatch:

@@ -42,13 +42,13 @@ from fleetpulse.columnar.layout import (
     SPOKE_FROM,
 )
 from fleetpulse.columnar.world import MODES, NONE, Int64s
-from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.decoding import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.machine import Mode
 from fleetpulse.core.messages import EVERYONE
 from fleetpulse.core.policy import DEFAULT_CLASS, Policies
 from fleetpulse.core.registration import LIMITS, limits
+from fleetpulse.core.shards import Advance, Shards
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 REGISTERED_SCHEMA: Final = pa.schema(
@@ -66,13 +66,13 @@ CHUNKS: Final = pa.list_(pa.struct([("number", pa.int64()), ("rows", pa.binary()
 SEED_SCHEMA: Final = pa.schema([("key_group", pa.int32()), ("block", pa.binary()), ("chunks", CHUNKS)])
 
 
-def seeds(registered: pa.Table, listening: Listening, policies: Policies, key_groups: int) -> pa.Table:
+def seeds(registered: pa.Table, shards: Shards, policies: Policies, key_groups: int) -> pa.Table:
     """Return the stored form of every key group, with the devices that belong to it.
 
     Args:
         registered: columns of `REGISTERED_SCHEMA`, a row a device, and `CLASS_SINCE_FIELD` and `LIMIT_FIELDS` where they are
             known; further columns are passed over.
-        listening: coverage and frontier, see `Listening.judged_through`.
+        shards: coverage and frontier of every site, see `Shards.judged_through`.
         policies: those in force from the frontier on, and before it where a device is registered earlier.
         key_groups: how many there are.
 
@@ -82,13 +82,13 @@ def seeds(registered: pa.Table, listening: Listening, policies: Policies, key_gr
     Raises:
         FleetError: see `sound`.
     """
-    devices = sound(registered, listening.frontier_ms)
+    devices = sound(registered, shards.least_frontier_ms)
     groups = hashes_of(devices["device_id"]) % key_groups
     order = np.argsort(groups, kind="stable")
     devices, groups = devices.take(pa.array(order)), groups[order]
     edges = np.searchsorted(groups, np.arange(key_groups + 1)).tolist()
     blocks = [
-        _group(devices.slice(edges[group], edges[group + 1] - edges[group]), listening, policies).to_bytes()
+        _group(devices.slice(edges[group], edges[group + 1] - edges[group]), shards, policies).to_bytes()
         for group in range(key_groups)
     ]
     nothing = pa.array([[]] * key_groups, CHUNKS)
@@ -195,7 +195,7 @@ def _class_since(registered: pa.Table, otherwise: pa.ChunkedArray) -> pa.Chunked
     return pc.coalesce(registered[CLASS_SINCE_FIELD.name].cast(CLASS_SINCE_FIELD.type), otherwise)
 
 
-def _group(registered: pa.Table, listening: Listening, policies: Policies) -> KeyGroup:
+def _group(registered: pa.Table, shards: Shards, policies: Policies) -> KeyGroup:
     devices = Devices()
     devices.admit(registered["device_id"].combine_chunks())
     rows = devices.rows
@@ -203,7 +203,6 @@ def _group(registered: pa.Table, listening: Listening, policies: Policies) -> Ke
     for field in (LIFE, QUIET_SINCE, MODE_SINCE):
         rows[:, field] = since_ms
     rows[:, CLASS_SINCE] = registered[CLASS_SINCE_FIELD.name].cast(pa.int64()).to_numpy() // 1000
-    rows[:, QUIET_COVERED] = _covered(listening.coverage, since_ms)
     rows[:, MODE] = MODES.index(Mode.PROVISIONED)
     rows[:, [NUMBER, REBOOTS, RUNTIME, EXCUSED, CLOCK]] = 0
     rows[:, [BOOT, SEQ, MEMORY]] = -1
@@ -213,15 +212,24 @@ def _group(registered: pa.Table, listening: Listening, policies: Policies) -> Ke
     rows[:, [FIRMWARE, SPEAKS_FROM, SPOKE_FROM]] = -1
     for place, field in ((OWN_TIMEOUT, LIMIT_FIELDS[0]), (OWN_GRACE, LIMIT_FIELDS[1])):
         rows[:, place] = pc.fill_null(registered[field.name], NONE).to_numpy()
-    assert listening.frontier_ms is not None, "it was checked"
-    Judging(devices, listening.coverage, policies).pass_time(np.full(len(devices), listening.frontier_ms), listening.frontier_ms)
+    assert shards.least_frontier_ms is not None, "it was checked"
+    judging = Judging(devices, Advance.between(shards, shards, 0), policies)
+    at = judging.shards_of_devices()
+    rows[:, QUIET_COVERED] = _covered(shards, at, since_ms)
+    judging.pass_time(np.array(shards.frontiers_ms)[at], shards.least_frontier_ms)
     devices.drop_absent()
-    return KeyGroup(listening, policies, devices)
+    return KeyGroup(shards, policies, devices)
 
 
-def _covered(coverage: Coverage, instants_ms: Int64s) -> Int64s:
-    distinct, places = np.unique(instants_ms, return_inverse=True)
-    return np.array([coverage.covered(instant_ms) for instant_ms in distinct.tolist()], np.int64)[places]
+def _covered(shards: Shards, numbers: Int64s, instants_ms: Int64s) -> Int64s:
+    """Return the covered time of each device's shard at an instant of its own."""
+    found = np.empty(len(instants_ms), np.int64)
+    for number, listening in enumerate(shards.listenings):
+        its = numbers == number
+        distinct, places = np.unique(instants_ms[its], return_inverse=True)
+        covered = [listening.coverage.covered(instant_ms) for instant_ms in distinct.tolist()]
+        found[its] = np.array(covered, np.int64)[places]
+    return found
 
 
 def _given(words: pa.ChunkedArray) -> pa.ChunkedArray:

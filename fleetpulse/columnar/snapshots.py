@@ -23,7 +23,6 @@ from fleetpulse.columnar.blocks import (
     batch_to_rows,
     batch_to_signals,
     from_bytes,
-    rows_to_batch,
 )
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.digests import digests, hashes_of
@@ -88,11 +87,11 @@ def taken(
         Batches of `SNAPSHOT_SCHEMA`.
     """
     group, written = KeyGroup.from_bytes(block), dict(chunks)
-    step = group.fold(NO_SIGNALS, [], max(newest_ms, group.listening.newest_ms), deployment, written.__getitem__)
+    step = group.fold(NO_SIGNALS, [], max(newest_ms, group.shards.newest_ms), deployment, written.__getitem__)
     written |= dict(step.chunks)
-    signals, others = _left(group, written, group.listening.frontier_ms)
+    signals, others = _left(group, written)
     of_it = {"bytes": len(block), "form": head_of(block)["version"], "devices": len(group.devices)}
-    world = {**world_to_plain(group.listening, group.policies), **of_it}
+    world = {**world_to_plain(group.shards, group.policies), **of_it}
     return [
         _devices(key_group, group.devices),
         *[_signals(key_group, one) for one in signals if one.num_rows],
@@ -108,19 +107,22 @@ def head_of(block: bytes) -> dict[str, Any]:
         return json.loads((reader.schema.metadata or {})[b"fleetpulse"])
 
 
-def _left(group: KeyGroup, written: Mapping[int, bytes], after_ms: int | None) -> tuple[list[pa.RecordBatch], list[Row]]:
+def _left(group: KeyGroup, written: Mapping[int, bytes]) -> tuple[list[pa.RecordBatch], list[Row]]:
+    """Return the signals that wait, and the other rows: what waits in several shards is there once."""
     signals: list[pa.RecordBatch] = []
     others: list[Row] = []
-    for chunk in group.waiting.chunks:
-        batch = from_wire(written[chunk.number]) if chunk.signals else from_bytes(written[chunk.number])
-        if after_ms is not None:
-            instants = batch["presence_ms" if chunk.signals else "event_time_ms"]
-            batch = batch.filter(pa.array(instants.to_numpy() > after_ms))
-        if chunk.signals:
-            signals.append(batch)
-        else:
-            others += batch_to_rows(batch)
-    return signals, others
+    for after_ms, waiting in zip(group.shards.frontiers_ms, group.waiting, strict=True):
+        for chunk in waiting.chunks:
+            batch = from_wire(written[chunk.number]) if chunk.signals else from_bytes(written[chunk.number])
+            if after_ms is not None:
+                instants = batch["presence_ms" if chunk.signals else "event_time_ms"]
+                batch = batch.filter(pa.array(instants.to_numpy() > after_ms))
+            if chunk.signals:
+                signals.append(batch)
+            else:
+                others += batch_to_rows(batch)
+    events = {(row.gateway, row.arrival): row for row in others if row.is_for_everyone}
+    return signals, [*(row for row in others if not row.is_for_everyone), *events.values()]
 
 
 def _whole(key_group: int, part: str, count: int, columns: dict[str, pa.Array]) -> pa.RecordBatch:
@@ -218,13 +220,11 @@ def seed(key_group: int, rows: pa.Table, shared: Sequence[Row], world: str, depl
         deployment: lateness, clock lead and jitter.
         form: of the stored form.
     """
-    listening, policies = world_from_plain(json.loads(world))
-    group = KeyGroup(listening, policies, _to_devices(rows.filter(pc.equal(rows["part"], DEVICE))))
+    shards, policies = world_from_plain(json.loads(world))
+    group = KeyGroup(shards, policies, _to_devices(rows.filter(pc.equal(rows["part"], DEVICE))))
     signals = _to_signals(rows.filter(pc.equal(rows["part"], SIGNAL)))
     own = rows.filter(pc.and_(pc.equal(rows["part"], OWN_ROW), pc.not_equal(rows["device_id"], EVERYONE)))
-    others = [*_to_rows(own), *shared]
-    width_ms = max(deployment.allowed_lateness_ms, 1)
-    chunks = [*group.waiting.write(signals, width_ms), *group.waiting.write(rows_to_batch(others), width_ms)]
+    chunks = group.let_wait(signals, [*_to_rows(own), *shared], max(deployment.allowed_lateness_ms, 1))
     written = [{"number": number, "rows": content} for number, content in chunks]
     return pa.table([[key_group], [group.to_bytes(form)], [written]], schema=SEED_SCHEMA)
 
@@ -242,13 +242,13 @@ def come_to(rows: pa.Table) -> Outcome:
     def of(part: str) -> pa.Table:
         return rows.filter(pc.equal(rows["part"], part))
 
-    listening, policies = world_from_plain(json.loads(the_world(of(GROUP)["content"].to_pylist())))
+    shards, policies = world_from_plain(json.loads(the_world(of(GROUP)["content"].to_pylist())))
     devices = _to_devices(of(DEVICE))
     known = (devices.get(place) for place in range(len(devices)))
     others = _to_rows(of(OWN_ROW))
     waiting = [*batch_to_signals(_to_signals(of(SIGNAL))), *(row for row in others if not row.is_for_everyone)]
     waiting += {(row.gateway, row.arrival): row for row in others if row.is_for_everyone}.values()  # each group has it
-    return Outcome([], {one.device_id: one for one in known if one is not None}, waiting, listening, policies)
+    return Outcome([], {one.device_id: one for one in known if one is not None}, waiting, shards, policies)
 
 
 def shared_rows(contents: Iterable[str]) -> list[Row]:

@@ -7,7 +7,7 @@ of the fewest rows first and of like size, so that a row is written again a few 
 Rule 2: a row is due in the call that moves the frontier past it: what lies at or before the frontier before has been judged.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
@@ -54,7 +54,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Waiting:
-    """The chunks of a key group.
+    """The chunks of a shard in a key group.
 
     Attributes:
         chunks: in the order in which they were written.
@@ -166,14 +166,20 @@ class Waiting:
         self.chunks = kept
         return signals, others, gone
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return {"written": self.written, "chunks": [chunk.to_plain() for chunk in self.chunks]}
 
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> "Waiting":
-        """The inverse of `to_plain`."""
-        return cls([Chunk(*values[:4], signals=bool(values[4])) for values in plain["chunks"]], plain["written"])
+def waiting_to_plain(waiting: Sequence[Waiting]) -> dict[str, Any]:
+    """Return what waits in each shard as JSON has it: chunks, of all shards but the first with the shard's number."""
+    chunks = [[*chunk.to_plain(), *([shard] if shard else [])] for shard, of_it in enumerate(waiting) for chunk in of_it.chunks]
+    return {"written": max(of_it.written for of_it in waiting), "chunks": chunks}
+
+
+def waiting_from_plain(plain: Mapping[str, Any], shards: int) -> list[Waiting]:
+    """The inverse of `waiting_to_plain`, of so many shards."""
+    waiting = [Waiting(written=plain["written"]) for _ in range(shards)]
+    for values in plain["chunks"]:
+        shard = values[5] if len(values) > 5 else 0
+        waiting[shard].chunks.append(Chunk(*values[:4], signals=bool(values[4])))
+    return waiting
 
 
 def _instants(batch: pa.RecordBatch) -> Int64s:

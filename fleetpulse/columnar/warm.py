@@ -31,9 +31,9 @@ def warm() -> None:
     deployment = Deployment(_LATENESS_MS, verdict_jitter_ms=1)
     group = begin(row.received_at_ms)
     for signals in (signals_to_batch([row]), NO_SIGNALS):
-        step = group.fold(signals, [], group.listening.newest_ms + 2 * _LATENESS_MS, deployment, lambda _: b"")
+        step = group.fold(signals, [], group.shards.newest_ms + 2 * _LATENESS_MS, deployment, lambda _: b"")
         assert not step.chunks, "what has just come is due"
         group = KeyGroup.from_bytes(group.to_bytes())
-    for rows in taken(0, group.to_bytes(), {}, group.listening.newest_ms, deployment):
+    for rows in taken(0, group.to_bytes(), {}, group.shards.newest_ms, deployment):
         fingerprint(rows)
     remove_outdated(judge_rows)

@@ -7,7 +7,7 @@ instant of a device differs, all that was said of it is taken back and all that 
 Rule 3: a row that corrects is worked out for one instant, and says for which state of the device: elsewhere it is refused.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,8 +15,9 @@ from fleetpulse.core.correcting import alike, fingerprint, plain
 from fleetpulse.core.identities import topic_of
 from fleetpulse.core.judgements import COMPARED, CORRECTED_ENTRY, REASONS, Judgement, Verdict
 from fleetpulse.core.machine import Mode
-from fleetpulse.core.messages import Kind, Row
+from fleetpulse.core.messages import EVERYONE, Kind, Row
 from fleetpulse.core.replay import NOTHING, Deployment, Outcome, outcome
+from fleetpulse.core.state import World
 
 LEAD_MS: Final = 10_000  # a row that corrects is in effect at least so far beyond the frontier: it has a way to go
 _NEVER: Final = 2**63
@@ -48,7 +49,11 @@ def content(one: Judgement) -> tuple[Any, ...]:
 
 
 def amendments(
-    said: Iterable[Judgement], wanted: Iterable[Judgement], why: str, through_ms: int, after_ms: int | None = None
+    said: Iterable[Judgement],
+    wanted: Iterable[Judgement],
+    why: str,
+    through_ms: int,
+    is_after: Callable[[Judgement], bool] = lambda _: True,
 ) -> list[Judgement]:
     """Return what must be said of one device, so that what is shown is what is wanted.
 
@@ -57,16 +62,12 @@ def amendments(
         wanted: the transitions of its amended history.
         why: the reason, for what is retracted.
         through_ms: up to where that history is known: what was said beyond it stands.
-        after_ms: from behind which instant on it is known; None: from the beginning.
+        is_after: whether a judgement is about an instant from which on it is known.
     """
     kept = list(said)
 
     def known(some: Iterable[Judgement]) -> dict[int, list[Judgement]]:
-        return _by_instant(
-            one
-            for one in some
-            if (one.event_time_ms or 0) <= through_ms and (after_ms is None or (one.event_time_ms or 0) > after_ms)
-        )
+        return _by_instant(one for one in some if (one.event_time_ms or 0) <= through_ms and is_after(one))
 
     now, then = known(shown(kept)), known(sorted(wanted, key=numbered))
     number = max((one.amendment_no or 0 for one in kept), default=0)
@@ -119,25 +120,46 @@ class Histories:
     Attributes:
         judged: as it was judged.
         amended: as it would have been, had nothing come late.
-        after_ms: the frontier with which they begin: what happened up to there is not said again. None: with the first row.
+        begun: what the rows before them came to.
     """
 
     judged: Outcome
     amended: Outcome
-    after_ms: int | None = None
+    begun: Outcome = NOTHING
+
+    def is_after(self, one: Judgement) -> bool:
+        """Whether a judgement is about an instant after the frontier with which its device begins: others are not said again."""
+        if self.begun.shards is None:
+            return True
+        device = self.begun.devices.get(one.device_id)
+        began_ms = self.begun.shards.of(one.site if device is None else device.speaks_at).frontier_ms
+        return began_ms is None or (one.event_time_ms or 0) > began_ms
+
+    def through_ms(self, device_id: str) -> int | None:
+        """Return the frontier up to which a device is judged; None where nothing is."""
+        if self.judged.shards is None:
+            return None
+        device = self.judged.devices.get(device_id)
+        return self.judged.frontier_ms if device is None else self.judged.shards.of(device.speaks_at).frontier_ms
 
     def differ(self, device_id: str) -> bool:
         """Whether a device does not go on alike in both."""
         return not alike(self.judged.devices.get(device_id), self.amended.devices.get(device_id))
 
 
-def histories(rows: Iterable[Row], deployment: Deployment, begun: Outcome = NOTHING, through_ms: int | None = None) -> Histories:
+def histories(
+    rows: Iterable[Row],
+    deployment: Deployment,
+    begun: Outcome = NOTHING,
+    through_ms: int | None = None,
+    through_site: str | None = None,
+) -> Histories:
     """Judge rows twice, see `outcome`: as they came, and as if none had come late."""
     kept = list(rows)
     return Histories(
-        outcome(kept, deployment, begun=begun, through_ms=through_ms),
-        outcome(kept, deployment, begun=begun, through_ms=through_ms, amending=True),
-        begun.frontier_ms,
+        outcome(kept, deployment, begun=begun, through_ms=through_ms, through_site=through_site),
+        outcome(kept, deployment, begun=begun, through_ms=through_ms, through_site=through_site, amending=True),
+        begun,
     )
 
 
@@ -156,7 +178,7 @@ def amend(told: Histories, said: Mapping[str, Iterable[Judgement]]) -> dict[str,
     for device_id, before in said.items():
         why = REASONS[Verdict.RETRACT] if device_id in late else CORRECTED_ENTRY
         known = [*judged.get(device_id, []), *before]
-        rows = amendments(known, amended.get(device_id, []), why, frontier_ms, told.after_ms)
+        rows = amendments(known, amended.get(device_id, []), why, frontier_ms, told.is_after)
         if rows:
             found[device_id] = rows
     return found
@@ -207,15 +229,17 @@ class Correction:
     Attributes:
         device_id: the device.
         payload: of the row, see `Fold`; ``effective_from`` is the instant that it was worked out for.
+        site: the site that the device speaks from.
     """
 
     device_id: str
     payload: Mapping[str, Any]
+    site: str
 
     @property
     def topic(self) -> str:
         """Where it is to be published."""
-        return topic_of(self.device_id, Kind.CORRECT.value)
+        return topic_of(self.device_id, Kind.CORRECT.value, self.site)
 
 
 def corrections(
@@ -235,34 +259,68 @@ def corrections(
     """
     kept = list(rows)
     now = outcome(kept, deployment, begun=begun)
-    if now.listening is None or now.listening.frontier_ms is None:
+    if now.shards is None:
         return []
-    coverage, frontier_ms = now.listening.coverage, now.listening.frontier_ms
-    lead_ms = max(deployment.allowed_lateness_ms // 2, LEAD_MS)
-    at_ms = coverage.earliest(coverage.covered(frontier_ms) + lead_ms)
-    if at_ms is None:
-        return None
-    taken = {row.at_ms for row in now.waiting}
-    while at_ms in taken:  # what else is at that instant would have to be put in order with it
-        at_ms += 1
     under_way = {row.device_id for row in now.waiting if row.kind is Kind.CORRECT}
-    told = histories(kept, deployment, begun, at_ms - 1)
-    last_no = _last_numbers(told.judged, begun)
-    covered_ms = coverage.covered(at_ms)
+    sites = {row.device_id: row.site for row in sorted(kept, key=lambda row: row.arrival) if row.site != EVERYONE}
+    sites |= {one.device_id: one.speaks_at for one in now.devices.values()}
     found: list[Correction] = []
+    blocked = False
+    by_shard: dict[int, list[str]] = {}
     for device_id in sorted({*device_ids} - under_way):
+        by_shard.setdefault(now.shards.number(sites.get(device_id)), []).append(device_id)
+    for shard, its in by_shard.items():
+        listening = now.shards.listenings[shard]
+        if listening.frontier_ms is None:
+            continue
+        coverage, lead_ms = listening.coverage, max(deployment.allowed_lateness_ms // 2, LEAD_MS)
+        at_ms = coverage.earliest(coverage.covered(listening.frontier_ms) + lead_ms)
+        if at_ms is None:
+            blocked = True
+            continue
+        taken = {row.at_ms for row in now.waiting}
+        while at_ms in taken:  # what else is at that instant would have to be put in order with it
+            at_ms += 1
+        site = next((sites[one] for one in its if one in sites), EVERYONE)
+        told = histories(kept, deployment, begun, at_ms - 1, site)
+        received_at_ms = listening.due_at(at_ms - 1, deployment.allowed_lateness_ms)
+        then = now.shards if received_at_ms is None else now.shards.read(received_at_ms, deployment.allowed_lateness_ms)
+        found += _corrections(told, its, sites, World(then, now.policies), listening.frontier_ms, at_ms)
+    return None if blocked and not found else found
+
+
+def _corrections(
+    told: Histories, device_ids: Iterable[str], sites: Mapping[str, str], world: World, frontier_ms: int, at_ms: int
+) -> list[Correction]:
+    """Return a row for each device that does not go on alike in both histories, in effect at an instant.
+
+    Args:
+        told: both histories, judged up to the instant before.
+        device_ids: devices of one shard.
+        sites: the site that each of them speaks from.
+        world: covered time and frontiers of the sites, as they are then.
+        frontier_ms: the frontier of that shard now.
+        at_ms: the instant.
+    """
+    last_no = _last_numbers(told.judged, told.begun)
+    found: list[Correction] = []
+    for device_id in device_ids:
         if not told.differ(device_id):
             continue
         was, wanted = told.judged.devices.get(device_id), told.amended.devices.get(device_id)
         if wanted is not None:
+            reached_ms = world.shards.of(wanted.speaks_at).frontier_ms
+            if reached_ms is None or reached_ms < at_ms - 1:
+                continue  # it is judged apart, and not so far: amend again later
             wanted = replace(wanted, transition_no=last_no.get((device_id, wanted.life_ms), 0))
+        site = sites.get(device_id, EVERYONE) if was is None else was.speaks_at
         payload = {
             "effective_from": at_ms,
             "frontier_ms": frontier_ms,
-            "was": fingerprint(was, covered_ms, at_ms),
-            "device": None if wanted is None else plain(wanted, covered_ms, at_ms),
+            "was": fingerprint(was, world.covered(site, at_ms), at_ms),
+            "device": None if wanted is None else plain(wanted, world.covered(wanted.speaks_at, at_ms), at_ms),
         }
-        found.append(Correction(device_id, payload))
+        found.append(Correction(device_id, payload, site))
     return found
 
 

@@ -69,8 +69,13 @@ def fingerprint(device: Device | None, covered_ms: int, at_ms: int) -> str:
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def corrected(device_id: str, told: Any, covered_ms: int) -> Device | None:
-    """Return the device that `plain` told, at an instant at which ``covered_ms`` is covered; None where there is to be none.
+def corrected(device_id: str, told: Any, covered: Callable[[str], int]) -> Device | None:
+    """Return the device that `plain` told; None where there is to be none.
+
+    Args:
+        device_id: its id.
+        told: what was told.
+        covered: returns the covered time of a site at the instant of the correction, in milliseconds.
 
     Raises:
         ValueError: it told something else; the message says what.
@@ -86,6 +91,7 @@ def corrected(device_id: str, told: Any, covered_ms: int) -> Device | None:
     read: dict[str, Any] = {name: values[name] for name in _CHECKS if name not in _SINCE.values()}
     read |= {name: tuple(values[name]) for name in _LISTS}
     read |= {"mode": Mode(values["mode"]), "clock": Trust(values["clock"])}
+    covered_ms = covered(read["speaks_from"] or read["site"])
     for name, since in _SINCE.items():
         read[name] = None if values[since] is None else covered_ms - values[since]
     return Device(device_id, **read)

@@ -1,10 +1,11 @@
 """Covered time: the time in which we were listening, and the frontier that follows from it.
 
 Rule 1: ``c(t)`` is ``t`` minus the gaps before it; before the first row nothing is covered. A gap is there while any
-bridge says that it does not listen: it is the union of what each of them says.
+bridge does not listen that serves the site: it is the union of their gaps.
 Rule 2: the frontier never runs backwards, and a gap never reaches behind it: what is judged stays judged.
 Rule 3: a row that opens a gap is the first after a silence of ours: it is taken in before its own ``received_at``
 moves the frontier, or it would judge the very span that it excuses. The bridge gives it an instant of its own.
+Rule 4: each site has its own coverage and frontier, see `core.shards`.
 """
 
 from dataclasses import dataclass, replace

@@ -6,17 +6,19 @@ of a device's gateway to its return is not silence of the device.
 Rule 3: a row that corrects counts where the device is as it was when the row was worked out, and nowhere else.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fleetpulse.core.clocks import FAULTS, offset_ms
 from fleetpulse.core.correcting import corrected, fingerprint
+from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.judgements import Judgement, Verdict, about, clock_fault, identity_conflict
 from fleetpulse.core.machine import HELD, PRESENT, Mode, Trigger, next_mode
 from fleetpulse.core.messages import EVERYONE, POSITION_BITS, SIGNALS, GatewayEvent, Kind, Row, Trust, session_number
 from fleetpulse.core.policy import DEFAULT_CLASS, Rules
 from fleetpulse.core.registration import limits
+from fleetpulse.core.shards import Advance, Due
 from fleetpulse.core.state import Device, World
 
 NO_CODE: Final = "unknown"  # what an error without a code is remembered as
@@ -48,6 +50,27 @@ class Fold:
             device = self.expire(device, row.at_ms)
             device = self.apply(device, row)
         return device if through_ms is None else self.expire(device, through_ms + 1)
+
+    def run_across(self, device: Device | None, due: Iterable[Due], advance: Advance) -> Device | None:
+        """Apply rows of several shards, in the order in which they become due, silence acting between them.
+
+        A row counts for no instant that has been judged of its device by then.
+
+        Returns:
+            The device afterwards; None where it is unknown or forgotten.
+        """
+        for each in due:
+            row, at_ms = each.row, each.row.at_ms
+            if row.device_id == EVERYONE and (
+                device is None or each.shard != advance.shards.number(device.speaks_at) or not _is_behind(device, row.gateway)
+            ):
+                continue
+            if device is not None:
+                at_ms = max(at_ms, device.newest_ms, advance.judged_before(each, device.speaks_at) + 1)
+                device = self.expire(device, at_ms)
+                at_ms = row.at_ms if device is None else at_ms  # of one that is forgotten nothing is known
+            device = self.apply(device, row if at_ms == row.at_ms else replace(row, presence_ms=at_ms))
+        return device
 
     def expire(self, device: Device | None, before_ms: int) -> Device | None:
         """Let deadlines act, earliest first, until none lies before ``before_ms``."""
@@ -101,12 +124,12 @@ class Fold:
         """Whether a device's gateway is dead, and the grace is over."""
         if device.outage_covered_ms is None:
             return False
-        return self.world.coverage.covered(at_ms) - device.outage_covered_ms >= self._rules(device, at_ms).death_grace_ms
+        return self.world.coverage(device).covered(at_ms) - device.outage_covered_ms >= self._rules(device, at_ms).death_grace_ms
 
     def _end_outage(self, device: Device, at_ms: int) -> None:
         """Let silence count again; nothing where the gateway is not dead."""
         if device.outage_covered_ms is not None:
-            device.excused_ms += self.world.coverage.covered(at_ms) - device.outage_covered_ms
+            device.excused_ms += self.world.coverage(device).covered(at_ms) - device.outage_covered_ms
             device.outage_ms = device.outage_covered_ms = None
 
     def _tell(self, device: Device, way: tuple[Mode, Mode], trigger: Trigger, at_ms: int, row: Row | None, why: str = "") -> None:
@@ -149,7 +172,7 @@ class Fold:
             device.held_until_ms = None
         elif trigger is Trigger.SILENCE and device.outage_ms is not None:  # what forgets it counts from here
             device.outage_ms = device.outage_covered_ms = None
-            device.excused_ms = self.world.coverage.covered(at_ms) - device.quiet_covered_ms
+            device.excused_ms = self.world.coverage(device).covered(at_ms) - device.quiet_covered_ms
         self._change(device, trigger, at_ms)
         return None if device.mode is Mode.FORGOTTEN else device
 
@@ -159,17 +182,16 @@ class Fold:
             row.device_id,
             row.site,
             device_class,
-            row.gateway,
+            None if row.trust is Trust.LATE else row.gateway,
             life_ms=at_ms,
             quiet_since_ms=at_ms,
-            quiet_covered_ms=self.world.coverage.covered(at_ms),
+            quiet_covered_ms=self.world.covered(row.site, at_ms),
             mode_since_ms=at_ms,
             class_since_ms=at_ms,
         )
 
     def _registry(self, device: Device | None, row: Row) -> Device | None:
-        assert row.event_time_ms is not None
-        content, at_ms = row.contents(), row.event_time_ms
+        content, at_ms = row.contents(), row.at_ms
         operation = content.get("op")
         if operation == "decommission":
             if device is None:
@@ -195,16 +217,35 @@ class Fold:
             device.timeout_ms, device.death_grace_ms = timeout_ms, death_grace_ms
         gateway = content.get("gateway") or device.gateway
         moved = device.outage_ms is not None and gateway != device.gateway
+        before = self.world.coverage(device)
         if row.site != device.site:
             device.speaks_from = device.spoke_from = device.moved_ms = None
         device.site, device.gateway = row.site, gateway
+        if self._recount(device, before, at_ms):
+            device.class_since_ms = at_ms  # nothing of it is judged for an instant before that
         if moved:
             self._end_outage(device, at_ms)
             self._change(device, Trigger.REGISTERED, at_ms, row)
         return device
 
+    def _recount(self, device: Device, before: Coverage, at_ms: int) -> bool:
+        """Count by the coverage of the site that a device speaks from now: what has passed up to ``at_ms`` stays the same.
+
+        Returns:
+            Whether that is another coverage.
+        """
+        after = self.world.coverage(device)
+        if after is before:
+            return False
+        moved_ms = after.covered(at_ms) - before.covered(at_ms)
+        device.quiet_covered_ms += moved_ms
+        if device.death_covered_ms is not None:
+            device.death_covered_ms += moved_ms
+        if device.outage_covered_ms is not None:
+            device.outage_covered_ms += moved_ms
+        return True
+
     def _recommission(self, device: Device, row: Row) -> None:
-        assert row.event_time_ms is not None
         device.last_seen_ms = device.boot = device.seq = device.session = device.firmware = None
         device.speaks_from = device.spoke_from = device.moved_ms = device.conflict_ms = None
         device.heard_arrival = device.proved_arrival = device.clock_offset_ms = None
@@ -212,12 +253,11 @@ class Fold:
         device.degraded_until_ms = device.flagged_until_ms = device.death_ms = device.death_covered_ms = None
         device.outage_ms, device.outage_covered_ms, device.excused_ms = None, None, 0
         device.error_times_ms, device.progress = (), ()
-        device.quiet_since_ms, device.quiet_covered_ms = row.event_time_ms, self.world.coverage.covered(row.event_time_ms)
-        self._change(device, Trigger.REGISTERED, row.event_time_ms, row)
+        device.quiet_since_ms, device.quiet_covered_ms = row.at_ms, self.world.coverage(device).covered(row.at_ms)
+        self._change(device, Trigger.REGISTERED, row.at_ms, row)
 
     def _control(self, device: Device | None, row: Row) -> None:
-        assert row.event_time_ms is not None
-        content, at_ms = row.contents(), row.event_time_ms
+        content, at_ms = row.contents(), row.at_ms
         operation = content.get("op")
         if device is None or device.mode is Mode.DECOMMISSIONED:
             self._refuse(row, "there is no such device in service")
@@ -241,14 +281,13 @@ class Fold:
 
     def _correct(self, device: Device | None, row: Row) -> Device | None:
         """Go on as the amended history says, if it was worked out for the device as it is now."""
-        assert row.event_time_ms is not None
-        content, at_ms = row.contents(), row.event_time_ms
-        covered_ms = self.world.coverage.covered(at_ms)
+        content, at_ms = row.contents(), row.at_ms
+        covered_ms = self.world.covered(row.site if device is None else device.speaks_at, at_ms)
         if content.get("was") != fingerprint(device, covered_ms, at_ms):
             self._refuse(row, "the device has moved on since this was worked out: amend again")
             return device
         try:
-            wanted = corrected(row.device_id, content.get("device"), covered_ms)
+            wanted = corrected(row.device_id, content.get("device"), lambda site: self.world.covered(site, at_ms))
         except ValueError as fault:
             self._refuse(row, str(fault))
             return device
@@ -274,7 +313,7 @@ class Fold:
         if device is None or device.mode is Mode.DECOMMISSIONED:
             return
         if _is_of_its_session(device, row) and not _was_heard_after(device, row):
-            device.death_ms, device.death_covered_ms = row.at_ms, self.world.coverage.covered(row.at_ms)
+            device.death_ms, device.death_covered_ms = row.received_at_ms, self.world.coverage(device).covered(row.at_ms)
 
     def _gateway(self, device: Device | None, row: Row) -> None:
         """Let the death or the return of a device's gateway act.
@@ -290,7 +329,7 @@ class Fold:
             return
         stays = device.outage_ms is not None or device.mode in (Mode.OFFLINE, Mode.DECOMMISSIONED)
         if not stays and not _was_heard_after(device, row):
-            device.outage_ms, device.outage_covered_ms = row.at_ms, self.world.coverage.covered(row.at_ms)
+            device.outage_ms, device.outage_covered_ms = row.at_ms, self.world.coverage(device).covered(row.at_ms)
 
     def _signal(self, device: Device | None, row: Row) -> Device | None:
         at_ms = row.at_ms
@@ -309,8 +348,9 @@ class Fold:
         copied, reboots, firmware = _is_copy(device, row), device.reboots, device.firmware
         self._end_outage(device, at_ms)
         self._heard(device, row)
-        device.death_ms = device.death_covered_ms = None  # no signal is judged after a will that was received before it
-        self._change(device, Trigger.SIGNAL, at_ms, row)
+        if device.death_ms is None or voids(row, device.death_ms):
+            device.death_ms = device.death_covered_ms = None
+            self._change(device, Trigger.SIGNAL, at_ms, row)
         if device.reboots > reboots or (firmware is not None and device.firmware != firmware):
             self._change(device, Trigger.UPDATED, at_ms, row)
         if row.kind is Kind.ERROR and not (is_late or copied):
@@ -324,7 +364,7 @@ class Fold:
 
     def _heard(self, device: Device, row: Row) -> None:
         """Note a signal: last seen, runtime, clock, and, of one that is not late, reboots and gateway."""
-        at_ms, covered = row.at_ms, self.world.coverage.covered(row.at_ms)
+        at_ms, covered = row.at_ms, self.world.coverage(device).covered(row.at_ms)
         gap = covered - device.quiet_covered_ms - device.excused_ms
         present = device.mode in PRESENT or device.mode in HELD or device.mode is Mode.UNREACHABLE
         if device.last_seen_ms is not None and present and gap <= self._rules(device, at_ms).timeout_ms:
@@ -367,8 +407,10 @@ class Fold:
         if is_back and (device.conflict_ms is None or at_ms - device.conflict_ms >= CONFLICT_MS):
             device.conflict_ms = at_ms
             self.judgements.append(about(row, Verdict.IDENTITY_CONFLICT, identity_conflict(row.site, here)))
+        before = self.world.coverage(device)
         device.spoke_from, device.moved_ms = here, at_ms
         device.speaks_from = None if row.site == device.site else row.site
+        self._recount(device, before, at_ms)
 
     def _error(self, device: Device, row: Row) -> None:
         """Count an error into the facts: degraded by number, flagged by order."""
@@ -387,6 +429,17 @@ class Fold:
 def proves_alive(row: Row, rules: Rules) -> bool:
     """Whether a late signal proves that its device was alive when it was received."""
     return row.is_direct if rules.late_proves_alive is None else rules.late_proves_alive
+
+
+def voids(row: Row, death_ms: int) -> bool:
+    """Whether a signal that is judged after a will voids it: in one shard each does, for it was received after the will.
+
+    Args:
+        row: the signal.
+        death_ms: ``received_at`` of the will.
+    """
+    sent_ms = row.received_at_ms if row.trust is not Trust.ON_TIME else min(row.event_time_ms or 0, row.received_at_ms)
+    return row.received_at_ms >= death_ms and (row.is_direct or row.kind is Kind.BIRTH or sent_ms > death_ms)
 
 
 def _is_behind(device: Device, gateway: str | None) -> bool:
@@ -487,7 +540,10 @@ def _silent(device: Device, world: World, least_ms: int, limit: Callable[[Rules]
     """Return when silence reaches a limit."""
     quiet_ms = device.quiet_covered_ms + device.excused_ms
     return _reached(
-        device, world, max(least_ms, device.quiet_since_ms), lambda rules: world.coverage.earliest(quiet_ms + limit(rules))
+        device,
+        world,
+        max(least_ms, device.quiet_since_ms),
+        lambda rules: world.coverage(device).earliest(quiet_ms + limit(rules)),
     )
 
 
@@ -497,7 +553,10 @@ def _dead(device: Device, world: World, least_ms: int) -> int | None:
         return None
     dead_ms = device.death_covered_ms
     return _reached(
-        device, world, max(least_ms, device.death_ms), lambda rules: world.coverage.earliest(dead_ms + rules.death_grace_ms)
+        device,
+        world,
+        max(least_ms, device.death_ms),
+        lambda rules: world.coverage(device).earliest(dead_ms + rules.death_grace_ms),
     )
 
 
@@ -506,7 +565,9 @@ def _cut_off(device: Device, world: World, least_ms: int, limit: Callable[[Rules
     if device.outage_ms is None or device.outage_covered_ms is None:
         return None
     dead_ms = device.outage_covered_ms
-    return _reached(device, world, max(least_ms, device.outage_ms), lambda rules: world.coverage.earliest(dead_ms + limit(rules)))
+    return _reached(
+        device, world, max(least_ms, device.outage_ms), lambda rules: world.coverage(device).earliest(dead_ms + limit(rules))
+    )
 
 
 def _out_of_service(device: Device, world: World) -> int | None:

@@ -9,6 +9,7 @@ from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.machine import Mode
 from fleetpulse.core.messages import Trust
 from fleetpulse.core.policy import Policies, Policy, Rules
+from fleetpulse.core.shards import Shards
 
 
 @dataclass(slots=True)
@@ -85,6 +86,17 @@ class Device:
     moved_ms: int | None = None
     conflict_ms: int | None = None
 
+    @property
+    def speaks_at(self) -> str:
+        """The site that it speaks from: its bridge, covered time and frontier are those of that site."""
+        return self.speaks_from or self.site
+
+    @property
+    def newest_ms(self) -> int:
+        """The newest instant of its facts: nothing that is judged later happened before it."""
+        facts_ms = (self.quiet_since_ms, self.mode_since_ms, self.class_since_ms, self.death_ms, self.outage_ms)
+        return max(instant_ms for instant_ms in facts_ms if instant_ms is not None)
+
     def rules(self, policy: Policy) -> Rules:
         """Return the rules of its class, with the limits that are its own."""
         rules = policy.of(self.device_class)
@@ -95,7 +107,15 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a device is judged by: when we listened, and the policies in force."""
+    """What a device is judged by: when we listened to its site, and the policies in force."""
 
-    coverage: Coverage
+    shards: Shards
     policies: Policies
+
+    def coverage(self, device: Device) -> Coverage:
+        """Return when we listened to the site that a device speaks from."""
+        return self.shards.of(device.speaks_at).coverage
+
+    def covered(self, site: str, instant_ms: int) -> int:
+        """Return the covered time of a site at an instant, in milliseconds."""
+        return self.shards.of(site).coverage.covered(instant_ms)

@@ -11,9 +11,11 @@ from fleetpulse.core.machine import HELD, PRESENT, Mode
 from fleetpulse.core.messages import EVERYONE, FROM_DEVICES, SIGNALS, Kind
 from fleetpulse.core.suites import CORRECTED, Severity, Suite, among, holds
 
-_OF_SAID: Final = "kind, device_id, life, transition_no, event_time, to_mode, runtime_ms, message_kind, received_at, boot, seq"
+_OF_SAID: Final = (
+    "kind, device_id, site, life, transition_no, event_time, to_mode, runtime_ms, message_kind, received_at, boot, seq"
+)
 _SAID: Final = f"""every AS (SELECT {_OF_SAID} FROM judgements UNION ALL SELECT {_OF_SAID} FROM pending),
-    said AS (SELECT DISTINCT device_id, life, transition_no, event_time, to_mode, runtime_ms
+    said AS (SELECT DISTINCT device_id, site, life, transition_no, event_time, to_mode, runtime_ms
              FROM every WHERE kind = 'transition')"""
 _NOT_JUDGED: Final = """
         SELECT device_id AS not_id, message_kind AS not_kind, received_at AS not_at, event_time AS not_time
@@ -32,30 +34,36 @@ _THERE: Final = (
     "device_hash", "key_group", "site", "device_class", "mode", "mode_since", "life", "transition_no", "class_since",
     "quiet_since", "quiet_covered_ms", "excused_ms", "runtime_ms", "reboots",
 )  # fmt: skip
+_NOT_FOLLOWED: Final = f"{CORRECTED.removesuffix(')')} UNION SELECT device_id FROM roaming)"
 _STATE: Final = Suite(
     "state",
     "device_snapshots",
     "The devices of a snapshot, or of a generation, beside their newest transitions and messages.",
-    ("state", "taken", "pending", "dues", "judgements", "messages"),
+    ("state", "taken", "shards", "roaming", "pending", "dues", "judgements", "messages"),
     f"""
-    WITH {CORRECTED}, {_SAID},
+    WITH {_NOT_FOLLOWED}, {_SAID},
     settled AS (SELECT said.*, row_number() OVER (PARTITION BY device_id ORDER BY life DESC, transition_no DESC) AS place
-                FROM said CROSS JOIN taken WHERE event_time <= taken.settled),
+                FROM said CROSS JOIN taken LEFT JOIN shards ON of_site = site
+                WHERE event_time <= coalesce(settled_to, taken.others_settled)),
     newest AS (SELECT device_id AS newest_id, life AS newest_life, transition_no AS newest_no, to_mode AS newest_mode
                FROM settled WHERE place = 1),
     its AS (SELECT device_id AS its_id, life AS its_life, transition_no AS its_no, max(event_time) AS its_time,
                 max(to_mode) AS its_mode, max(runtime_ms) AS its_runtime_ms FROM said GROUP BY 1, 2, 3),
     not_judged AS ({_NOT_JUDGED}),
     {_LATE},
-    heard AS (SELECT device_id, kind, received_at, event_time, coalesce(late_at, {_PRESENCE}) AS presence,
+    heard AS (SELECT device_id, site, kind, received_at, event_time, coalesce(late_at, {_PRESENCE}) AS presence,
                   late_at IS NULL OR gateway IS NULL OR gateway = device_id AS proves
               FROM messages CROSS JOIN taken LEFT JOIN late ON {_IS_LATE}
               WHERE kind IN ({among([*SIGNALS, "registry"])}) AND received_at <= taken.newest),
     seen AS (SELECT device_id AS seen_id, max(CASE WHEN kind IN ({among(SIGNALS)}) THEN presence END) AS seen_at
              FROM heard CROSS JOIN taken LEFT JOIN not_judged
              ON not_id = device_id AND not_kind = kind AND not_at = received_at AND not_time IS NOT DISTINCT FROM event_time
-             WHERE presence <= taken.frontier AND proves AND not_id IS NULL GROUP BY 1),
-    device AS (SELECT *, row_number() OVER (PARTITION BY device_id ORDER BY mode) AS time FROM state WHERE part = 'device')
+             LEFT JOIN shards ON of_site = site
+             WHERE presence <= coalesce(judged_to, taken.others) AND proves AND not_id IS NULL GROUP BY 1),
+    device AS (SELECT state.*, coalesce(judged_to, taken.others) AS its_frontier,
+                   coalesce(settled_to, taken.others_settled) AS its_settled,
+                   row_number() OVER (PARTITION BY device_id ORDER BY mode) AS time
+               FROM state CROSS JOIN taken LEFT JOIN shards ON of_site = coalesce(speaks_from, site) WHERE part = 'device')
     SELECT coalesce(device_id, newest_id) AS device_id, device.life, device.transition_no, mode, mode_since, last_seen,
         device.runtime_ms, newest_mode, newest_no, its_mode, seen_at, due_at, due_to,
         CASE WHEN taken.chosen THEN NULL WHEN newest_mode <> 'forgotten' THEN device.device_id IS NOT NULL END AS is_not_missing,
@@ -79,8 +87,8 @@ _STATE: Final = Suite(
              WHEN mode IN ({among(HELD)}) THEN held_until IS NOT NULL END AS its_mode_has_an_end,
         CASE WHEN device.device_id IS NULL OR newest_id IS NULL OR corrected.id IS NOT NULL OR taken.chosen THEN NULL
              ELSE life > newest_life OR (life = newest_life AND transition_no >= newest_no) END AS is_not_stale,
-        CASE WHEN device.device_id IS NULL THEN NULL
-             ELSE coalesce(last_seen, life) <= taken.frontier AND mode_since <= taken.frontier END AS is_not_ahead,
+        CASE WHEN device.device_id IS NULL OR roams_id IS NOT NULL THEN NULL
+             ELSE coalesce(last_seen, life) <= its_frontier AND mode_since <= its_frontier END AS is_not_ahead,
         CASE WHEN last_seen IS NOT NULL THEN quiet_since IS NOT DISTINCT FROM last_seen END
             AS silence_counts_from_the_last_signal,
         CASE WHEN last_seen IS NULL OR corrected.id IS NOT NULL OR taken.chosen OR last_seen < taken.told OR taken.late_rules
@@ -89,11 +97,12 @@ _STATE: Final = Suite(
         CASE WHEN its_no IS NOT NULL AND corrected.id IS NULL THEN device.runtime_ms >= its_runtime_ms END AS runtime_goes_on,
         CASE WHEN corrected.id IS NULL AND quiet_covered_due_ms IS NOT NULL
              THEN quiet_covered_ms IS NOT DISTINCT FROM quiet_covered_due_ms END AS covered_as_we_listened,
-        CASE WHEN device.device_id IS NULL THEN NULL ELSE due_at IS NULL OR due_at > taken.settled END AS nothing_is_overdue
+        CASE WHEN device.device_id IS NULL THEN NULL ELSE due_at IS NULL OR due_at > its_settled END AS nothing_is_overdue
     FROM device FULL OUTER JOIN newest ON device.device_id = newest_id CROSS JOIN taken
     LEFT JOIN its ON its_id = device.device_id AND its_life = device.life AND its_no = device.transition_no
     LEFT JOIN seen ON seen_id = device.device_id
     LEFT JOIN dues ON due_id = device.device_id
+    LEFT JOIN (SELECT device_id AS roams_id FROM roaming) AS roams ON roams_id = device.device_id
     LEFT JOIN (SELECT device_id AS id FROM corrected) AS corrected ON corrected.id = coalesce(device.device_id, newest_id)
     """,
     ("device_id",),
@@ -152,12 +161,13 @@ _WAITING: Final = Suite(
     "device_snapshots",
     "Messages that wait in the state for their time, beside those of bronze that have to; what concerns everybody waits in every "
     "key group.",
-    ("state", "taken", "own_rows", "messages", "judgements"),
+    ("state", "taken", "shards", "own_rows", "messages", "judgements"),
     f"""
     WITH {_LATE},
     beyond AS (
-        SELECT messages.* FROM messages CROSS JOIN taken LEFT JOIN late ON {_IS_LATE}
-        WHERE coalesce(late_at, {_PRESENCE}) > taken.frontier AND received_at <= taken.newest AND NOT taken.chosen),
+        SELECT messages.* FROM messages CROSS JOIN taken LEFT JOIN late ON {_IS_LATE} LEFT JOIN shards ON of_site = site
+        WHERE coalesce(late_at, {_PRESENCE}) > coalesce(judged_to, taken.others)
+            AND received_at <= taken.newest AND NOT taken.chosen),
     sides AS (
         SELECT device_id, CASE message_kind {_NAMED} END AS kind, received_at, event_time, seq, boot, 1 AS waits, 0 AS due
         FROM state CROSS JOIN taken WHERE part = 'signal' AND NOT taken.chosen
@@ -169,7 +179,7 @@ _WAITING: Final = Suite(
         WHERE device_id <> '{EVERYONE}' AND kind IN ({among(_OWN)})
         UNION ALL SELECT '{EVERYONE}' AS device_id, kind, received_at, received_at AS event_time, NULL AS seq, NULL AS boot,
             0 AS waits, taken.key_groups AS due FROM messages CROSS JOIN taken
-        WHERE gateway_event IS NOT NULL AND received_at > taken.frontier AND received_at <= taken.newest AND NOT taken.chosen),
+        WHERE gateway_event IS NOT NULL AND received_at > taken.least AND received_at <= taken.newest AND NOT taken.chosen),
     counted AS (SELECT device_id, kind, received_at, event_time, seq, boot, CAST(sum(waits) AS BIGINT) AS waiting,
                     CAST(sum(due) AS BIGINT) AS due FROM sides GROUP BY 1, 2, 3, 4, 5, 6)
     SELECT device_id, kind, received_at, event_time, seq, boot, waiting, due,

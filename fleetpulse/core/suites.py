@@ -93,6 +93,8 @@ class Suite:
 MADE: Final[Mapping[str, str]] = MappingProxyType(
     {
         "stand": "one row: how far the job has judged",
+        "shards": "how far each site is judged that a gap row names",
+        "roaming": "the devices with messages from sites that are judged apart",
         "landed": "one row: how many rows landing has taken from the bridges' segments, how many of them it has quarantined, and "
         "how many rows of each table maintenance has removed since",
         "declared_columns": "the columns that are declared, with the type that is stored",

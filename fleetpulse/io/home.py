@@ -86,6 +86,10 @@ class Home:
         """Return the names of the bridges, the first one first."""
         return (BRIDGE, *self.record().get("bridges", {}))
 
+    def sites_of_bridges(self) -> Mapping[str, Sequence[str]]:
+        """Return the sites of the further bridges, by name; none of that of Kafka."""
+        return self.record().get("bridges", {})
+
     @property
     def commands(self) -> Path:
         """The spool of operators' commands."""

@@ -6,12 +6,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from fleetpulse.columnar.seeds import LIMIT_FIELDS, REGISTERED_SCHEMA, seeds
-from fleetpulse.core.coverage import Listening
 from fleetpulse.core.policy import Policies
+from fleetpulse.core.shards import Shards
 
 
 def initial_state(
-    spark: SparkSession, registered: pa.Table | Path, listening: Listening, policies: Policies, key_groups: int
+    spark: SparkSession, registered: pa.Table | Path, shards: Shards, policies: Policies, key_groups: int
 ) -> DataFrame:
     """Return key groups for ``initialState``: columns key_group int, block binary, a row a key group.
 
@@ -20,7 +20,7 @@ def initial_state(
     Args:
         spark: the session.
         registered: the devices, columns of `REGISTERED_SCHEMA`; or the folder of a Delta table of them.
-        listening: coverage and frontier, see `Listening.judged_through`.
+        shards: coverage and frontier, see `Shards.judged_through`.
         policies: those in force.
         key_groups: of the checkpoint.
 
@@ -31,4 +31,4 @@ def initial_state(
         stored = spark.read.format("delta").load(str(registered))
         wanted = [*REGISTERED_SCHEMA.names, *(field.name for field in LIMIT_FIELDS)]
         registered = stored.select(*(name for name in wanted if name in stored.columns)).toArrow()
-    return spark.createDataFrame(seeds(registered, listening, policies, key_groups))
+    return spark.createDataFrame(seeds(registered, shards, policies, key_groups))

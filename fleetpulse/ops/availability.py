@@ -1,18 +1,19 @@
 """How available devices were on a day: the share of covered time that each spent in each mode.
 
-Rule 1: time in which we were not listening counts for nobody, neither as up nor as down.
+Rule 1: time in which we were not listening to a site counts for none of its devices, neither as up nor as down.
 Rule 2: a device counts from the first row of its life on, as long as it is neither decommissioned nor forgotten; one of which
 nothing has been judged yet does not count. Time in which it was unreachable, for its gateway was dead, is neither up nor down.
 Rule 3: a report computes no verdict: the mode is what the newest transition says, as amendments have left it; before the first
 written one of a life, the mode which that one ended. (Devices that a list brought in have earlier ones, said nowhere.)
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.machine import Mode
+from fleetpulse.core.shards import Shards
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.delta import fetch, reading
 from fleetpulse.io.home import Home
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 COUNTED: Final = tuple(mode for mode in Mode if mode not in (Mode.DECOMMISSIONED, Mode.FORGOTTEN))
 HEARD: Final = (Mode.ONLINE, Mode.DEGRADED, Mode.FLAGGED)  # heard from in time, whatever else is wrong
-_LISTENED: Final = "(SELECT unnest(?::BIGINT[]) AS opened_ms, unnest(?::BIGINT[]) AS closed_ms)"
+_LISTENED: Final = "(SELECT unnest(?::INT[]) AS shard, unnest(?::BIGINT[]) AS opened_ms, unnest(?::BIGINT[]) AS closed_ms)"
+_SHARDS: Final = "(SELECT unnest(?::VARCHAR[]) AS of_site, unnest(?::INT[]) AS number)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,34 @@ def listened(coverage: Coverage, span: Span) -> list[Span]:
     return parts
 
 
-def availability(home: Home, parts: Sequence[Span], by: Sequence[str]) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Listened:
+    """When we listened to which sites.
+
+    Attributes:
+        parts: of each shard, the spans in which we were listening, disjoint.
+        shards: the number of a site's shard; 0 for other sites.
+    """
+
+    parts: Sequence[Sequence[Span]]
+    shards: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @classmethod
+    def within(cls, shards: Shards, span: Span, held_back_ms: int = 0) -> "Listened":
+        """Return when we listened within a span, up to the frontier of each shard less what is held back."""
+        parts = [
+            listened(one.coverage, Span(span.from_ms, min(span.to_ms, (one.frontier_ms or 0) - held_back_ms)))
+            for one in shards.listenings
+        ]
+        return cls(parts, {site: number for number, sites in enumerate(shards.sites, 1) for site in sites})
+
+
+def availability(home: Home, when: Listened, by: Sequence[str]) -> list[dict[str, Any]]:
     """Return for each group of devices in which share of the time they were in which mode.
 
     Args:
         home: the home.
-        parts: the spans in which we were listening, disjoint.
+        when: when we listened.
         by: what makes a group: ``device_id``, ``site``, ``device_class``, as the transitions say them then.
 
     Returns:
@@ -66,10 +90,10 @@ def availability(home: Home, parts: Sequence[Span], by: Sequence[str]) -> list[d
         out.
     """
     with reading(home, (JUDGEMENTS.name,)) as tables:
-        return availability_of(tables, parts, by)
+        return availability_of(tables, when, by)
 
 
-def availability_of(tables: "DuckDBPyConnection", parts: Sequence[Span], by: Sequence[str]) -> list[dict[str, Any]]:
+def availability_of(tables: "DuckDBPyConnection", when: Listened, by: Sequence[str]) -> list[dict[str, Any]]:
     """Return what `availability` does, from judgements that are open."""
     names = ", ".join(by)
     shares = ", ".join(f"sum(ms) FILTER (mode = '{mode}') / sum(ms) AS {mode}" for mode in COUNTED)
@@ -88,13 +112,17 @@ def availability_of(tables: "DuckDBPyConnection", parts: Sequence[Span], by: Seq
         WHERE life_before IS DISTINCT FROM life AND life_ms < at_ms
     ), met AS (
         SELECT spans.*, least(end_ms, closed_ms) - greatest(begin_ms, opened_ms) AS ms
-        FROM spans JOIN {_LISTENED} AS listened ON begin_ms < closed_ms AND end_ms > opened_ms WHERE mode IN ({counted})
+        FROM spans LEFT JOIN {_SHARDS} AS sites ON of_site = site
+        JOIN {_LISTENED} AS listened ON shard = coalesce(number, 0) AND begin_ms < closed_ms AND end_ms > opened_ms
+        WHERE mode IN ({counted})
     )
     SELECT {names}, count(DISTINCT device_id) AS devices, sum(ms)::BIGINT AS covered_ms,
         coalesce(sum(ms) FILTER (mode IN ({heard})), 0) / sum(ms) FILTER (mode <> '{Mode.UNREACHABLE}') AS available, {shares},
         coalesce(sum(ms) FILTER (never_seen), 0) / sum(ms) AS never_seen
     FROM met WHERE ms > 0 GROUP BY {names} ORDER BY {names}
     """
-    end_ms = parts[-1].to_ms if parts else 0
-    found = fetch(tables, sql, [end_ms, [part.from_ms for part in parts], [part.to_ms for part in parts]])
+    parts = [(shard, part.from_ms, part.to_ms) for shard, its in enumerate(when.parts) for part in its]
+    numbers, begins, ends = ([part[place] for part in parts] for place in range(3))
+    sites = [[*when.shards], [*when.shards.values()]]
+    found = fetch(tables, sql, [max(ends, default=0), *sites, numbers, begins, ends])
     return [{**row, **{mode.value: row[mode.value] or 0.0 for mode in COUNTED}} for row in found]

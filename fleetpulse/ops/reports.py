@@ -5,14 +5,13 @@ Rule 2: where retention has removed rows of a device's life, what its transition
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.amending import retracted_offline
 from fleetpulse.core.clocks import clock_words
-from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import Device, World, next_due
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.health import THRESHOLDS
@@ -20,6 +19,7 @@ from fleetpulse.core.identities import topic_of
 from fleetpulse.core.machine import Mode, Trigger
 from fleetpulse.core.messages import SIGNALS, Row
 from fleetpulse.core.replay import Outcome, outcome
+from fleetpulse.core.shards import Shards
 from fleetpulse.core.tables import MESSAGES, STREAM_HEALTH
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.delta import fetch, query, reading
@@ -175,8 +175,32 @@ def frontier_ms(home: Home, judged_ms: int | None) -> int | None:
     """
     if judged_ms is None:
         return _first_frontier_ms(home)
-    told = listening(home, judged_ms)
+    told = shards(home, judged_ms)
     return told.frontier_ms if told else None
+
+
+def held_back(home: Home, judged_ms: int | None) -> list[dict[str, Any]]:
+    """Return the sites that are not judged as far as others, since their bridge does not listen.
+
+    Returns:
+        ``sites`` (None: all that no other entry and no gap row names), ``bridges`` that do not listen, and ``frontier_ms``.
+    """
+    known = None if judged_ms is None else shards(home, judged_ms)
+    if known is None or len(known) == 1:
+        return []
+    both = zip((None, *known.sites), known.listenings, strict=True)
+    return [
+        {"sites": None if sites is None else sorted(sites), "bridges": list(one.coverage.deaf), "frontier_ms": one.frontier_ms}
+        for sites, one in both
+        if one.coverage.deaf and one.frontier_ms != known.frontier_ms
+    ]
+
+
+def frontier_of_sites(home: Home, judged_ms: int | None) -> Callable[[str], int | None]:
+    """Return the frontier of each site, see `frontier_ms`."""
+    known = shards(home, judged_ms) if judged_ms is not None else None
+    first_ms = _first_frontier_ms(home) if judged_ms is None else None
+    return lambda site: known.of(site).frontier_ms if known is not None else first_ms
 
 
 def _first_frontier_ms(home: Home) -> int | None:
@@ -192,8 +216,8 @@ def _first_frontier_ms(home: Home) -> int | None:
     return found[0]["least"] if found[0]["all_have_one"] else None
 
 
-def listening(home: Home, through_ms: int | None) -> Listening | None:
-    """Return coverage and frontier, by the rows received up to an instant; by all that have landed where it is None.
+def shards(home: Home, through_ms: int | None) -> Shards | None:
+    """Return coverage and frontier of every site, by the rows received up to an instant; by all that have landed if it is None.
 
     Of bronze only the files with gap rows are opened: somebody asks each second.
     """
@@ -206,7 +230,7 @@ def listening(home: Home, through_ms: int | None) -> Listening | None:
         only = {"messages": ("received_at", [row["received_at"] for row in told])}
         found = query(home, f"SELECT {ROW} FROM messages WHERE kind = 'gap'", tables=["messages"], only=only)
         gaps = [as_row(row) for row in found]
-    return outcome(through(gaps, listened, through_ms), home.deployment()).listening
+    return outcome(through(gaps, listened, through_ms), home.deployment()).shards
 
 
 def recent(home: Home, last: int, before_ms: int) -> list[dict[str, Any]]:
@@ -263,8 +287,9 @@ def said_of(home: Home, messages: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 def _reached(told: Outcome, device_id: str) -> dict[str, Any]:
-    frontier = told.listening.frontier_ms if told.listening else None
-    return {"judged_up_to_ms": frontier, "waiting": sum(row.device_id == device_id for row in told.waiting)}
+    device = told.devices.get(device_id)
+    reached = told.frontier_ms if device is None or told.shards is None else told.shards.of(device.speaks_at).frontier_ms
+    return {"judged_up_to_ms": reached, "waiting": sum(row.device_id == device_id for row in told.waiting)}
 
 
 def _known(told: Outcome, device_id: str) -> dict[str, Any]:
@@ -287,10 +312,10 @@ def _goes_on(device: Device | None, mode: str, kept_ms: int) -> bool:
 
 
 def _due(told: Outcome, device_id: str) -> dict[str, Any]:
-    device, listening = told.devices.get(device_id), told.listening
-    if device is None or listening is None:
+    device = told.devices.get(device_id)
+    if device is None or told.shards is None:
         return {}
-    due = next_due(device, World(listening.coverage, told.policies))
+    due = next_due(device, World(told.shards, told.policies))
     if due is None:
         return {}
     leads_to = {Trigger.SILENCE: Mode.OFFLINE, Trigger.DEATH: Mode.OFFLINE, Trigger.GATEWAY_DEATH: Mode.UNREACHABLE}

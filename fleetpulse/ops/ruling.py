@@ -39,4 +39,4 @@ def world(home: Home, through_ms: int | None) -> World | None:
         return None
     found = query(home, f"SELECT {ROW} FROM messages WHERE kind IN ('policy', 'gap')", tables=["messages"])
     told = outcome(through([as_row(one) for one in found], listened, through_ms), home.deployment())
-    return None if told.listening is None else World(told.listening.coverage, told.policies)
+    return None if told.shards is None else World(told.shards, told.policies)

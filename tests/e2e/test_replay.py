@@ -348,7 +348,7 @@ def test_the_definition_counts_the_recorded_fleet_as_it_was_counted_independentl
 
 @pytest.mark.extended
 def test_inputs_from_the_field_are_judged_right_as_one_recording(tmp_path: Path) -> None:
-    together = {name: case for name, case in CASES.items() if not case.alone}
+    together = CASES
     played = record_rows(tmp_path / "presence.ndjson.gz", rows_of_cases([*together.values()]))
     home = tmp_path / "home"
     done = fleet("replay", str(played), "--home", str(home), "--lateness", "1m")

@@ -209,9 +209,8 @@ FAULTS: Final = (
     _fault(
         "group-wakes-for-no-row-that-waits",
         "fleetpulse/columnar/group.py",
-        "        first_ms = self.waiting.first_ms()\n        if first_ms is not None:\n"
-        "            self._be_due(self.listening.due_at(first_ms, deployment.allowed_lateness_ms))\n        return Step",
-        "        return Step",
+        "        self._be_due_for_waiting(deployment)\n        kept =",
+        "        kept =",
         _COLUMNAR,
         environment=_FEW_STEPS,
     ),

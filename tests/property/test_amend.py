@@ -88,7 +88,7 @@ def test_a_history_that_goes_on_from_what_it_came_to_comes_to_the_same(rows: lis
     whole, begun = outcome(rows, deployment), outcome(rows[:cut], deployment)
     rest = outcome(rows[cut:], deployment, begun=begun)
     assert compared([*begun.judgements, *rest.judgements]) == compared(whole.judgements)
-    assert (rest.devices, rest.listening, rest.policies) == (whole.devices, whole.listening, whole.policies)
+    assert (rest.devices, rest.shards, rest.policies) == (whole.devices, whole.shards, whole.policies)
 
 
 def _without_reasons(some: Iterable[Judgement]) -> list[Judgement]:
@@ -141,7 +141,7 @@ def _corrected(rows: Sequence[Row], cut: int, deployment: Deployment) -> tuple[l
     last_ms = known[-1].received_at_ms
     ours = [_received(one, last_ms + 1 + place) for place, one in enumerate(given_)]
     rest = [one for one in rows[len(known) :] if one.received_at_ms > last_ms + len(ours)]
-    return as_the_bridge_says([*known, *ours, *rest]), ours
+    return as_the_bridge_says([*known, *ours, *rest], deployment.allowed_lateness_ms / 1000), ours
 
 
 def _concerns_everyone(one: Row) -> bool:
@@ -184,7 +184,7 @@ WITNESSED = Floor(10)
 @WITNESSED.over_all_examples
 @given(_rows(), st.integers(0, 30), st.sampled_from([1, 5, 20, 60]))
 def test_the_oracle_says_the_same_of_a_device_that_is_corrected(rows: list[Row], cut: int, lateness_s: int) -> None:
-    rows, ours = _corrected(rows, cut, Deployment(lateness_s * 1000, 30_000))
+    rows, ours = _corrected(as_the_bridge_says(rows, lateness_s), cut, Deployment(lateness_s * 1000, 30_000))
     if not ours:
         return
     at_ms, sent_ms = ours[-1].event_time_ms or 0, ours[-1].received_at_ms
@@ -219,7 +219,7 @@ FURTHER = Floor(8)
 def test_what_was_amended_further_on_stands(rows: list[Row], cut: int, deployment: Deployment) -> None:
     said = _amend(rows, deployment, _nothing_said())
     earlier = histories(rows[: cut % len(rows)], deployment)
-    frontier_ms = earlier.judged.listening.frontier_ms if earlier.judged.listening else None
+    frontier_ms = earlier.judged.shards.frontier_ms if earlier.judged.shards else None
     for device_id, fresh in amend(earlier, said).items():
         assert frontier_ms is not None
         assert all((one.event_time_ms or 0) <= frontier_ms for one in fresh)

@@ -12,16 +12,18 @@ from fleetpulse.core.judgements import Judgement, Verdict
 from fleetpulse.core.machine import Mode
 from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment, outcome
-from fleetpulse.ops.availability import COUNTED, HEARD, Span, availability_of, listened
+from fleetpulse.core.shards import Shards
+from fleetpulse.ops.availability import COUNTED, HEARD, Listened, Span, availability_of, listened
 from tests.histories import judgement_entry
 from tests.property.test_laws import DEPLOYMENTS, histories
 from tests.property.test_rewind import opened
 
 
-def walked(changes: list[Judgement], coverage: Coverage, span: Span, by: Any) -> dict[Any, dict[str, int]]:
+def walked(changes: list[Judgement], shards: Shards, span: Span, by: Any) -> dict[Any, dict[str, int]]:
     """Return milliseconds by group and mode: every stretch between two instants at which anything happens is looked at alone."""
-    edges = {span.from_ms, span.to_ms, coverage.start_ms}
-    edges |= {instant for gap in coverage.gaps for instant in gap if instant is not None}
+    edges = {span.from_ms, span.to_ms, shards.start_ms, *(one.frontier_ms or 0 for one in shards.listenings)}
+    gaps = [gap for one in shards.listenings for gap in one.coverage.gaps]
+    edges |= {instant for gap in gaps for instant in gap if instant is not None}
     edges |= {instant for one in changes for instant in (one.event_time_ms, one.life_ms) if instant is not None}
     stretches = list(pairwise(sorted(edge for edge in edges if span.from_ms <= edge <= span.to_ms)))
     spent: dict[Any, dict[str, int]] = {}
@@ -33,8 +35,11 @@ def walked(changes: list[Judgement], coverage: Coverage, span: Span, by: Any) ->
             begun = bool(after) and after[0].transition_no == 1 and (after[0].life_ms or 0) <= begin_ms
             now, mode = (after[0], Mode.PROVISIONED) if begun else (before[-1], before[-1].to_mode) if before else (None, None)
             if now is not None and mode in COUNTED:
+                listening = shards.of(now.site)
                 group = spent.setdefault(by(now), {})
-                group[str(mode)] = group.get(str(mode), 0) + coverage.covered(end_ms) - coverage.covered(begin_ms)
+                covered = listening.coverage.covered
+                begin_ms, end_ms = (min(one, listening.frontier_ms or 0) for one in (begin_ms, end_ms))
+                group[str(mode)] = group.get(str(mode), 0) + covered(end_ms) - covered(begin_ms)
     return {group: modes for group, modes in spent.items() if sum(modes.values())}
 
 
@@ -42,17 +47,18 @@ def walked(changes: list[Judgement], coverage: Coverage, span: Span, by: Any) ->
 @given(histories(), DEPLOYMENTS, st.integers(-5, 70), st.integers(1, 80), st.booleans())
 def test_shares_are_those_of_a_naive_walk(rows: list[Row], deployment: Deployment, begin_s: int, for_s: int, each: bool) -> None:
     told = outcome(rows, deployment)
-    if told.listening is None or told.listening.frontier_ms is None:
+    if told.shards is None or told.shards.frontier_ms is None:
         return
     begin_ms = rows[0].received_at_ms + begin_s * 1000
-    span = Span(begin_ms, min(begin_ms + for_s * 1000, told.listening.frontier_ms))
-    coverage = told.listening.coverage
+    span = Span(begin_ms, min(begin_ms + for_s * 1000, told.shards.frontier_ms))
     changes = [one for one in told.judgements if one.kind is Verdict.TRANSITION]
     by = ("device_id", "site", "device_class") if each else ("site", "device_class")
-    want = walked(changes, coverage, span, lambda one: tuple(getattr(one, name) for name in by)) if begin_ms < span.to_ms else {}
+    want = (
+        walked(changes, told.shards, span, lambda one: tuple(getattr(one, name) for name in by)) if begin_ms < span.to_ms else {}
+    )
     judgements = [judgement_entry(one, rows[-1].received_at_ms) for one in told.judgements]
     with opened(judgements, rows) as tables:
-        found = {tuple(row[name] for name in by): row for row in availability_of(tables, listened(coverage, span), by)}
+        found = {tuple(row[name] for name in by): row for row in availability_of(tables, Listened.within(told.shards, span), by)}
     assert {group: row["covered_ms"] for group, row in found.items()} == {
         group: sum(modes.values()) for group, modes in want.items()
     }

@@ -139,7 +139,7 @@ def test_a_backtest_finds_what_the_definition_says_otherwise(
         (side, one.kind.value) for side, some in said.items() for one in some if one.kind is not Verdict.TRANSITION
     )
     if question.to_ms is None:
-        listening = outcome(rows, question.deployment).listening
+        listening = outcome(rows, question.deployment).shards
         assert listening is not None
         assert found.frontier_ms == listening.frontier_ms
 

@@ -22,17 +22,18 @@ EMPTY_BYTES = 2_000  # of a group without devices, besides its policies
 
 
 def _check(group: KeyGroup) -> None:
-    devices, coverage = group.devices, group.listening.coverage
+    devices = group.devices
     assert len(devices.memory) <= len(devices) == len(devices.boots) == len(devices.ids)
     assert (devices.rows[:, MEMORY] < len(devices.memory)).all()
     assert all(len(one) <= MAX_SEQUENCE for one in devices.sequences.words)
     words = [*devices.sites.words, *devices.classes.words, *devices.gateways.words, *devices.codes.words]
     assert max(map(len, words), default=0) <= MAX_TEXT
-    assert len(coverage.deaf) <= MAX_DEAF and all(len(name.encode()) <= MAX_ID_BYTES for name in coverage.deaf)
-    assert all(first[1] is not None and first[1] < then[0] for first, then in pairwise(coverage.gaps))
-    assert bool(coverage.deaf) == any(closed is None for _, closed in coverage.gaps)
-    assert group.policies.after(group.listening.frontier_ms) <= MAX_AHEAD
-    assert sum(chunk.rows for chunk in group.waiting.chunks) == len(group.waiting)
+    for coverage in (one.coverage for one in group.shards.listenings):
+        assert len(coverage.deaf) <= MAX_DEAF and all(len(name.encode()) <= MAX_ID_BYTES for name in coverage.deaf)
+        assert all(first[1] is not None and first[1] < then[0] for first, then in pairwise(coverage.gaps))
+        assert bool(coverage.deaf) == any(closed is None for _, closed in coverage.gaps)
+    assert group.policies.after(group.shards.frontier_ms) <= MAX_AHEAD
+    assert len(group.waiting) == len(group.shards)
 
 
 def _kept(stream: Stream) -> list[KeyGroup]:
@@ -55,8 +56,8 @@ def test_a_group_is_bounded_and_empty_once_its_devices_are_forgotten(
         stream.batch(batch)
     assert len(stream.stored) == groups
     for number, group in enumerate(_kept(stream)):
-        assert not len(group.devices) and not group.waiting.chunks and not stream.chunks[number]
-        assert not group.listening.coverage.deaf and len(group.listening.coverage.gaps) <= 1
+        assert not len(group.devices) and not any(map(len, group.waiting)) and not stream.chunks[number]
+        assert not any(one.coverage.deaf or len(one.coverage.gaps) > 1 for one in group.shards.listenings)
         _, known = from_stored(stream.stored[number])
         assert not any(known[words] for words in ("site", "device_class", "gateway"))
         its_policies = sum(len(str(one.policy.normalised())) for one in group.policies.dated)

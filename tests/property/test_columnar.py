@@ -18,6 +18,7 @@ import pytest
 
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.core.correcting import plain
+from fleetpulse.core.coverage import Listening
 from fleetpulse.core.device import Device, next_due
 from fleetpulse.core.judgements import Verdict, compared
 from fleetpulse.core.messages import FOR_EVERYONE, FROM_DEVICES, Clock, Kind, Row
@@ -142,16 +143,20 @@ def _wakes_in_time(group: KeyGroup, deployment: Deployment) -> None:
 
     Behind a flush it may wake as if nothing were held back by a jitter.
     """
-    world, devices = World(group.listening.coverage, group.policies), _devices(group)
+    world, devices = World(group.shards, group.policies), _devices(group)
     delays = group._delays(deployment.verdict_jitter_ms).tolist()
-    due = [(found[0], delay) for one, delay in zip(devices, delays, strict=True) if (found := next_due(one, world))]
-    waits = [at for at in [group.waiting.first_ms()] if at is not None]
+    of = group.shards.of
+    its = zip(devices, delays, strict=True)
+    due = [(of(one.speaks_at), found[0], delay) for one, delay in its if (found := next_due(one, world))]
+    waits = zip(group.shards.listenings, (one.first_ms() for one in group.waiting), strict=True)
+    waits = [(listening, at) for listening, at in waits if at is not None]
 
-    def first(instants: list[int]) -> float:
-        woken = [group.listening.due_at(at, deployment.allowed_lateness_ms) for at in instants]
+    def first(instants: list[tuple[Listening, int]]) -> float:
+        woken = [listening.due_at(at, deployment.allowed_lateness_ms) for listening, at in instants]
         return min((at for at in woken if at is not None), default=inf)
 
-    early, late = first([at for at, _ in due] + waits), first([at + delay for at, delay in due] + waits)
+    early = first([(one, at) for one, at, _ in due] + waits)
+    late = first([(one, at + delay) for one, at, delay in due] + waits)
     wakes = inf if group.due_ms is None else group.due_ms
     assert early <= wakes <= late, f"wakes at {wakes}, not from {early} to {late}; inf: while no gap is closed"
 

@@ -152,7 +152,7 @@ class Stream:
         for number in step.gone:
             del chunks[number]
         chunks |= dict(step.chunks)
-        assert chunks.keys() == {chunk.number for chunk in state.waiting.chunks}
+        assert chunks.keys() == {chunk.number for waiting in state.waiting for chunk in waiting.chunks}
         # A timer that was re-armed while its batch ran is for the next one, which comes with rows.
         self._due_ms[group] = None if state.due_ms is None else max(state.due_ms, self.newest + 1)
         self.stored[group] = state.to_bytes()
@@ -287,8 +287,9 @@ def test_state_is_bounded(rows: list[Row], deployment: Deployment) -> None:
         assert len(device.progress_of) <= MAX_SEQUENCE
         words = (device.device_class, device.gateway or "", device.boot or "", *device.codes, *device.progress_of)
         assert max(map(len, words)) <= MAX_TEXT and len(f"{device.device_id}{device.site}".encode()) <= 2 * MAX_ID_BYTES
-    frontier = known.listening.frontier_ms if known.listening else None
-    assert frontier is None or all(one.at_ms > frontier for one in known.waiting)
+    for one in known.waiting:
+        reached = known.shards.of(one.site).frontier_ms if known.shards and not one.is_for_everyone else None
+        assert reached is None or one.at_ms > reached
     ends = [row(500 + number / 10, f"fleet/_/{bridge}/gap", op="close", until_s=500) for number, bridge in enumerate("bc")]
     left = outcome([*rows, *ends, row(7e7, "fleet/_/b/tick"), row(14e7, "fleet/_/b/tick")], deployment)
     assert not left.devices and not left.waiting  # every path ends where nothing is kept
@@ -302,7 +303,7 @@ def test_what_a_group_knows_of_gaps_and_rules_is_bounded() -> None:
                 row(at + 30, "fleet/_/b/gap", op="close", until_s=at + 30))  # fmt: skip
         stream.batch([signal(at + 1), *gaps, row(at + 40, "fleet/_/_/policy", policy=rules)])
     group = KeyGroup.from_bytes(stream.stored[0])
-    assert len(group.listening.coverage.gaps) <= 1
+    assert len(group.shards.listenings[0].coverage.gaps) <= 1
     assert len(group.policies.dated) <= 2
 
 

@@ -88,7 +88,7 @@ def test_of_bridges_that_do_not_listen_there_is_a_most_however_the_rows_are_cut(
     told = replay(rows, Deployment(1_000))
     refused = [((one.received_at_ms or 0) - START, one.device_id) for one in told if one.kind is Verdict.REFUSED]
     assert refused == [(23_000, "d"), (24_000, "e")]
-    listening = outcome(rows[:-4], Deployment(1_000)).listening
-    assert listening is not None and listening.coverage.deaf == ("c",)
+    shards = outcome(rows[:-4], Deployment(1_000)).shards
+    assert shards is not None and shards.listenings[0].coverage.deaf == ("c",)
     for cuts in ([], [4, 9], list(range(1, len(rows)))):
         assert in_batches(rows, cuts, Deployment(1_000), 2) == compared(told)

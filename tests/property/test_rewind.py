@@ -64,7 +64,7 @@ def test_the_fleet_at_an_instant_is_what_the_definition_had_come_to(
     cuts = sorted({len(rows), *(1 + place % len(rows) for place in places)})
     cut = data.draw(st.sampled_from(cuts))
     then = outcome(rows[:cut], deployment)
-    frontier_ms = then.listening.frontier_ms if then.listening else None
+    frontier_ms = then.shards.frontier_ms if then.shards else None
     want = {device_id: device.mode.value for device_id, device in then.devices.items()}
     known_ms = rows[cut - 1].received_at_ms
     with opened(judged_live(rows, cuts, deployment), rows) as tables:
@@ -88,11 +88,11 @@ def test_a_life_is_told_without_holes_and_ends_in_the_mode_of_the_fleet(
     rows: list[Row], deployment: Deployment, place: int
 ) -> None:
     told = outcome(rows, deployment)
-    if told.listening is None or told.listening.frontier_ms is None:
+    if told.shards is None or told.shards.frontier_ms is None:
         return
     at_ms = rows[place % len(rows)].received_at_ms
     judgements = [judgement_entry(one, rows[-1].received_at_ms) for one in told.judgements]
-    moment = Moment(at_ms, judged_to_ms=told.listening.frontier_ms)
+    moment = Moment(at_ms, judged_to_ms=told.shards.frontier_ms)
     with opened(judgements, rows) as tables:
         found = {one["device_id"]: one for one in fleet_of(tables, moment)}
         for device_id in {one.device_id for one in rows if one.kind is not Kind.GAP}:

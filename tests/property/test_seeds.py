@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.seeds import REGISTERED_SCHEMA, seeds
-from fleetpulse.core.coverage import Listening
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import compared
 from fleetpulse.core.messages import Kind, Row
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.replay import Deployment, outcome, replay
+from fleetpulse.core.shards import Shards
 from tests.histories import START, any_policy, as_the_bridge_says, choosing, row, tick
 from tests.property.test_laws import DEPLOYMENTS, histories, in_batches
 
@@ -64,7 +64,7 @@ def _as_table(registrations: list[Row]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=plain).cast(REGISTERED_SCHEMA)
 
 
-def _begun(table: pa.Table, listening: Listening, policies: Policies, groups: int, deployment: Deployment) -> dict[int, bytes]:
+def _begun(table: pa.Table, listening: Shards, policies: Policies, groups: int, deployment: Deployment) -> dict[int, bytes]:
     """Return the groups as `GroupProcessor.handleInitialState` keeps them."""
     begun: dict[int, bytes] = {}
     for seed in seeds(table, listening, policies, groups).to_pylist():
@@ -80,14 +80,14 @@ def test_registered_devices_brought_in_are_judged_as_the_registry_s_rows(
 ) -> None:
     ordered = sorted([*registrations, *before, tick(SEEDED_S)], key=lambda one: one.received_at_ms)
     known = outcome(as_the_bridge_says(ordered), deployment)
-    assert known.listening is not None
-    frontier_ms = known.listening.frontier_ms
+    assert known.shards is not None
+    frontier_ms = known.shards.frontier_ms
     assume(frontier_ms is not None)
     assert frontier_ms is not None
     registrations = [one for one in registrations if (one.event_time_ms or 0) <= frontier_ms]
     prior = as_the_bridge_says([one for one in ordered if one.kind is not Kind.REGISTRY or one in registrations])
     rows = as_the_bridge_says([*prior, *rest])
-    begun = _begun(_as_table(registrations), known.listening, known.policies, groups, deployment)
+    begun = _begun(_as_table(registrations), known.shards, known.policies, groups, deployment)
     told = in_batches(rows[len(prior) :], cuts, deployment, groups, begun)
     want = _after(compared(replay(rows, deployment)), frontier_ms) - compared(
         one for one in known.judgements if one.to_mode is None
@@ -131,20 +131,20 @@ def _instant(ms: int) -> pa.Array:
 )
 def test_a_table_that_cannot_be_brought_in_is_refused_with_the_reason(table: pa.Table, why: str) -> None:
     with pytest.raises(FleetError, match=why):
-        seeds(table, Listening.judged_through(START, START, 60_000), Policies(), 2)
+        seeds(table, Shards.judged_through(START, START, 60_000), Policies(), 2)
 
 
 def test_without_a_frontier_nothing_can_be_brought_in() -> None:
     with pytest.raises(FleetError, match="at a frontier; got none"):
-        seeds(_devices(), Listening.begin(START), Policies(), 2)
+        seeds(_devices(), Shards.begin(START), Policies(), 2)
 
 
 @given(st.integers(-200, 200), DEPLOYMENTS)
 def test_a_frontier_is_gone_on_from_as_if_it_had_been_reached(after_s: int, deployment: Deployment) -> None:
     lateness_ms = deployment.allowed_lateness_ms
-    begun = Listening.judged_through(START + after_s * 1000, START, lateness_ms)
+    begun = Shards.judged_through(START + after_s * 1000, START, lateness_ms)
     if after_s < 0:
         assert begun.read(START + lateness_ms - 1, lateness_ms).frontier_ms == START + after_s * 1000
     else:
-        reached = Listening.begin(START).read(START + after_s * 1000 + lateness_ms, lateness_ms)
+        reached = Shards.begin(START).read(START + after_s * 1000 + lateness_ms, lateness_ms)
         assert begun == reached

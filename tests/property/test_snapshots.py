@@ -108,8 +108,8 @@ def test_the_definition_goes_on_from_a_snapshot(rows: list[Row], cut: int, deplo
     assert after.frontier_ms == whole.frontier_ms
 
     def standing(found: Outcome) -> dict[str, str]:
-        assert found.listening is not None
-        covered_ms = found.listening.coverage.covered(found.frontier_ms or 0)
+        assert found.shards is not None
+        covered_ms = found.shards.listenings[0].coverage.covered(found.frontier_ms or 0)
         return {device_id: fingerprint(one, covered_ms, 0) for device_id, one in found.devices.items()}
 
     assert standing(after) == standing(whole)

@@ -15,8 +15,8 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.suites import Severity
 from fleetpulse.io.home import Home
 from fleetpulse.io.suite_rows import opened
-from tests.histories import any_own_row, any_signal, as_the_bridge_says
-from tests.looked_at import eventful, judged_home, write_state
+from tests.histories import START, any_own_row, any_signal, as_the_bridge_says
+from tests.looked_at import eventful, in_shards, judged_home, write_state
 from tests.property.test_laws import Stream
 from tests.property.test_snapshots import snapshot_of
 
@@ -58,6 +58,15 @@ def raised(home: Home) -> list[tuple[str, str]]:
             laws = [one for one in suite.expectations if one.form == "holds" and one.severity is Severity.CRITICAL]
             found += [(suite.name, one.name) for one in laws if pc.any(pc.equal(rows[one.column], False)).as_py()]
     return found
+
+
+@pytest.mark.parametrize("until_s", [340, 1000], ids=["while it does not listen", "after it"])
+@pytest.mark.parametrize("seed", [1, 3, 5])
+def test_a_history_in_which_a_bridge_held_back_its_sites_raises_nothing(seed: int, until_s: int, tmp_path: Path) -> None:
+    rows = [one for one in in_shards(eventful(seed)) if one.received_at_ms < START + until_s * 1000]
+    home = judged_home(tmp_path / "home", rows, DEPLOYMENT)
+    write_state(home, judged_in_batches(rows, Random(seed), 2), key_groups=2)
+    assert raised(home) == []
 
 
 @pytest.mark.parametrize("seed", [0, 1, 8, 23, 39, 69])  # of the last three each lists copies of messages out of service

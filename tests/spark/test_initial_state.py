@@ -9,11 +9,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from fleetpulse.columnar.seeds import REGISTERED_SCHEMA
-from fleetpulse.core.coverage import Listening
 from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.messages import Row, hash64
 from fleetpulse.core.policy import Dated, Policies, parse_policy
 from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.shards import Shards
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
@@ -55,7 +55,7 @@ def _registered(spark: SparkSession, home: Home) -> DataFrame:
     schema = pa.schema([*REGISTERED_SCHEMA, pa.field("remark", pa.string())])
     listed = pa.table({**columns, "remark": ["passed over"] * DEVICES}).cast(schema)
     spark.createDataFrame(listed).write.format("delta").save(str(table))
-    listening = Listening.judged_through(START, START, DEPLOYMENT.allowed_lateness_ms)
+    listening = Shards.judged_through(START, START, DEPLOYMENT.allowed_lateness_ms)
     policies = Policies().including(Dated(0, 0, POLICY.version, POLICY))
     return initial_state(spark, table, listening, policies, home.key_groups())
 

@@ -359,4 +359,4 @@ def test_whatever_a_row_that_corrects_carries_the_fold_lives_on(device: Any) -> 
 def test_a_device_comes_back_as_it_was_told() -> None:
     errors = [signal(at, kind="error", code=code) for at, code in ((10, "x"), (11, "reconnaissance"), (12, "auth_failed"))]
     known = outcome([*errors, row(20, "d/death"), tick(30)], DEPLOYMENT).devices["d"]
-    assert corrected("d", json.loads(json.dumps(plain(known, 99_000))), 99_000) == known
+    assert corrected("d", json.loads(json.dumps(plain(known, 99_000))), lambda _: 99_000) == known

@@ -13,7 +13,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import COVERAGE, JUDGEMENTS
 from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
-from fleetpulse.ops.availability import Span
+from fleetpulse.ops.availability import Listened, Span
 from fleetpulse.ops.availability import availability as shares
 from tests.histories import START, row, signal, tick
 from tests.homes import Judged, empty
@@ -79,5 +79,5 @@ def test_before_its_first_written_transition_a_device_is_in_the_mode_that_this_o
     at_ms, told = START + 300_000, {"kind": "transition", "device_id": "pump", "site": "site", "device_class": "default"}
     told |= {"life_ms": START, "event_time_ms": at_ms, "transition_no": 2, "from_mode": "offline", "to_mode": "online"}
     delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [told]), "test", 1)
-    (only,) = shares(home, [Span(START, START + 400_000)], ["site"])
+    (only,) = shares(home, Listened([[Span(START, START + 400_000)]]), ["site"])
     assert (only["provisioned"], only["offline"], only["online"]) == pytest.approx((0, 0.75, 0.25))

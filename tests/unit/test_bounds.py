@@ -18,13 +18,14 @@ from fleetpulse.columnar.waiting import Chunk, Waiting
 from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.messages import Row
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, Dated, Policies, Policy, Rules
+from fleetpulse.core.shards import Shards
 from fleetpulse.core.state import Device
 from fleetpulse.io.segments import Position
 from fleetpulse.io.stored_state import VARIABLES
 
 pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[2]
-KEPT = (Device, Devices, KeyGroup, Waiting, Chunk, Row, Listening, Coverage, Policies, Dated, Policy, Rules, Position)
+KEPT = (Device, Devices, KeyGroup, Waiting, Chunk, Row, Shards, Listening, Coverage, Policies, Dated, Policy, Rules, Position)
 OF_SPARK = "state variable"
 _WORD = re.compile(r"`([^`]+)`")
 _NUMBER = re.compile(r"`([A-Z_]+)` = ([\d,]+)")
@@ -70,7 +71,7 @@ def test_all_that_is_kept_is_of_something_that_is_listed() -> None:
     assert {one.name for one in fields(Device)} - in_memory == set(DEVICE_FIELDS) - {"memory"}
     assert MEMORY_WIDTH == 2 * (MAX_ERRORS + 1) + MAX_SEQUENCE + 1
     assert {*SIGNAL_SCHEMA.names, *ROW_FIELDS} - {"device", "arrival", "direct"} <= _listed("Row")  # those follow from others
-    its = {"listening", "coverage", "policies", "devices", "dated"}  # these are told by what is in them
+    its = {"shards", "listenings", "sites", "coverage", "policies", "devices", "dated"}  # these are told by what is in them
     of_a_block = {name for of in ("KeyGroup", "Listening", "Coverage") for name in _listed(of)} - its
     of_devices = {"version", "count", "base", *WORDS}  # the stored form's, see `Devices`
     assert set(head_of(begin(0).to_bytes())) - of_devices == of_a_block | {"policies"}

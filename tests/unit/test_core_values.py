@@ -216,9 +216,9 @@ def test_the_row_that_opens_a_gap_does_not_judge_the_span_that_it_excuses() -> N
     before = [signal(0, received_s=0), tick(2)]
     opened = row(600, "fleet/_/b/gap", op="open", from_s=2, why="broker")
     told = outcome([*before, opened, signal(601)], Deployment(1_000))
-    assert told.listening is not None
-    assert told.listening.frontier_ms == START + 1_000
-    assert told.listening.coverage.gaps == ((START + 2_000, None),)
+    assert told.shards is not None
+    assert told.shards.frontier_ms == START + 1_000
+    assert told.shards.listenings[0].coverage.gaps == ((START + 2_000, None),)
 
 
 def test_a_mapping_takes_in_a_foreign_device() -> None:

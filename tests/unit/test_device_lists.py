@@ -49,9 +49,9 @@ def test_a_registered_device_begins_as_the_jobs_own_does_that_was_never_heard(tm
     later = [_entry(60, "decommission")]  # beyond the frontier: it comes as a row
     delta.append(home, DEVICES, delta.to_table(DEVICES, registry_entries([*entries, *later])), "test", 1)
     known = outcome([POLICY, *entries, tick(48.6 * HOUR_S)], DEPLOYMENT)
-    assert known.listening is not None
-    listed = registered_devices(home, known.listening.frontier_ms)
-    [seed] = seeds(listed, known.listening, known.policies, 1).to_pylist()
+    assert known.shards is not None
+    listed = registered_devices(home, known.shards.frontier_ms)
+    [seed] = seeds(listed, known.shards, known.policies, 1).to_pylist()
     [ours] = taken(0, KeyGroup.from_bytes(seed["block"]).to_bytes(), {}, START, DEPLOYMENT)[0].to_pylist()
     its = known.devices["pump"]
     assert (ours["mode"], ours["device_class"]) == (its.mode, its.device_class) == ("provisioned", its.device_class)
@@ -66,11 +66,11 @@ def test_a_device_that_was_registered_under_an_earlier_policy_is_judged_by_it(tm
     rows = [POLICY, row(20 * HOUR_S, "fleet/_/_/policy", policy=longer, effective_from_s=24 * HOUR_S), _entry(1)]
     delta.append(home, DEVICES, delta.to_table(DEVICES, registry_entries([_entry(1)])), "test", 1)
     known = outcome([*rows, tick(48 * HOUR_S)], DEPLOYMENT)
-    assert known.listening is not None
-    kept = known.policies.pruned(known.listening.frontier_ms)
+    assert known.shards is not None
+    kept = known.policies.pruned(known.shards.frontier_ms)
     assert len(kept.dated) == 1
     [seed] = seeds(
-        registered_devices(home, known.listening.frontier_ms), known.listening, kept.with_past(known.policies), 1
+        registered_devices(home, known.shards.frontier_ms), known.shards, kept.with_past(known.policies), 1
     ).to_pylist()
     [ours] = taken(0, KeyGroup.from_bytes(seed["block"]).to_bytes(), {}, START, DEPLOYMENT)[0].to_pylist()
     assert ours["mode"] == known.devices["pump"].mode == "offline"

@@ -5,22 +5,22 @@ from dataclasses import replace
 import pytest
 
 from cli.listening import CANARY, REMEMBERED, Fate, Followed, Shown, fate, read_message, verdicts
-from fleetpulse.core.coverage import Listening
 from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.shards import Shards
 from fleetpulse.io.receiver import Arrived
 from tests.histories import START, signal
 
 pytestmark = pytest.mark.unit
 DEPLOYMENT = Deployment(60_000, 300_000)
-LISTENING = Listening.begin(START - 3_600_000).read(START - 1_000, 60_000)
+LISTENING = Shards.begin(START - 3_600_000).read(START - 1_000, 60_000)
 
 
 def shown(row: Row) -> Shown:
     return Shown(row.received_at_ms, f"fleet/site/{row.device_id}/{row.kind}", "{}", row)
 
 
-def fate_of(row: Row, listening: Listening = LISTENING) -> Fate:
+def fate_of(row: Row, listening: Shards = LISTENING) -> Fate:
     return fate(shown(row), listening, DEPLOYMENT)[1]
 
 
@@ -84,10 +84,10 @@ def test_a_waiting_message_is_given_back_once_when_the_frontier_has_reached_it()
     followed = Followed()
     first, second = shown(signal(10, seq=2)), shown(signal(5, seq=1))
     assert followed.add(first) and followed.add(second)
-    assert followed.passed(None) == []
-    assert followed.passed(START + 4_999) == []
-    assert followed.passed(START + 10_000) == [second, first]
-    assert followed.passed(START + 10_000) == [] and len(followed) == 0
+    assert followed.passed(lambda _: None) == []
+    assert followed.passed(lambda _: START + 4_999) == []
+    assert followed.passed(lambda _: START + 10_000) == [second, first]
+    assert followed.passed(lambda _: START + 10_000) == [] and len(followed) == 0
 
 
 def test_a_copy_is_known_while_the_message_received_first_waits() -> None:
@@ -102,7 +102,7 @@ def test_memory_is_bounded_and_the_message_shown_first_is_forgotten_first() -> N
     for number in range(REMEMBERED + 5):
         followed.add(shown(signal(number, seq=number)))
     assert len(followed) == REMEMBERED and followed.forgotten == 5
-    assert followed.passed(START + 5_000)[0].row == signal(5, seq=5)
+    assert followed.passed(lambda _: START + 5_000)[0].row == signal(5, seq=5)
 
 
 def test_what_was_said_of_a_message_is_what_became_of_it() -> None:

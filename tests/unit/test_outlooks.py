@@ -20,7 +20,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.home import Home
-from fleetpulse.ops.reports import listening
+from fleetpulse.ops.reports import shards
 from tests.histories import START, signal, tick
 from tests.homes import Judged, commit_batch, empty, shorten
 
@@ -159,7 +159,7 @@ def test_the_frontier_that_is_foretold_is_the_one_that_is_judged_to(home: Home) 
     policy = parse_policy({"rules": {"timeout": "30s"}})
     kept_ms = START + 200_000
     for from_ms, to_ms in ((None, None), (kept_ms, None), (None, kept_ms)):
-        landed = listening(home, None)
+        landed = shards(home, None)
         assert landed is not None and landed.frontier_ms is not None
         foretold = planned(home, policy, from_ms, to_ms).end_ms(home, landed.frontier_ms)
         assert foretold == backtest(home, policy, from_ms, to_ms).figures.to_ms

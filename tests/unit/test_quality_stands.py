@@ -22,6 +22,7 @@ from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import Policies, parse_policy
 from fleetpulse.core.replay import Deployment, outcome
+from fleetpulse.core.shards import Shards
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import Stand
@@ -195,10 +196,10 @@ def test_a_message_of_which_nothing_was_said_is_not_lost_where_it_may_be_unread_
 
 def test_what_is_kept_of_quarantine_says_nothing_of_the_verdicts(tmp_path: Path) -> None:
     home = empty(tmp_path / "home", DEPLOYMENT)
-    listening = Listening(Coverage(START), START, START)
-    before = stand_at(home, START, listening, Policies(), Origin())
+    shards = Shards((Listening(Coverage(START), START, START),))
+    before = stand_at(home, START, shards, Policies(), Origin())
     (home.path / "kept.json").write_text(json.dumps({"quarantine": START, "late": START}))
-    after = stand_at(home, START, listening, Policies(), Origin())
+    after = stand_at(home, START, shards, Policies(), Origin())
     assert (before.lines, before.told_ms) == (True, 0)
     assert (after.lines, after.told_ms) == (False, START + DEPLOYMENT.max_clock_lead_ms)
 

@@ -53,12 +53,12 @@ def test_status_tells_of_a_gap_and_of_what_a_bridge_suffers_from(tmp_path: Path,
         write_status(home.run("landing"), {"state": "running", "problem": None})
         status(home.path)
         assert (
-            "running: bridge (live, Kafka is away, a gap is open: silence does not count), landing (running)\n"
+            "running: bridge (live, Kafka is away, a gap is open: silence does not count at its sites), landing (running)\n"
             in capsys.readouterr().out
         )
         status(home.path, json_lines=True)
         assert json.loads(capsys.readouterr().out)["troubles"] == {
-            "bridge": ["Kafka is away", "a gap is open: silence does not count"]
+            "bridge": ["Kafka is away", "a gap is open: silence does not count at its sites"]
         }
 
 

@@ -16,6 +16,7 @@ import pytest
 from fleetpulse.columnar.blocks import is_signal, signals_to_batch
 from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.group import KeyGroup, begin
+from fleetpulse.columnar.waiting import waiting_to_plain
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment
@@ -52,11 +53,11 @@ def plain(group: KeyGroup) -> dict[str, Any]:
     devices = [group.devices.get(place) for place in range(len(group.devices))]
     values = {
         "devices": [asdict(device) for device in devices if device],
-        "listening": asdict(group.listening),
+        "listening": asdict(group.shards.listenings[0]),
         "policies": [
             [one.effective_from_ms, one.received_at_ms, one.version, one.policy.normalised()] for one in group.policies.dated
         ],
-        "waiting": group.waiting.to_plain(),
+        "waiting": waiting_to_plain(group.waiting),
         "counts": group.counts,
         "due_ms": group.due_ms,
     }
