@@ -22,6 +22,7 @@ from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.process import read_status
 from fleetpulse.io.segments import position
+from fleetpulse.ops.reports import shards
 from streaming.landing import Landing
 from tests import waiting
 
@@ -149,6 +150,9 @@ def test_one_that_is_not_heard_of_is_passed_and_what_it_left_comes_later(three: 
     others = {seq for seq in range(120) if SITES[seq % 3] != "oslo" or seq < 60}
     await_that(lambda: set(three.heard()) >= others)
     assert three.gaps("north") == [*before, "open"], "those who go on say first that it is deaf"
+    known = shards(three.home, None)
+    assert known is not None
+    assert {site: known.of(site).coverage.deaf for site in SITES} == {"oslo": ("north",), "rome": (), "paris": ()}
     if fate == "killed":
         three.jobs["north"].wait(10)
         three.start("north")

@@ -85,6 +85,23 @@ def test_who_is_not_heard_of_is_given_up_by_a_gap_in_its_place(folders: dict[str
     assert len(list_segments(folders["b"])) == 3, "a gap is opened once"
 
 
+def test_a_gap_in_the_place_of_a_bridge_names_its_sites(folders: dict[str, Path]) -> None:
+    write_lease(folders["a"], Lease(LATER, LATER))
+    read(Bridges(folders, NOW, sites={"b": ["oslo"]}), LATER)
+    (gap,) = read_segment(list_segments(folders["b"])[-1][1]).to_pylist()
+    assert json.loads(gap["payload"])["sites"] == ["oslo"]
+
+
+@pytest.mark.parametrize(("takes_foreign", "sites"), [(False, {"except": ["oslo"]}), (True, {})])
+def test_the_first_bridge_says_of_which_sites_it_does_not_listen(takes_foreign: bool, sites: dict[str, list[str]]) -> None:
+    at = Position(1, NOW, last_canary_ms=NOW, shared=frozenset({"oslo"}))
+    intake = Intake("bridge-1", at, others=frozenset({"north"}), takes_foreign=takes_foreign)
+    intake.go_live(LATER)
+    (gap,) = intake.waiting.rows()
+    content = json.loads(gap.payload)
+    assert {name: content[name] for name in ("sites", "except") if name in content} == sites
+
+
 def test_nobody_is_given_up_while_nobody_else_is_heard_of_or_all_are_just_starting(folders: dict[str, Path]) -> None:
     assert [one.through_ms for _, one in read(Bridges(folders, NOW), LATER).values()] == [None, None]
     assert position(folders["a"]) == Position(1, NOW - 9, last_canary_ms=NOW - 5, tail=(NOW - 9, 1))
