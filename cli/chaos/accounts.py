@@ -15,6 +15,7 @@ from typing import Any, Final
 from cli.chaos.kills import Kill
 from cli.chaos.load import Acknowledged, Identity
 from cli.chaos.victims import Victim
+from fleetpulse.core.machine import Trigger
 from fleetpulse.core.messages import FROM_DEVICES, Row, Trust
 from fleetpulse.core.replay import outcome
 from fleetpulse.io import delta
@@ -26,7 +27,8 @@ FAULTS: Final = ("lost", "judged_twice", "differences", "false_offline")
 _SAID_OF: Final = ("late", "duplicate")  # judgements about a message whose data do not act
 _ABOUT: Final = """SELECT kind, device_id, message_kind, epoch_ms(event_time) AS at_ms, boot, seq, count(*) AS count
                    FROM judgements WHERE message_kind IS NOT NULL AND kind NOT IN ('transition', 'clock') GROUP BY ALL"""
-_TRANSITIONS: Final = """SELECT device_id, epoch_ms(life) AS life_ms, transition_no, to_mode, epoch_ms(event_time) AS at_ms
+_TRANSITIONS: Final = """SELECT device_id, epoch_ms(life) AS life_ms, transition_no, to_mode, "trigger",
+                         epoch_ms(event_time) AS at_ms
                          FROM transitions"""
 
 
@@ -40,7 +42,7 @@ class Line:
         lost: acknowledged, and neither in ``messages`` nor in ``quarantine``.
         judged_twice: messages of which more than one copy acted, and transitions told twice.
         differences: judgements that the job has and the definition has not, or the other way round.
-        false_offline: devices told offline that had spoken within their timeout.
+        false_offline: devices told offline that had spoken within their timeout, or since their will.
         recovery_s: of each kill, how long it took.
     """
 
@@ -67,6 +69,7 @@ class Account:
         lines: by kind of kill.
         balance: of the messages received: judged, waiting, late, duplicate, quarantined.
         transitions: how many verdicts there are.
+        reconnects: how often a device came back after it had lost its connection.
         unasked: how often a job ended that nobody had killed.
         faults: what is wrong, a sentence each, the first ones.
     """
@@ -74,6 +77,7 @@ class Account:
     lines: Mapping[Victim, Line]
     balance: Mapping[str, int]
     transitions: int
+    reconnects: int
     unasked: int
     faults: Sequence[str]
 
@@ -113,7 +117,16 @@ class Ledger:
             self.faults.append(f"{fault.replace('_', ' ')}: {what}")
 
 
-def account(home: Home, acknowledged: Sequence[Acknowledged], kills: Sequence[Kill], *, timeout_ms: int, unasked: int) -> Account:
+def account(
+    home: Home,
+    acknowledged: Sequence[Acknowledged],
+    kills: Sequence[Kill],
+    *,
+    timeout_ms: int,
+    death_grace_ms: int,
+    reconnects: int,
+    unasked: int,
+) -> Account:
     """Count.
 
     Args:
@@ -121,6 +134,8 @@ def account(home: Home, acknowledged: Sequence[Acknowledged], kills: Sequence[Ki
         acknowledged: what the broker said that it has.
         kills: in order.
         timeout_ms: silence after which a device is offline.
+        death_grace_ms: time after its will at which it is offline.
+        reconnects: how often a device came back after it had lost its connection.
         unasked: how often a job ended that nobody had killed.
     """
     ledger = Ledger(kills)
@@ -141,9 +156,11 @@ def account(home: Home, acknowledged: Sequence[Acknowledged], kills: Sequence[Ki
         ledger.enter("judged_twice", one["at_ms"], one)
     for one in differences(told(home), defined(rows, home.deployment())):
         ledger.enter("differences", one["event_time_ms"] or one["received_at_ms"] or 0, one)
-    for one in wrongly_offline(acknowledged, transitions, timeout_ms):
+    for one in wrongly_offline(acknowledged, transitions, timeout_ms, death_grace_ms):
         ledger.enter("false_offline", one["at_ms"], one)
-    return Account(ledger.lines, balance(landed, waiting, said, quarantined), len(transitions), unasked, ledger.faults)
+    return Account(
+        ledger.lines, balance(landed, waiting, said, quarantined), len(transitions), reconnects, unasked, ledger.faults
+    )
 
 
 def identity_of(row: Row) -> tuple[Any, ...]:
@@ -209,20 +226,23 @@ def repeated(transitions: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
 
 def wrongly_offline(
-    acknowledged: Iterable[Acknowledged], transitions: Iterable[Mapping[str, Any]], timeout_ms: int
+    acknowledged: Iterable[Acknowledged], transitions: Iterable[Mapping[str, Any]], timeout_ms: int, death_grace_ms: int
 ) -> list[Mapping[str, Any]]:
-    """Return the transitions to offline at an instant at which the device had spoken within its timeout, heard yet or not."""
+    """Return the transitions to offline at an instant at which the device had spoken within its timeout, heard yet or not.
+
+    Of those by a will, at which it had spoken within its grace.
+    """
     spoken: dict[str, list[int]] = {}
     for one in acknowledged:
         identity: Identity | None = one.message.identity
-        if identity is not None and one.message.on_time:
-            spoken.setdefault(identity[0], []).append(identity[2])
+        if identity is not None and one.message.said_ms is not None:
+            spoken.setdefault(identity[0], []).append(one.message.said_ms)
     for instants in spoken.values():
         instants.sort()
     wrong: list[Mapping[str, Any]] = []
     for one in transitions:
         instants = spoken.get(one["device_id"], [])
-        place = bisect(instants, one["at_ms"])
-        if one["to_mode"] == "offline" and place and instants[place - 1] > one["at_ms"] - timeout_ms:
+        place, limit_ms = bisect(instants, one["at_ms"]), death_grace_ms if one["trigger"] == Trigger.DEATH else timeout_ms
+        if one["to_mode"] == "offline" and place and instants[place - 1] > one["at_ms"] - limit_ms:
             wrong.append(one)
     return wrong

@@ -33,6 +33,10 @@ def chaos(
     seed: Annotated[int | None, typer.Option("--seed", help="Of order, moments and load; drawn if not given.")] = None,
     rate: Annotated[float, typer.Option("--rate", min=1, max=1_000, help="Messages a second.")] = 200,
     devices: Annotated[int, typer.Option("--devices", min=2, max=100_000, help="Who send them, in turn.")] = 50,
+    reconnecting: Annotated[
+        int,
+        typer.Option("--reconnecting", min=0, max=200, help="Devices that lose their connections and come back."),
+    ] = 8,
     only: Annotated[list[Victim] | None, typer.Option("--only", help="This kind of kill; may be given again.")] = None,
     pause: Annotated[float, typer.Option("--pause", min=0, help="Seconds between two kills, on average.")] = 4,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the home, and say where it is.")] = False,
@@ -53,11 +57,23 @@ def chaos(
 
     say(f"seed {chosen}: the same kills and messages with --seed {chosen}")
     victims = tuple(victim for victim in Victim if not only or victim in only)
-    found = run(Plan(rounds, chosen, rate, devices, victims, pause, keep), say)
+    found = run(Plan(rounds, chosen, rate, devices, reconnecting, victims, pause, keep), say)
     rows = [line.shown(victim.value) for victim, line in sorted(found.lines.items())]
     total = _total(rows)
     if json_lines:
-        as_json([*rows, {**total, "seed": chosen, **found.balance, "transitions": found.transitions, "unasked": found.unasked}])
+        as_json(
+            [
+                *rows,
+                {
+                    **total,
+                    "seed": chosen,
+                    **found.balance,
+                    "transitions": found.transitions,
+                    "reconnects": found.reconnects,
+                    "unasked": found.unasked,
+                },
+            ]
+        )
     else:
         _show([*rows, total] if len(rows) > 1 else rows, found)
     if not found.clean:

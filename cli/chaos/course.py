@@ -12,6 +12,7 @@ from typing import Final
 from cli.chaos.accounts import Account, account
 from cli.chaos.kills import Killing
 from cli.chaos.load import PATIENCE_S, Load
+from cli.chaos.reconnecting import ReconnectingDevices
 from cli.chaos.victims import OF_JOBS, Victim
 from cli.processes import Run
 from cli.standing import judged_to_the_end
@@ -32,6 +33,7 @@ from streaming.landing import places_of
 from streaming.merging import PLACES
 
 TIMEOUT_S: Final = 10
+GRACE_S: Final = 3  # after a will
 LATENESS_MS: Final = 10_000
 OUTAGE_S: Final = 13.0  # longer than the timeout
 _DRAIN_S: Final = 600.0
@@ -54,6 +56,7 @@ class Plan:
         seed: of order, moments and load.
         rate_per_s: messages a second.
         devices: who send them, in turn.
+        reconnecting: devices beside them that lose their connections and come back, see `cli.chaos.reconnecting`.
         victims: the kinds of kill.
         pause_s: between two kills, on average.
         keep: leave the home where it is.
@@ -63,6 +66,7 @@ class Plan:
     seed: int
     rate_per_s: float
     devices: int
+    reconnecting: int
     victims: tuple[Victim, ...]
     pause_s: float
     keep: bool = False
@@ -107,23 +111,28 @@ def _run(plan: Plan, home: Home, say: Say) -> Account:
     try:
         with Run(home) as run:
             address = _start(run, restarts, stop)
-            with Load(address, plan.devices, plan.rate_per_s, plan.seed) as load:
+            with (
+                ReconnectingDevices(address, plan.reconnecting, plan.seed) as others,
+                Load(address, plan.devices, plan.rate_per_s, plan.seed) as load,
+            ):
                 run.await_that("the first batch", lambda: judged_up_to(home.checkpoint) is not None or _ended(stop), _START_S)
                 killing = Killing(run, random, stop, OUTAGE_S)
                 _kill(plan, killing, load, random, say)
                 say("the load ends; what is under way is judged")
+                others.end()
                 _drain(killing, load, run)
             died = sum(job.died for job in run.jobs)
     finally:
         stop.close()
     say("counting")
     unasked = died - sum(kill.victim in OF_JOBS for kill in killing.kills)
-    return account(home, load.acknowledged, killing.kills, timeout_ms=TIMEOUT_S * 1000, unasked=unasked)
+    heard, limits = [*load.acknowledged, *others.acknowledged], {"timeout_ms": TIMEOUT_S * 1000, "death_grace_ms": GRACE_S * 1000}
+    return account(home, heard, killing.kills, reconnects=others.reconnects, unasked=unasked, **limits)
 
 
 def _start(run: Run, restarts: int, stop: Stop) -> BrokerAddress:
     """Start what ``fleet up`` starts, in its order, with a short timeout in force from the first row on."""
-    policy = parse_policy({"rules": {"timeout": f"{TIMEOUT_S}s"}}).normalised()
+    policy = parse_policy({"rules": {"timeout": f"{TIMEOUT_S}s", "death_grace": f"{GRACE_S}s"}}).normalised()
     spool(run.home, [(f"fleet/{EVERYONE}/{EVERYONE}/policy", {"policy": policy, "effective_from": 0})])
     address = run.use_broker(None)
     assert run.broker is not None, "it was just started"

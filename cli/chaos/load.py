@@ -37,13 +37,13 @@ class Message(NamedTuple):
         topic: where.
         payload: its bytes.
         identity: what makes it this message; None where it cannot be decoded.
-        on_time: whether its event time is now.
+        said_ms: the instant for which it proves that the device was alive; None for none.
     """
 
     topic: str
     payload: bytes
     identity: Identity | None
-    on_time: bool
+    said_ms: int | None
 
 
 class Acknowledged(NamedTuple):
@@ -85,8 +85,8 @@ class Devices:
         content = {"ts": at_ms, "boot": self._boot, "seq": seq} | ({"code": "e1"} if kind is Kind.ERROR else {})
         payload, topic = json.dumps(content).encode(), f"fleet/site-{number % 3}/{device}/{kind.value}"
         if drawn < _GARBLED:
-            return [Message(topic, payload[:-1] + device.encode(), None, on_time=False)]
-        said = Message(topic, payload, (device, kind.value, at_ms, self._boot, seq), on_time=at_ms == now_ms)
+            return [Message(topic, payload[:-1] + device.encode(), None, None)]
+        said = Message(topic, payload, (device, kind.value, at_ms, self._boot, seq), now_ms if at_ms == now_ms else None)
         return [said, said] if _LATE <= drawn < _TWICE else [said]
 
 

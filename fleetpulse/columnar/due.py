@@ -62,10 +62,12 @@ def shards_of(signals: pa.RecordBatch, shards: Shards) -> Int64s:
 
 def by_shard(signals: pa.RecordBatch, shards: Shards) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the signals of each shard that has some, in their order."""
+    if len(shards) == 1:
+        yield 0, signals
+        return
     numbers = shards_of(signals, shards)
-    present = np.unique(numbers).tolist()
-    for number in present:
-        yield number, signals if len(present) == 1 else filtered(signals, numbers == number)
+    for number in np.unique(numbers).tolist():
+        yield number, filtered(signals, numbers == number)
 
 
 class Sifted(NamedTuple):

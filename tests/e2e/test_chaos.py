@@ -40,6 +40,7 @@ def test_two_rounds_of_kills_lose_nothing_and_repeat_nothing(homes: Path) -> Non
     assert total["late"]
     assert total["duplicate"]
     assert total["transitions"] > 50
+    assert total["reconnects"] > 20
     await_none_left(homes)
     assert not list(homes.glob("fleet-chaos-*")), "the home is removed"
 

@@ -22,6 +22,8 @@ _MERGING: Final = "tests/property/test_merging.py"
 _ANY_INTAKE: Final = (
     "tests/property/test_intake.py::test_whatever_comes_in_whatever_order_stamps_tokens_gaps_and_promises_are_kept"
 )
+_SHARDS: Final = "tests/unit/test_shards.py"
+_ACROSS: Final = "tests/property/test_shards.py::test_devices_of_several_shards_are_judged_the_same_however_rows_are_cut"
 _ORACLE: Final = "tests/property/test_oracle.py::test_the_definition_says_what_the_oracle_says"
 
 
@@ -350,6 +352,50 @@ FAULTS: Final = (
         "np.maximum(stamps, landed_ms + 1)",
         "np.maximum(stamps, landed_ms)",
         f"{_MERGING}::test_what_surfaces_behind_what_has_landed_is_lifted_and_keeps_its_order",
+    ),
+    # ---- shards
+    _fault(
+        "gap-of-a-site-is-everybodys",
+        "fleetpulse/core/shards.py",
+        "one.open_gap(row_ms, since_ms, bridge) if its else one",
+        "one.open_gap(row_ms, since_ms, bridge)",
+        f"{_SHARDS}::test_a_bridge_that_has_not_listened_for_sixty_hours_holds_back_its_own_sites_alone",
+    ),
+    _fault(
+        "silence-is-left-behind-by-a-move",
+        "fleetpulse/core/device.py",
+        "        device.quiet_covered_ms += moved_ms\n",
+        "",
+        f"{_SHARDS}::test_a_device_that_moves_to_a_site_that_is_held_back_takes_its_silence_along",
+    ),
+    _fault(
+        "old-signal-voids-a-will",
+        "fleetpulse/core/device.py",
+        "row.received_at_ms >= death_ms and (",
+        "(",
+        f"{_SHARDS}::test_an_old_signal_from_a_held_back_site_does_not_bring_back_a_device_that_has_died_since",
+    ),
+    _fault(
+        "row-counts-before-what-was-judged",
+        "fleetpulse/core/device.py",
+        "advance.judged_before(each, device.speaks_at) + 1)",
+        "0)",
+        _ACROSS,
+    ),
+    _fault(
+        "gateway-event-acts-twice",
+        "fleetpulse/core/shards.py",
+        "(begun_ms is None or row.at_ms > begun_ms)",
+        "True",
+        _ACROSS,
+    ),
+    _fault(
+        "split-loses-the-rows-of-gateways",
+        "fleetpulse/columnar/group.py",
+        "rows, width_ms, {source, *of_source})",
+        "rows, width_ms, of_source)",
+        _COLUMNAR,
+        environment=(("FLEET_STEPS", "20000"),),
     ),
     # ---- files and tables
     _fault(

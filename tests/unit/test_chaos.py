@@ -20,11 +20,12 @@ TIMEOUT_MS = 10_000
 
 
 def heard(at_ms: int, device: str = "d", seq: int = 1, *, on_time: bool = True) -> Acknowledged:
-    return Acknowledged(Message("t", b"{", (device, "heartbeat", at_ms, "b", seq), on_time), at_ms)
+    return Acknowledged(Message("t", b"{", (device, "heartbeat", at_ms, "b", seq), at_ms if on_time else None), at_ms)
 
 
 def offline(at_ms: int, device: str = "d", number: int = 2) -> dict[str, Any]:
-    return {"device_id": device, "life_ms": 0, "transition_no": number, "to_mode": "offline", "at_ms": at_ms}
+    return {"device_id": device, "life_ms": 0, "transition_no": number, "to_mode": "offline", "at_ms": at_ms,
+            "trigger": "silence"}  # fmt: skip
 
 
 def test_the_load_is_drawn_from_its_seed_and_every_message_has_an_identity_of_its_own() -> None:
@@ -50,7 +51,7 @@ def test_some_devices_are_silent_for_longer_than_their_timeout_and_the_others_ne
 
 
 def test_what_was_acknowledged_and_is_nowhere_is_lost() -> None:
-    there, gone, broken = heard(1), heard(2), Acknowledged(Message("t", b"broken", None, on_time=False), 3)
+    there, gone, broken = heard(1), heard(2), Acknowledged(Message("t", b"broken", None, None), 3)
     landed = Counter([there.message.identity])
     assert missing([there, gone], landed, Counter()) == [gone]
     assert missing([there, there], landed, Counter()) == [there], "what was acknowledged twice is to be there twice"
@@ -85,11 +86,17 @@ def test_a_transition_that_is_told_twice_is_seen() -> None:
 )
 def test_an_offline_of_a_device_that_spoke_is_false(spoken: list[int], at_ms: int, wrong: bool) -> None:
     acknowledged = [heard(at) for at in spoken] + [heard(at_ms, "another")]
-    assert wrongly_offline(acknowledged, [offline(at_ms)], TIMEOUT_MS) == [offline(at_ms)] * wrong
+    assert wrongly_offline(acknowledged, [offline(at_ms)], TIMEOUT_MS, 1_000) == [offline(at_ms)] * wrong
 
 
 def test_what_was_said_late_is_no_sign_of_life() -> None:
-    assert wrongly_offline([heard(5_000, on_time=False)], [offline(11_000)], TIMEOUT_MS) == []
+    assert wrongly_offline([heard(5_000, on_time=False)], [offline(11_000)], TIMEOUT_MS, 1_000) == []
+
+
+def test_a_device_that_has_come_back_within_the_grace_after_its_will_is_wrongly_offline() -> None:
+    by_will = offline(11_000) | {"trigger": "death"}
+    assert wrongly_offline([heard(9_000)], [by_will], TIMEOUT_MS, 1_000) == []
+    assert wrongly_offline([heard(10_500)], [by_will], TIMEOUT_MS, 1_000) == [by_will]
 
 
 def test_a_fault_is_counted_under_the_kill_that_is_nearest() -> None:
@@ -103,10 +110,10 @@ def test_a_fault_is_counted_under_the_kill_that_is_nearest() -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_fault_of_any_kind_is_not_clean(fault: str) -> None:
     line, even = Line(kills=1), {"received": 1, "judged": 1}
-    assert Account({Victim.BROKER: line}, even, 0, 0, []).clean
-    assert not Account({Victim.BROKER: line}, {"received": 2, "judged": 1}, 0, 0, []).clean
+    assert Account({Victim.BROKER: line}, even, 0, 0, 0, []).clean
+    assert not Account({Victim.BROKER: line}, {"received": 2, "judged": 1}, 0, 0, 0, []).clean
     setattr(line, fault, 1)
-    assert not Account({Victim.BROKER: line}, even, 0, 0, []).clean
+    assert not Account({Victim.BROKER: line}, even, 0, 0, 0, []).clean
 
 
 def test_verdicts_that_only_one_side_has_are_differences_each() -> None:

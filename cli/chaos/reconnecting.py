@@ -1,0 +1,175 @@
+"""Devices that lose their connection and come back: clients with a will, in a new session each time, whose clocks are wrong.
+
+Rule 1: a connection is lost by a TCP reset: nobody says goodbye, and the broker delivers the will.
+Rule 2: a signal counts from its acknowledgement on; one that a lost connection takes along is not sent again.
+"""
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from random import Random
+from types import TracebackType
+from typing import Final, Self
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+
+from cli.chaos.load import Acknowledged, Message
+from fleetpulse.core.messages import Kind
+from fleetpulse.io.address import BrokerAddress
+
+CLOCKS_S: Final = (-3_600, -600, -5, -1, 0, 1, 600, 3_600)  # seconds that clocks are ahead
+_ANSWER_S: Final = 5.0  # for the broker to answer
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close by a reset
+_RESETS: Final = 0.25  # share of a device's turns in which its connection is lost
+_PAUSE_S: Final = 0.1  # between two turns, of all devices together
+
+
+class ReconnectingDevice:
+    """A client with a will.
+
+    Args:
+        address: the broker.
+        name: of the device.
+        site: of the device.
+        ahead_s: seconds that its clock is ahead.
+
+    Attributes:
+        acknowledged: its signals that the broker said it has.
+        sessions: how many sessions it has begun with a birth.
+    """
+
+    def __init__(self, address: BrokerAddress, name: str, site: str = "site", ahead_s: int = 0) -> None:
+        self.acknowledged: list[Acknowledged] = []
+        self.name, self.site = name, site
+        self._address, self._ahead_ms = address, ahead_s * 1000
+        self._session = self._seq = self.sessions = 0
+        self._client: paho.Client | None = None
+
+    def connect(self) -> bool:
+        """Connect in a new session, and send a birth; False where the broker does not answer in time."""
+        self._drop()
+        self._session += 1
+        client = paho.Client(CallbackAPIVersion.VERSION2, client_id=self.name, reconnect_on_failure=False)
+        if self._address.username:
+            client.username_pw_set(self._address.username, self._address.password)
+        client.will_set(self._topic(Kind.DEATH), json.dumps({"session": str(self._session)}), qos=1)
+        try:
+            client.connect(self._address.host, self._address.port, keepalive=60)
+        except OSError:
+            return False
+        client.loop_start()
+        self._client = client
+        deadline_s = time.monotonic() + _ANSWER_S
+        while not client.is_connected():
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.01)
+        born = self.speak(Kind.BIRTH)
+        self.sessions += born
+        return born
+
+    def speak(self, kind: Kind = Kind.HEARTBEAT) -> bool:
+        """Send a signal; False where the broker did not acknowledge it in time."""
+        if self._client is None or not self._client.is_connected():
+            return False
+        self._seq += 1
+        now_ms = _now_ms()
+        at_ms, boot = now_ms + self._ahead_ms, f"boot-{self.name}"
+        payload = json.dumps({"ts": at_ms, "boot": boot, "seq": self._seq, "session": str(self._session)}).encode()
+        sent = self._client.publish(self._topic(kind), payload, qos=1)
+        with suppress(RuntimeError, ValueError):  # the connection is lost
+            sent.wait_for_publish(_ANSWER_S)
+            if sent.is_published():
+                said = Message(self._topic(kind), payload, (self.name, kind.value, at_ms, boot, self._seq), now_ms)
+                self.acknowledged.append(Acknowledged(said, _now_ms()))
+                return True
+        return False
+
+    def reset(self) -> None:
+        """Lose the connection."""
+        sock = self._client.socket() if self._client is not None else None
+        if isinstance(sock, socket.socket):
+            with suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                sock.shutdown(socket.SHUT_RD)  # wakes the client's thread
+        self._drop(sock)
+
+    def leave(self) -> None:
+        """Disconnect without a will."""
+        if self._client is not None and self._client.is_connected():
+            self._client.disconnect()
+        self._drop()
+
+    def _drop(self, sock: object = None) -> None:
+        client, self._client = self._client, None
+        if client is None:
+            return
+        if isinstance(sock, socket.socket):
+            with suppress(OSError):
+                sock.close()
+        client.loop_stop()
+
+    def _topic(self, kind: Kind) -> str:
+        return f"fleet/{self.site}/{self.name}/{kind.value}"
+
+
+class ReconnectingDevices:
+    """Some of them, who lose their connections at random; a context in which they do.
+
+    Args:
+        address: the broker.
+        count: how many.
+        seed: what happens is drawn from it.
+    """
+
+    def __init__(self, address: BrokerAddress, count: int, seed: int) -> None:
+        self._devices = [
+            ReconnectingDevice(address, f"again-{number:03d}", f"site-{number % 3}", CLOCKS_S[number % len(CLOCKS_S)])
+            for number in range(count)
+        ]
+        self._random = Random(f"{seed} again")
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    @property
+    def acknowledged(self) -> Sequence[Acknowledged]:
+        """Their signals that the broker said it has."""
+        return [one for device in self._devices for one in device.acknowledged]
+
+    @property
+    def reconnects(self) -> int:
+        """How often one of them came back after it had lost its connection."""
+        return sum(max(0, device.sessions - 1) for device in self._devices)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Let all of them take leave."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        turn = 0
+        while self._devices and not self._over.wait(_PAUSE_S):
+            device = self._devices[turn % len(self._devices)]
+            turn += 1
+            if turn > len(self._devices) and self._random.random() < _RESETS:
+                device.reset()
+            if not device.speak():
+                device.connect()
+        for device in self._devices:
+            device.leave()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
