@@ -139,14 +139,12 @@ class Judging:
         places = self._devices.locate(signals["device_id"], due)
         commands = [row for part in parts for row in part.others if not row.is_for_everyone]
         events = {part.shard: sorted((row for row in part.others if row.is_for_everyone), key=_arrival) for part in parts}
-        by_definition, of_devices = places[:0], places[:0]
+        by_definition = places[:0]
         if len(self._advance.shards) > 1:
             by_definition = np.union1d(self._across_shards(signals, places, shards), self._behind_events(events))
         if commands:
             ids = pa.array([row.device_id for row in commands], pa.string())
             by_definition = np.union1d(by_definition, self._devices.locate(ids, np.ones(len(ids), bool)))
-        if len(self._advance.shards) > 1:
-            of_devices = self.shards_of_devices()
         if len(by_definition):
             theirs = np.isin(places, by_definition)
             told_apart = signals.filter(pa.array(theirs))
@@ -154,6 +152,7 @@ class Judging:
             places = np.where(theirs, -1, places)
         for part in parts:
             its_places = places if len(parts) == 1 else np.where(shards == part.shard, places, -1)
+            of_devices = self.shards_of_devices() if len(parts) > 1 else places[:0]  # some are new since the part before
             others = np.flatnonzero((of_devices != part.shard) & (of_devices >= 0))
             of_gateways = self._gateway_events(events[part.shard], signals, its_places, np.union1d(by_definition, others))
             if len(of_gateways) or (its_places >= 0).any():

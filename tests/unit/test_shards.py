@@ -10,7 +10,7 @@ from fleetpulse.core.judgements import compared
 from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.shards import EVERY_SITE, MAX_NAMED_SITES, Scope, Shards, served_sites
-from tests.histories import START, changes, row, signal, tick
+from tests.histories import START, changes, positioned, row, signal, tick
 from tests.property.test_laws import in_batches
 
 pytestmark = pytest.mark.unit
@@ -96,6 +96,12 @@ def test_an_old_signal_from_a_held_back_site_does_not_bring_back_a_device_that_h
     rows = [at_site("rome", HOUR, "d"), early, at_site("rome", 4.9 * HOUR, "d"), NORTH_IS_DEAF, will]
     rows += [gap(62 * HOUR, op="close", until_s=62 * HOUR), tick(63 * HOUR)]
     assert [mode for _, _, mode, _ in told(rows)][-1] == "offline", "it was received before the will"
+
+
+def test_a_gateway_s_death_does_not_reach_a_device_of_another_shard_that_is_new_since() -> None:
+    rows = [gap(10, op="open", from_s=5, sites=["north"]), gap(20, op="close", until_s=20)]
+    rows += [row(100, "fleet/north/h/death", gateway="h"), row(120, "fleet/south/d/error", gateway="h"), tick(4_000)]
+    assert told(positioned(rows)) == [(120, "provisioned", "online", "signal"), (3_720, "online", "offline", "silence")]
 
 
 def test_gaps_that_overlap_split_the_sites_and_a_scope_of_too_many_is_everybody_s() -> None:
