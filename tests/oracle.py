@@ -8,6 +8,7 @@ Rule 2: where the text leaves a choice, the choice is named here.
 - A life begins with a registration or a signal; a death of nobody is nothing. What was forgotten is unknown.
 - A signal counts for its event time, but for no instant after it was received; where its clock is at fault, or it came late
   and proves life, for the instant at which it was received. The error, boot and counter of a late one do not count.
+- A late birth that the device delivered itself names its session and boot; other words of late signals do not count.
 - Of a device's own words (boot, session, counter) those received last count; a signal that was received before one already judged
   does not. A signal whose presence time is not its event time and that repeats the number of the one before it is a copy.
 - Of several wills the newest counts. Its grace is a limit of silence: each instant by the policy and class then in force.
@@ -204,7 +205,8 @@ class Life:
         for old in self.log[:index]:
             if old.kind in SIGNALS and old.arrival > newest:
                 newest = old.arrival
-                value = getattr(old, word) if old.trust != "late" and getattr(old, word) is not None else value
+                counts = old.trust != "late" or (word in ("boot", "session") and old.kind == "birth" and old.is_direct)
+                value = getattr(old, word) if counts and getattr(old, word) is not None else value
         return value
 
     def has_rebooted(self, row: Message, index: int) -> bool:
@@ -573,7 +575,8 @@ def _gateway_events(rows: list[Message], lateness: int) -> list[Message]:
                 dead.pop(name)
                 events.append(replace(row, kind="gateway_return", presence=row.received_at))
             late = row.own_clock and row.event_time is not None and row.received_at - sent >= lateness
-            if not late and (itself or was_dead or sessions.get(name) or boots.get(name)):
+            counts = not late or (row.kind == "birth" and row.is_direct)
+            if counts and (itself or was_dead or sessions.get(name) or boots.get(name)):
                 sessions[name] = row.session or sessions.get(name)
                 boots[name] = row.boot or boots.get(name)
     return events

@@ -290,11 +290,22 @@ def _heard(devices: Matrix, world: World, told: Matrix, said: int, i: int, rows:
             devices[i, GATEWAY] = rows[j, R_GATEWAY]
         if newest:
             said = _number(devices, told, said, i, rows, j)
+    elif newest and rows[j, R_KIND] == _BIRTH and rows[j, R_DIRECT]:
+        _name(devices, i, rows, j)
     if newest:
         devices[i, HEARD] = arrival
     if rows[j, R_DIRECT] or rows[j, R_KIND] == _BIRTH:
         devices[i, PROVED] = max(devices[i, PROVED], arrival)
     return said
+
+
+@borrowing
+def _name(devices: Matrix, i: int, rows: Matrix, j: int) -> None:
+    """Note the session and boot that a signal names."""
+    if rows[j, R_BOOT] >= 0:
+        devices[i, BOOT] = rows[j, R_BOOT]
+    if rows[j, R_SESSION] != NONE:
+        devices[i, SESSION] = rows[j, R_SESSION]
 
 
 @borrowing
@@ -312,12 +323,9 @@ def _number(devices: Matrix, told: Matrix, said: int, i: int, rows: Matrix, j: i
             devices[i, REBOOTS] += 1
     elif seq >= 0 and devices[i, SEQ] >= 0 and _fell_back(devices[i, SEQ], seq):
         devices[i, REBOOTS] += 1
-    if boot >= 0:
-        devices[i, BOOT] = boot
+    _name(devices, i, rows, j)
     if seq >= 0:
         devices[i, SEQ] = seq
-    if rows[j, R_SESSION] != NONE:
-        devices[i, SESSION] = rows[j, R_SESSION]
     if rows[j, R_FIRMWARE] >= 0:
         devices[i, FIRMWARE] = rows[j, R_FIRMWARE]
     return said

@@ -363,7 +363,7 @@ class Fold:
             self.judgements.append(about(row, verdict))
 
     def _heard(self, device: Device, row: Row) -> None:
-        """Note a signal: last seen, runtime, clock, and, of one that is not late, reboots and gateway."""
+        """Note a signal: last seen, runtime, clock; of one that is not late reboots and gateway, of a late birth its session."""
         at_ms, covered = row.at_ms, self.world.coverage(device).covered(row.at_ms)
         gap = covered - device.quiet_covered_ms - device.excused_ms
         present = device.mode in PRESENT or device.mode in HELD or device.mode is Mode.UNREACHABLE
@@ -379,6 +379,8 @@ class Fold:
             device.gateway = row.gateway if row.gateway is not None else device.gateway
             if newest:
                 self._numbered(device, row)
+        elif newest and row.kind is Kind.BIRTH and row.is_direct:
+            self._named(device, row)  # the connection is of now, whatever the clock: a will of it is to be heeded
         if newest:
             device.heard_arrival = row.arrival
         if row.is_direct or row.kind is Kind.BIRTH:
@@ -395,10 +397,14 @@ class Fold:
             device.reboots += row.boot != device.boot
         elif row.seq is not None and device.seq is not None:
             device.reboots += fell_back(device.seq, row.seq)
-        device.boot = row.boot if row.boot is not None else device.boot
+        self._named(device, row)
         device.seq = row.seq if row.seq is not None else device.seq
-        device.session = session_number(row.session) if row.session is not None else device.session
         device.firmware = row.firmware if row.firmware is not None else device.firmware
+
+    def _named(self, device: Device, row: Row) -> None:
+        """Note the session and boot that a signal names."""
+        device.boot = row.boot if row.boot is not None else device.boot
+        device.session = session_number(row.session) if row.session is not None else device.session
 
     def _moved(self, device: Device, row: Row) -> None:
         """Note that a device speaks from another site, and report the one that is back within a day."""

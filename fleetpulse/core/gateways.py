@@ -62,7 +62,8 @@ class Gateways:
         returns = before.dead_since_ms is not None and _voids(row, before.dead_since_ms)
         after = replace(before, dead_since_ms=None) if returns else before
         is_gateway = row.gateway == row.device_id or not before.is_empty
-        if is_gateway and not self._is_late(row):
+        is_of_now = row.kind is Kind.BIRTH and row.is_direct  # whatever its clock
+        if is_gateway and (is_of_now or not self._is_late(row)):
             after = replace(after, session=row.session or before.session, boot=row.boot or before.boot)
         if after != before:
             self._keep(after)

@@ -397,6 +397,13 @@ FAULTS: Final = (
         _COLUMNAR,
         environment=(("FLEET_STEPS", "20000"),),
     ),
+    _fault(
+        "late-birth-names-no-session",
+        "fleetpulse/core/device.py",
+        "elif newest and row.kind is Kind.BIRTH and row.is_direct:",
+        "elif False:",
+        "tests/unit/test_presence.py::test_a_late_birth_names_the_session_so_that_its_will_takes_effect",
+    ),
     # ---- files and tables
     _fault(
         "newest-segment-is-removed",

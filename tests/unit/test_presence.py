@@ -119,3 +119,11 @@ def test_limits_of_its_own_act_from_the_entry_that_gives_them_and_end_with_the_n
     assert offline((700, {"timeout_ms": 600_000})) == [700], "not before the entry"
     assert offline((100, {"timeout_ms": 600_000}), (200, {})) == [3_600]
     assert offline((100, {"timeout_ms": 999})) == [3_600], "below what a policy may say: refused"
+
+
+@pytest.mark.parametrize("word", ["session", "boot"])
+def test_a_late_birth_names_the_session_so_that_its_will_takes_effect(word: str) -> None:
+    rows = [row(0, "d/birth", ts_s=0, **{word: "1"}), signal(1_000, "e")]
+    rows += [row(2_000, "d/birth", ts_s=-1_600, **{word: "2"}), row(2_100, "d/death", **{word: "2"}), tick(4_000)]
+    known = [one for one in outcome(rows, DEPLOYMENT).judgements if one.device_id == "d"]
+    assert changes(known)[-1] == (2_130, "online", "offline", "death")
