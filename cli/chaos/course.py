@@ -111,15 +111,12 @@ def _run(plan: Plan, home: Home, say: Say) -> Account:
     try:
         with Run(home) as run:
             address = _start(run, restarts, stop)
-            with (
-                ReconnectingDevices(address, plan.reconnecting, plan.seed) as others,
-                Load(address, plan.devices, plan.rate_per_s, plan.seed) as load,
-            ):
-                run.await_that("the first batch", lambda: judged_up_to(home.checkpoint) is not None or _ended(stop), _START_S)
+            with Load(address, plan.devices, plan.rate_per_s, plan.seed) as load:
+                run.await_that("the first verdicts", lambda: _frontier_ms(home) is not None or _ended(stop), _START_S)
                 killing = Killing(run, random, stop, OUTAGE_S)
-                _kill(plan, killing, load, random, say)
-                say("the load ends; what is under way is judged")
-                others.end()
+                with ReconnectingDevices(address, plan.reconnecting, plan.seed) as others:  # a clock is slow beside a frontier
+                    _kill(plan, killing, load, random, say)
+                    say("the load ends; what is under way is judged")
                 _drain(killing, load, run)
             died = sum(job.died for job in run.jobs)
     finally:
@@ -170,8 +167,7 @@ def _drain(killing: Killing, load: Load, run: Run) -> None:
     ended_ms = time.time_ns() // 1_000_000
 
     def judged() -> bool:
-        reached = judged_up_to(run.home.checkpoint)
-        frontier_ms = reports.frontier_ms(run.home, reached[1] if reached else None)
+        frontier_ms = _frontier_ms(run.home)
         return frontier_ms is not None and frontier_ms > ended_ms
 
     _await("the last messages were not judged", _DRAIN_S, judged, killing, run)
@@ -181,6 +177,12 @@ def _drain(killing: Killing, load: Load, run: Run) -> None:
         if time.monotonic() > limit_s or not (run.alive("landing") and run.alive("lifecycle")):
             raise FleetError(f"the last rows were not judged; {_stands(run.home)}")
         killing.rest(_LOOK_S)
+
+
+def _frontier_ms(home: Home) -> int | None:
+    """Return up to when everything is judged; None before the second batch."""
+    reached = judged_up_to(home.checkpoint)
+    return None if reached is None else reports.frontier_ms(home, reached[1])
 
 
 def _await(what: str, patience_s: float, reached: Callable[[], bool], killing: Killing, run: Run) -> None:

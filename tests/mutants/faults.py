@@ -191,7 +191,7 @@ FAULTS: Final = (
         "left_ms = min(left_ms, due_ms - through_ms[i])",
         "left_ms = due_ms - through_ms[i]",
         _COLUMNAR,
-        environment=_FEW_STEPS,
+        environment=(("FLEET_STEPS", "3000"),),
     ),
     _fault(
         "kernel-takes-a-number-that-stays-for-a-reboot",
