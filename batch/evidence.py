@@ -82,11 +82,11 @@ class Stand:
     Attributes:
         newest_ms: ``received_at`` of the newest row judged.
         world: coverage and policies.
-        frontier_ms: up to which is judged: the greatest of all shards.
-        settled_ms: up to which no verdict is held back in any shard.
-        others_ms: up to which is judged of sites that no gap row names.
-        least_ms: up to which every shard is judged.
-        held_back_ms: how long a verdict may be held back.
+        frontier_ms: greatest frontier of all shards.
+        settled_ms: instant up to which no shard holds a verdict back.
+        others_ms: frontier of the sites that no gap row names.
+        least_ms: least frontier of all shards.
+        held_back_ms: longest time that a verdict is held back.
         kept_ms: from when on bronze has all its rows.
         told_ms: from when on all is kept that was said of messages which were not judged, by ``received_at`` and by event time.
         origin: where bronze can be judged again from up to there; None: from nowhere.
@@ -140,26 +140,16 @@ class Stand:
         }
 
     def shards(self) -> pa.Table:
-        """Return the sites that gap rows name, each with the number of its shard and how far that is judged."""
-        known = self.world.shards
-        rows = [
-            (site, number, one.frontier_ms or _BEFORE_ALL)
-            for number, (sites, one) in enumerate(zip(known.sites, known.listenings[1:], strict=True), 1)
-            for site in sorted(sites)
-        ]
-        sites, numbers, instants = zip(*rows, strict=True) if rows else ((), (), ())
-        return pa.table(
-            {
-                "of_site": pa.array(sites, pa.string()),
-                "shard": pa.array(numbers, pa.int32()),
-                "judged_to": _instants(instants),
-                "settled_to": _instants(one - self.held_back_ms for one in instants),
-            }
-        )
+        """Return the sites that gap rows name, each with its frontier and the instant up to which no verdict is held back."""
+        shards = self.world.shards
+        sites = [site for its in shards.sites for site in sorted(its)]
+        instants = [shards.of(site).frontier_ms or _BEFORE_ALL for site in sites]
+        settled = _instants(one - self.held_back_ms for one in instants)
+        return pa.table({"of_site": pa.array(sites, pa.string()), "judged_to": _instants(instants), "settled_to": settled})
 
 
 def roaming(tables: Opened, shards: Shards) -> pa.Table:
-    """Return the devices with messages from several shards: their tables alone do not tell in which order they were judged."""
+    """Find devices with messages from several shards: the order in which those were judged does not follow from the tables."""
     if len(shards) == 1:
         return pa.table({"device_id": pa.array([], pa.string())})
     found = tables.arrow("SELECT DISTINCT device_id, site FROM messages")
@@ -368,11 +358,11 @@ def by_bronze(home: Home, newest_ms: int) -> Outcome:
 def listens_as(world: str, known: Outcome) -> bool:
     """Whether a state has the frontier, the gaps and the policies that bronze gives; it has forgotten what it needs no more."""
     shards, policies = world_from_plain(json.loads(world))
-    told = known.shards
-    if told is None or (told.frontiers_ms, told.sites) != (shards.frontiers_ms, shards.sites):
+    given = known.shards
+    if given is None or (given.frontiers_ms, given.sites) != (shards.frontiers_ms, shards.sites):
         return False
     dated = [one.pruned(shards.least_frontier_ms) for one in (known.policies, policies)]
-    both = zip(told.listenings, shards.listenings, strict=True)
+    both = zip(given.listenings, shards.listenings, strict=True)
     return dated[0] == dated[1] and all(_listens_alike(one.coverage, other.coverage) for one, other in both)
 
 
@@ -407,12 +397,12 @@ def _covered(device: Device, stand: Stand, known: Outcome) -> int | None:
     """
     if known.shards is None:
         return None
-    told, stands = known.shards.of(device.speaks_at), stand.world.shards.of(device.speaks_at)
-    if device.quiet_since_ms < max(stand.kept_ms, told.coverage.start_ms):
+    in_bronze, in_state = (shards.of(device.current_site) for shards in (known.shards, stand.world.shards))
+    if device.quiet_since_ms < max(stand.kept_ms, in_bronze.coverage.start_ms):
         return None
-    frontier_ms = stands.frontier_ms or _BEFORE_ALL
-    since_ms = told.coverage.covered(frontier_ms) - told.coverage.covered(device.quiet_since_ms)
-    return stands.coverage.covered(frontier_ms) - since_ms
+    frontier_ms = in_state.frontier_ms or _BEFORE_ALL
+    since_ms = in_bronze.coverage.covered(frontier_ms) - in_bronze.coverage.covered(device.quiet_since_ms)
+    return in_state.coverage.covered(frontier_ms) - since_ms
 
 
 def _devices(tables: Opened) -> Iterator[Device]:

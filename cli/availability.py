@@ -39,15 +39,15 @@ def availability(
     opened.record()
     begin_ms = _begin_ms(day)
     judged = judged_ms(opened)
-    told = reports.shards(opened, judged)
-    frontier_ms = reports.frontier_ms(opened, judged)
+    known = reports.shards(opened, judged)
+    frontier_ms = known.frontier_ms if known is not None and judged is not None else reports.frontier_ms(opened, judged)
     deployment = opened.deployment()
     judged_to_ms = None if frontier_ms is None else deployment.said_through_ms(frontier_ms)  # the rest may be held back
-    if told is None or judged_to_ms is None or judged_to_ms <= begin_ms:
+    if known is None or judged_to_ms is None or judged_to_ms <= begin_ms:
         reached = "nothing" if judged_to_ms is None else f"what happened up to {format_instant(judged_to_ms)}"
         raise FleetError(f'in "{home}" {reached} is judged; got --day {day}; name an earlier one, or ask again later')
     span = Span(begin_ms, min(begin_ms + _DAY_MS, judged_to_ms))
-    when = Listened.within(told, span, deployment.verdict_jitter_ms)
+    when = Listened.within(known, span, deployment.verdict_jitter_ms)
     rows = [{"day": day, **row} for row in shares(opened, when, _GROUPS[by])]
     if json_lines:
         as_json([{"judged_to_ms": judged_to_ms, **row} for row in rows])

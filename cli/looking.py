@@ -88,12 +88,13 @@ def status_facts(home: Home) -> dict[str, Any]:
     from fleetpulse.ops import present, reports
 
     judged = judged_ms(home)
-    frontier_ms = reports.frontier_ms(home, judged)
+    known = None if judged is None else reports.shards(home, judged)
+    frontier_ms = known.frontier_ms if known is not None else reports.frontier_ms(home, judged)
     facts = present.counts(home, frontier_ms)
     facts["clocks"] = present.clocks(home)
     facts["judged_received_at_ms"] = judged
     facts["frontier_ms"] = frontier_ms
-    facts["held_back"] = reports.held_back(home, judged)
+    facts["held_back"] = reports.held_back(known) if known is not None else []
     facts["health"] = reports.health(home)
     running = {
         name: status
@@ -141,7 +142,7 @@ def show_status(home: Home, *, json_lines: bool) -> None:
     for one in facts["held_back"]:
         sites, bridges = "all other sites" if one["sites"] is None else ", ".join(one["sites"]), ", ".join(one["bridges"])
         reached = "not judged yet" if one["frontier_ms"] is None else f"judged up to {format_instant(one['frontier_ms'])}"
-        shown.print(f"held back: {sites}: {reached}, since {bridges} does not listen")
+        shown.print(f"held back: {sites}: {reached}; not listening: {bridges}")
     told = {name: ", ".join([str(state), *facts["troubles"].get(name, ())]) for name, state in facts["processes"].items()}
     running = ", ".join(f"{name} ({words})" for name, words in told.items())
     shown.print(f"running: {running or 'nothing'}")

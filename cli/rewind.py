@@ -88,10 +88,10 @@ def _moment(home: Home, at_ms: int, known: str) -> Any:
     for name, asked_ms in (("--to", at_ms), ("--known", known_ms)):
         if now_ms < asked_ms != END_OF_TIME_MS:
             raise Misuse(f"{name} is an instant of the past; got {format_instant(asked_ms)}; what is to come nobody knows")
-    told = reports.shards(home, None)
-    if told is None:
+    shards = reports.shards(home, None)
+    if shards is None:
         raise FleetError(f'the home "{home.path}" has no history; play one with: ./fleet replay RECORDING --home {home.path}')
-    if at_ms < (first_ms := begun_ms(home, told.start_ms)):
+    if at_ms < (first_ms := begun_ms(home, shards.start_ms)):
         began = format_instant(first_ms)
         raise FleetError(
             f'the history of "{home.path}" begins at {began}; got --to {format_instant(at_ms)}; name {began} or later'

@@ -58,6 +58,7 @@ _LONG_S: Final[Mapping[str, float]] = {
     "tests/e2e/test_image.py": 140.0,
     "tests/e2e/test_drill.py": 130.0,
     "tests/e2e/test_chaos.py": 125.0,
+    "tests/e2e/test_reconnects.py": 125.0,
 }
 
 

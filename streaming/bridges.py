@@ -1,7 +1,7 @@
 """The bridges as landing sees them: what each has, how far each promises to be, and which is given up.
 
-Rule 1: a bridge that is not heard of for its lease, or ended, holds nobody up: a gap of its sites is opened in its place, in its
-own segments, so that it finds it there. What it had written before comes first.
+Rule 1: if a bridge does not renew its lease, or ended, landing opens a gap of the bridge's sites, as the next of the bridge's own
+segments, and goes on. Rows that the bridge had written before come first.
 Rule 2: where there is one bridge, none of this is needed: it says of itself where it was deaf, before any other row.
 """
 

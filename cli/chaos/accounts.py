@@ -42,7 +42,7 @@ class Line:
         lost: acknowledged, and neither in ``messages`` nor in ``quarantine``.
         judged_twice: messages of which more than one copy acted, and transitions told twice.
         differences: judgements that the job has and the definition has not, or the other way round.
-        false_offline: devices told offline that had spoken within their timeout, or since their will.
+        false_offline: transitions to offline of devices that had spoken within their timeout, or since their will.
         recovery_s: of each kill, how long it took.
     """
 
@@ -235,8 +235,8 @@ def wrongly_offline(
     spoken: dict[str, list[int]] = {}
     for one in acknowledged:
         identity: Identity | None = one.message.identity
-        if identity is not None and one.message.said_ms is not None:
-            spoken.setdefault(identity[0], []).append(one.message.said_ms)
+        if identity is not None and one.message.alive_ms is not None:
+            spoken.setdefault(identity[0], []).append(one.message.alive_ms)
     for instants in spoken.values():
         instants.sort()
     wrong: list[Mapping[str, Any]] = []

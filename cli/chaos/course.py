@@ -114,7 +114,7 @@ def _run(plan: Plan, home: Home, say: Say) -> Account:
             with Load(address, plan.devices, plan.rate_per_s, plan.seed) as load:
                 run.await_that("the first verdicts", lambda: _frontier_ms(home) is not None or _ended(stop), _START_S)
                 killing = Killing(run, random, stop, OUTAGE_S)
-                with ReconnectingDevices(address, plan.reconnecting, plan.seed) as others:  # a clock is slow beside a frontier
+                with ReconnectingDevices(address, plan.reconnecting, plan.seed) as others:  # slow clocks need a frontier
                     _kill(plan, killing, load, random, say)
                     say("the load ends; what is under way is judged")
                 _drain(killing, load, run)

@@ -37,13 +37,13 @@ class Message(NamedTuple):
         topic: where.
         payload: its bytes.
         identity: what makes it this message; None where it cannot be decoded.
-        said_ms: the instant for which it proves that the device was alive; None for none.
+        alive_ms: instant for which it proves that the device was alive; None if it proves nothing.
     """
 
     topic: str
     payload: bytes
     identity: Identity | None
-    said_ms: int | None
+    alive_ms: int | None
 
 
 class Acknowledged(NamedTuple):
@@ -86,8 +86,8 @@ class Devices:
         payload, topic = json.dumps(content).encode(), f"fleet/site-{number % 3}/{device}/{kind.value}"
         if drawn < _GARBLED:
             return [Message(topic, payload[:-1] + device.encode(), None, None)]
-        said = Message(topic, payload, (device, kind.value, at_ms, self._boot, seq), now_ms if at_ms == now_ms else None)
-        return [said, said] if _LATE <= drawn < _TWICE else [said]
+        message = Message(topic, payload, (device, kind.value, at_ms, self._boot, seq), now_ms if at_ms == now_ms else None)
+        return [message, message] if _LATE <= drawn < _TWICE else [message]
 
 
 class Load:

@@ -1,7 +1,7 @@
-"""Devices that lose their connection and come back: clients with a will, in a new session each time, whose clocks are wrong.
+"""Devices that reconnect: MQTT clients with a will and a wrong clock, in a new session after each lost connection.
 
-Rule 1: a connection is lost by a TCP reset: nobody says goodbye, and the broker delivers the will.
-Rule 2: a signal counts from its acknowledgement on; one that a lost connection takes along is not sent again.
+Rule 1: a connection is lost by a TCP reset, without a DISCONNECT: the broker publishes the will.
+Rule 2: a signal counts from its acknowledgement on; a signal that is lost with its connection is not sent again.
 """
 
 import json
@@ -39,8 +39,8 @@ class ReconnectingDevice:
         ahead_s: seconds that its clock is ahead.
 
     Attributes:
-        acknowledged: its signals that the broker said it has.
-        sessions: how many sessions it has begun with a birth.
+        acknowledged: its signals that the broker acknowledged.
+        sessions: number of sessions that began with an acknowledged birth.
     """
 
     def __init__(self, address: BrokerAddress, name: str, site: str = "site", ahead_s: int = 0) -> None:
@@ -51,7 +51,7 @@ class ReconnectingDevice:
         self._client: paho.Client | None = None
 
     def connect(self) -> bool:
-        """Connect in a new session, and send a birth; False where the broker does not answer in time."""
+        """Connect in a new session, and send a birth; False if the broker does not answer in time."""
         self._drop()
         self._session += 1
         client = paho.Client(CallbackAPIVersion.VERSION2, client_id=self.name, reconnect_on_failure=False)
@@ -74,7 +74,7 @@ class ReconnectingDevice:
         return born
 
     def speak(self, kind: Kind = Kind.HEARTBEAT) -> bool:
-        """Send a signal; False where the broker did not acknowledge it in time."""
+        """Send a signal; False if the broker does not acknowledge it in time."""
         if self._client is None or not self._client.is_connected():
             return False
         self._seq += 1
@@ -85,13 +85,13 @@ class ReconnectingDevice:
         with suppress(RuntimeError, ValueError):  # the connection is lost
             sent.wait_for_publish(_ANSWER_S)
             if sent.is_published():
-                said = Message(self._topic(kind), payload, (self.name, kind.value, at_ms, boot, self._seq), now_ms)
-                self.acknowledged.append(Acknowledged(said, _now_ms()))
+                message = Message(self._topic(kind), payload, (self.name, kind.value, at_ms, boot, self._seq), now_ms)
+                self.acknowledged.append(Acknowledged(message, _now_ms()))
                 return True
         return False
 
     def reset(self) -> None:
-        """Lose the connection."""
+        """Reset the connection."""
         sock = self._client.socket() if self._client is not None else None
         if isinstance(sock, socket.socket):
             with suppress(OSError):
@@ -119,12 +119,12 @@ class ReconnectingDevice:
 
 
 class ReconnectingDevices:
-    """Some of them, who lose their connections at random; a context in which they do.
+    """Devices whose connections are reset at random while the context is open.
 
     Args:
         address: the broker.
-        count: how many.
-        seed: what happens is drawn from it.
+        count: number of devices.
+        seed: of the random resets.
     """
 
     def __init__(self, address: BrokerAddress, count: int, seed: int) -> None:
@@ -138,12 +138,12 @@ class ReconnectingDevices:
 
     @property
     def acknowledged(self) -> Sequence[Acknowledged]:
-        """Their signals that the broker said it has."""
+        """Signals of all devices that the broker acknowledged."""
         return [one for device in self._devices for one in device.acknowledged]
 
     @property
     def reconnects(self) -> int:
-        """How often one of them came back after it had lost its connection."""
+        """Number of sessions after the first one of each device."""
         return sum(max(0, device.sessions - 1) for device in self._devices)
 
     def __enter__(self) -> Self:
@@ -154,7 +154,7 @@ class ReconnectingDevices:
         self.end()
 
     def end(self) -> None:
-        """Let all of them take leave."""
+        """Disconnect all devices."""
         self._over.set()
         self._thread.join()
 

@@ -71,7 +71,7 @@ class KeyGroup:
     due_ms: int | None = None
 
     def __post_init__(self) -> None:
-        """Begin with nothing that waits."""
+        """Begin without pending rows."""
         self.waiting = self.waiting or [Waiting() for _ in range(len(self.shards))]
 
     def fold(
@@ -91,11 +91,12 @@ class KeyGroup:
             deployment: lateness, clock lead and jitter.
             read: returns a chunk of waiting rows by its number.
         """
-        cuts = cuts_at_gaps(others := sorted(others, key=arrival), self.shards)
+        signals, others = _received_in_order(signals), sorted(others, key=arrival)
+        cuts = cuts_at_gaps(others, self.shards)
         if not cuts:
             return self._fold(signals, others, newest_ms, deployment, read)
-        signals, written, gone, told = _received_in_order(signals), dict[int, bytes](), set[int](), list[pa.RecordBatch]()
         received = signals["received_at_ms"].to_numpy()
+        written, gone, judgements = dict[int, bytes](), set[int](), list[pa.RecordBatch]()
         begin, first = 0, 0
 
         def reading(number: int) -> bytes:
@@ -107,17 +108,17 @@ class KeyGroup:
             through_ms = newest_ms if gap is None else read_before(gap)
             part = signals.slice(begin, end - begin)
             step = self._fold(part, others[first:at], through_ms, deployment, reading)
-            told.append(step.told)
+            judgements.append(step.told)
             written.update(step.chunks)
             gone |= {*step.gone}
             begin, first = end, at or 0
         kept = [(number, chunk) for number, chunk in written.items() if number not in gone]
-        return Step(_concat(told, TOLD_SCHEMA), kept, sorted(gone - written.keys()))
+        return Step(_concat(judgements, TOLD_SCHEMA), kept, sorted(gone - written.keys()))
 
     def _fold(self, signals: pa.RecordBatch, others: Sequence[Row], newest_ms: int, deployment: Deployment, read: Read) -> Step:
-        """Fold rows between which no gap row concerns some sites only; it may be the first of them."""
-        before, told = self.shards, list[pa.RecordBatch]()
-        taken_in = self._take_in(signals, others, newest_ms, deployment, told)
+        """Fold rows in arrival order, see `cuts_at_gaps`: the first may be a gap row of some sites, and no other is."""
+        before, judgements = self.shards, list[pa.RecordBatch]()
+        taken_in = self._take_in(signals, others, newest_ms, deployment, judgements)
         chunks, gone = self._split(before, deployment, read) if len(self.shards) > len(before) else ([], [])
         advance = Advance.between(before, self.shards, deployment.allowed_lateness_ms)
         fresh, due = dict(chunks), list[DueRows]()
@@ -126,22 +127,22 @@ class KeyGroup:
             return fresh.get(number) or read(number)
 
         for shard, listening in enumerate(self.shards.listenings):
-            signals, others = taken_in.signals[shard], taken_in.others[shard]
+            new, rows = taken_in.signals[shard], taken_in.others[shard]
             frontier_ms, waiting = listening.frontier_ms, self.waiting[shard]
-            early = np.ones(signals.num_rows, bool)
+            early = np.ones(new.num_rows, bool)
             if frontier_ms is not None:
                 due_signals, due_others, read_out = waiting.take(advance.begun_ms[shard], frontier_ms, reading)
                 gone += read_out
-                early = signals["presence_ms"].to_numpy() > frontier_ms
+                early = new["presence_ms"].to_numpy() > frontier_ms
                 commands = [row for batch in due_others for row in batch_to_rows(batch)]
-                commands += [row for row in others if _at(row) <= frontier_ms]
-                taken_in.others[shard] = [row for row in others if _at(row) > frontier_ms]
+                commands += [row for row in rows if _at(row) <= frontier_ms]
+                taken_in.others[shard] = [row for row in rows if _at(row) > frontier_ms]
                 waited = sum(batch.num_rows for batch in due_signals)
-                known = _concat([*due_signals, signals], SIGNAL_SCHEMA)
+                known = _concat([*due_signals, new], SIGNAL_SCHEMA)
                 due.append(DueRows(shard, known, np.concatenate([np.ones(waited, bool), ~early]), commands))
             taken_in.early.append(early)
         if due:
-            told += self._judge(due, advance, deployment, taken_in.flushed_ms)
+            judgements += self._judge(due, advance, deployment, taken_in.flushed_ms)
         else:
             self.arm(deployment)
         for shard, listening in enumerate(self.shards.listenings):
@@ -151,7 +152,7 @@ class KeyGroup:
             chunks, gone = [*chunks, *its_chunks], [*gone, *its_gone]
         self._be_due_for_waiting(deployment)
         kept = [(number, chunk) for number, chunk in chunks if number not in gone]
-        return Step(_concat(told, TOLD_SCHEMA), kept, [number for number in gone if number not in fresh])
+        return Step(_concat(judgements, TOLD_SCHEMA), kept, [number for number in gone if number not in fresh])
 
     def _keep(
         self,
@@ -162,7 +163,7 @@ class KeyGroup:
         deployment: Deployment,
         read: Read,
     ) -> tuple[list[tuple[int, bytes]], list[int]]:
-        """Let rows of a shard wait; return the chunks to be kept, and the numbers of those that are no longer needed."""
+        """Store the pending rows of a shard; return the new chunks, and the numbers of chunks that are no longer needed."""
         waiting = self._waiting(shard)
         advance_ms = 0 if frontier_ms is None or before_ms is None else frontier_ms - before_ms
         width_ms = span_ms(advance_ms, deployment.allowed_lateness_ms)
@@ -173,13 +174,13 @@ class KeyGroup:
         return [*chunks, *joined], parts
 
     def _waiting(self, shard: int) -> Waiting:
-        """Return what waits in a shard, to be added to: all shards number their chunks together."""
+        """Return the pending chunks of a shard, with the next free number: all shards share their numbers."""
         waiting = self.waiting[shard]
         waiting.written = max(one.written for one in self.waiting)
         return waiting
 
     def _split(self, before: Shards, deployment: Deployment, read: Read) -> tuple[list[tuple[int, bytes]], list[int]]:
-        """Give shards that are new the rows that wait for their sites."""
+        """Move the pending rows of sites that have a new shard into it; return chunks as `_keep` does."""
         sources = {before.number(min(sites)) for sites in self.shards.sites[len(before) - 1 :]}
         self.waiting += [Waiting() for _ in range(len(self.shards) - len(before))]
         width_ms, chunks, gone = span_ms(0, deployment.allowed_lateness_ms), list[tuple[int, bytes]](), list[int]()
@@ -194,7 +195,7 @@ class KeyGroup:
     def let_wait(
         self, signals: pa.RecordBatch, others: Sequence[Row], width_ms: int, shards: Container[int] | None = None
     ) -> list[tuple[int, bytes]]:
-        """Let rows wait, each in the shard of its site.
+        """Store pending rows, each in the shard of its site.
 
         Args:
             signals: columns of `SIGNAL_SCHEMA`, with their presence times.
@@ -221,11 +222,10 @@ class KeyGroup:
         others: Sequence[Row],
         newest_ms: int,
         deployment: Deployment,
-        told: list[pa.RecordBatch],
+        judgements: list[pa.RecordBatch],
     ) -> "_TakenIn":
-        """Move coverage, frontiers and policies; return what may still act, by shard."""
+        """Move coverage, frontiers and policies; return the rows that can still act, by shard."""
         intake = Intake(deployment, self.shards, self.policies, [])
-        signals = _received_in_order(signals)
         received = signals["received_at_ms"].to_numpy()
         kept: dict[int, list[pa.RecordBatch]] = {}
         begin, base = 0, self.shards  # coverage is the same from a gap row to the next
@@ -241,11 +241,11 @@ class KeyGroup:
                 reached = frontiers(world, its_received, deployment.allowed_lateness_ms, listening.newest_ms, start_ms)
                 sifted = sift(its, reached, deployment)
                 kept.setdefault(shard, []).append(sifted.kept)
-                told.extend(sifted.told)
+                judgements.extend(sifted.told)
 
         waiting: list[Row] = []
         flushed: tuple[int | None, ...] = (None,) * len(base)
-        for row in sorted(others, key=arrival):
+        for row in others:
             if row.kind is Kind.GAP:
                 end = int(np.searchsorted(received, row.received_at_ms))
                 part(end)
@@ -266,7 +266,7 @@ class KeyGroup:
         self.shards = shards = intake.shards.read(newest_ms, deployment.allowed_lateness_ms)
         self.policies = intake.policies
         if intake.judgements:
-            told.append(from_judgements(intake.judgements))
+            judgements.append(from_judgements(intake.judgements))
         numbers = range(len(shards))
         its = [[row for row in waiting if row.is_for_everyone or shards.number(row.site) == number] for number in numbers]
         return _TakenIn([_concat(kept.get(number, ()), SIGNAL_SCHEMA) for number in numbers], its, flushed)
@@ -369,7 +369,7 @@ def begin(received_at_ms: int) -> KeyGroup:
 
 @dataclass(slots=True)
 class _TakenIn:
-    """Rows that may still act, by shard.
+    """Rows that can still act, by shard.
 
     Attributes:
         signals: with their presence times.

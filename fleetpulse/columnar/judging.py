@@ -159,7 +159,7 @@ class Judging:
                 self._by_kernel(signals, its_places, of_gateways, part.shard)
 
     def _across_shards(self, signals: pa.RecordBatch, places: Int64s, shards: Int64s) -> Int64s:
-        """Return the devices of which rows are of another shard than the device, or lie behind what it has been judged up to.
+        """Find devices with rows of another shard, or with rows that lie before the device's latest fact.
 
         Args:
             signals: columns of `SIGNAL_SCHEMA`.
@@ -172,20 +172,20 @@ class Judging:
         of_devices = self.shards_of_devices()
         if (new := due & (of_devices[places] < 0)).any():  # of the shard of its first row
             of_devices[places[new][::-1]] = shards[new][::-1]
-        behind = signals["presence_ms"].to_numpy() < self._newest_ms()[places]
+        behind = signals["presence_ms"].to_numpy() < self._last_fact_ms()[places]
         return np.unique(places[due & ((of_devices[places] != shards) | behind)])
 
     def _behind_events(self, events: Mapping[int, Sequence[Row]]) -> Int64s:
-        """Return the devices for which an event of their gateway lies behind what they have been judged up to."""
+        """Find devices whose gateway has an event before the device's latest fact."""
         rows = [row for of_shard in events.values() for row in of_shard]
         if not rows:
             return np.empty(0, np.int64)
         gateways = [self._devices.gateways.number(row.gateway) for row in rows]
         concerned = np.isin(self._devices.rows[:, layout.GATEWAY], gateways)
-        return np.flatnonzero(concerned & (self._newest_ms() > min(row.at_ms for row in rows)))
+        return np.flatnonzero(concerned & (self._last_fact_ms() > min(row.at_ms for row in rows)))
 
-    def _newest_ms(self) -> Int64s:
-        """Return the newest instant of each device's facts, as `Device.newest_ms`."""
+    def _last_fact_ms(self) -> Int64s:
+        """Return the latest instant of each device's facts, as `Device.last_fact_ms`."""
         facts = [layout.QUIET_SINCE, layout.MODE_SINCE, layout.CLASS_SINCE, layout.DEATH, layout.OUTAGE]
         return self._devices.rows[:, facts].max(axis=1, initial=NONE)
 
@@ -316,7 +316,7 @@ class Judging:
         return [None if left == NEVER else left for left in left_ms]
 
     def _pass_time(self, rows: layout.Matrix, shard: int, through_ms: Int64s, settled_ms: int, places: Int64s | None) -> int:
-        """Let silence act on devices of a shard, see `pass_time`; ``places`` are theirs in the key group; None for all of it."""
+        """Fire the timers of a shard's devices; ``places`` are their places in the key group, None for all of it."""
         world, first, left_ms = self._arrays(shard), 0, NEVER
         while first < len(rows):
             buffer = self._room(len(rows) - first)

@@ -108,7 +108,7 @@ def head_of(block: bytes) -> dict[str, Any]:
 
 
 def _left(group: KeyGroup, written: Mapping[int, bytes]) -> tuple[list[pa.RecordBatch], list[Row]]:
-    """Return the signals that wait, and the other rows: what waits in several shards is there once."""
+    """Return the pending signals and the other pending rows; a row that is pending in several shards is there once."""
     signals: list[pa.RecordBatch] = []
     others: list[Row] = []
     for after_ms, waiting in zip(group.shards.frontiers_ms, group.waiting, strict=True):

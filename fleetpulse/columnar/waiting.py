@@ -168,13 +168,13 @@ class Waiting:
 
 
 def waiting_to_plain(waiting: Sequence[Waiting]) -> dict[str, Any]:
-    """Return what waits in each shard as JSON has it: chunks, of all shards but the first with the shard's number."""
+    """Return the pending chunks of each shard for JSON; chunks of all shards but the first carry the shard's number."""
     chunks = [[*chunk.to_plain(), *([shard] if shard else [])] for shard, of_it in enumerate(waiting) for chunk in of_it.chunks]
     return {"written": max(of_it.written for of_it in waiting), "chunks": chunks}
 
 
 def waiting_from_plain(plain: Mapping[str, Any], shards: int) -> list[Waiting]:
-    """The inverse of `waiting_to_plain`, of so many shards."""
+    """Parse the pending chunks of so many shards, the inverse of `waiting_to_plain`."""
     waiting = [Waiting(written=plain["written"]) for _ in range(shards)]
     for values in plain["chunks"]:
         shard = values[5] if len(values) > 5 else 0

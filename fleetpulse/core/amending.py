@@ -62,7 +62,7 @@ def amendments(
         wanted: the transitions of its amended history.
         why: the reason, for what is retracted.
         through_ms: up to where that history is known: what was said beyond it stands.
-        is_after: whether a judgement is about an instant from which on it is known.
+        is_after: whether a judgement lies in the part of the history that is known.
     """
     kept = list(said)
 
@@ -120,7 +120,7 @@ class Histories:
     Attributes:
         judged: as it was judged.
         amended: as it would have been, had nothing come late.
-        begun: what the rows before them came to.
+        begun: outcome of the rows before them.
     """
 
     judged: Outcome
@@ -128,11 +128,11 @@ class Histories:
     begun: Outcome = NOTHING
 
     def is_after(self, one: Judgement) -> bool:
-        """Whether a judgement is about an instant after the frontier with which its device begins: others are not said again."""
+        """Whether a judgement lies after the frontier with which its device begins: earlier ones are not emitted again."""
         if self.begun.shards is None:
             return True
         device = self.begun.devices.get(one.device_id)
-        began_ms = self.begun.shards.of(one.site if device is None else device.speaks_at).frontier_ms
+        began_ms = self.begun.shards.of(one.site if device is None else device.current_site).frontier_ms
         return began_ms is None or (one.event_time_ms or 0) > began_ms
 
     def through_ms(self, device_id: str) -> int | None:
@@ -140,7 +140,7 @@ class Histories:
         if self.judged.shards is None:
             return None
         device = self.judged.devices.get(device_id)
-        return self.judged.frontier_ms if device is None else self.judged.shards.of(device.speaks_at).frontier_ms
+        return self.judged.frontier_ms if device is None else self.judged.shards.of(device.current_site).frontier_ms
 
     def differ(self, device_id: str) -> bool:
         """Whether a device does not go on alike in both."""
@@ -263,7 +263,7 @@ def corrections(
         return []
     under_way = {row.device_id for row in now.waiting if row.kind is Kind.CORRECT}
     sites = {row.device_id: row.site for row in sorted(kept, key=lambda row: row.arrival) if row.site != EVERYONE}
-    sites |= {one.device_id: one.speaks_at for one in now.devices.values()}
+    sites |= {one.device_id: one.current_site for one in now.devices.values()}
     found: list[Correction] = []
     blocked = False
     by_shard: dict[int, list[str]] = {}
@@ -279,46 +279,46 @@ def corrections(
             blocked = True
             continue
         taken = {row.at_ms for row in now.waiting}
-        while at_ms in taken:  # what else is at that instant would have to be put in order with it
+        while at_ms in taken:  # at one instant the order of rows would matter
             at_ms += 1
         site = next((sites[one] for one in its if one in sites), EVERYONE)
-        told = histories(kept, deployment, begun, at_ms - 1, site)
+        both = histories(kept, deployment, begun, at_ms - 1, site)
         received_at_ms = listening.due_at(at_ms - 1, deployment.allowed_lateness_ms)
         then = now.shards if received_at_ms is None else now.shards.read(received_at_ms, deployment.allowed_lateness_ms)
-        found += _corrections(told, its, sites, World(then, now.policies), listening.frontier_ms, at_ms)
+        found += _corrections(both, its, sites, World(then, now.policies), listening.frontier_ms, at_ms)
     return None if blocked and not found else found
 
 
 def _corrections(
-    told: Histories, device_ids: Iterable[str], sites: Mapping[str, str], world: World, frontier_ms: int, at_ms: int
+    both: Histories, device_ids: Iterable[str], sites: Mapping[str, str], world: World, frontier_ms: int, at_ms: int
 ) -> list[Correction]:
     """Return a row for each device that does not go on alike in both histories, in effect at an instant.
 
     Args:
-        told: both histories, judged up to the instant before.
+        both: the histories, judged up to the instant before.
         device_ids: devices of one shard.
         sites: the site that each of them speaks from.
         world: covered time and frontiers of the sites, as they are then.
         frontier_ms: the frontier of that shard now.
         at_ms: the instant.
     """
-    last_no = _last_numbers(told.judged, told.begun)
+    last_no = _last_numbers(both.judged, both.begun)
     found: list[Correction] = []
     for device_id in device_ids:
-        if not told.differ(device_id):
+        if not both.differ(device_id):
             continue
-        was, wanted = told.judged.devices.get(device_id), told.amended.devices.get(device_id)
+        was, wanted = both.judged.devices.get(device_id), both.amended.devices.get(device_id)
         if wanted is not None:
-            reached_ms = world.shards.of(wanted.speaks_at).frontier_ms
+            reached_ms = world.shards.of(wanted.current_site).frontier_ms
             if reached_ms is None or reached_ms < at_ms - 1:
-                continue  # it is judged apart, and not so far: amend again later
+                continue  # its shard is held back: amend again later
             wanted = replace(wanted, transition_no=last_no.get((device_id, wanted.life_ms), 0))
-        site = sites.get(device_id, EVERYONE) if was is None else was.speaks_at
+        site = sites.get(device_id, EVERYONE) if was is None else was.current_site
         payload = {
             "effective_from": at_ms,
             "frontier_ms": frontier_ms,
             "was": fingerprint(was, world.covered(site, at_ms), at_ms),
-            "device": None if wanted is None else plain(wanted, world.covered(wanted.speaks_at, at_ms), at_ms),
+            "device": None if wanted is None else plain(wanted, world.covered(wanted.current_site, at_ms), at_ms),
         }
         found.append(Correction(device_id, payload, site))
     return found

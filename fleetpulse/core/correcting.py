@@ -70,11 +70,11 @@ def fingerprint(device: Device | None, covered_ms: int, at_ms: int) -> str:
 
 
 def corrected(device_id: str, told: Any, covered: Callable[[str], int]) -> Device | None:
-    """Return the device that `plain` told; None where there is to be none.
+    """Parse a device that `plain` has written; None if the correction removes it.
 
     Args:
         device_id: its id.
-        told: what was told.
+        told: the value written by `plain`.
         covered: returns the covered time of a site at the instant of the correction, in milliseconds.
 
     Raises:

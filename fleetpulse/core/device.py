@@ -54,7 +54,7 @@ class Fold:
     def run_across(self, device: Device | None, due: Iterable[Due], advance: Advance) -> Device | None:
         """Apply rows of several shards, in the order in which they become due, silence acting between them.
 
-        A row counts for no instant that has been judged of its device by then.
+        A row counts for no instant that was judged for its device before the row became due.
 
         Returns:
             The device afterwards; None where it is unknown or forgotten.
@@ -62,13 +62,13 @@ class Fold:
         for each in due:
             row, at_ms = each.row, each.row.at_ms
             if row.device_id == EVERYONE and (
-                device is None or each.shard != advance.shards.number(device.speaks_at) or not _is_behind(device, row.gateway)
+                device is None or each.shard != advance.shards.number(device.current_site) or not _is_behind(device, row.gateway)
             ):
                 continue
             if device is not None:
-                at_ms = max(at_ms, device.newest_ms, advance.judged_before(each, device.speaks_at) + 1)
+                at_ms = max(at_ms, device.last_fact_ms, advance.judged_before(each, device.current_site) + 1)
                 device = self.expire(device, at_ms)
-                at_ms = row.at_ms if device is None else at_ms  # of one that is forgotten nothing is known
+                at_ms = row.at_ms if device is None else at_ms  # the state of a forgotten device is gone
             device = self.apply(device, row if at_ms == row.at_ms else replace(row, presence_ms=at_ms))
         return device
 
@@ -222,17 +222,17 @@ class Fold:
             device.speaks_from = device.spoke_from = device.moved_ms = None
         device.site, device.gateway = row.site, gateway
         if self._recount(device, before, at_ms):
-            device.class_since_ms = at_ms  # nothing of it is judged for an instant before that
+            device.class_since_ms = at_ms  # later rows count for no earlier instant
         if moved:
             self._end_outage(device, at_ms)
             self._change(device, Trigger.REGISTERED, at_ms, row)
         return device
 
     def _recount(self, device: Device, before: Coverage, at_ms: int) -> bool:
-        """Count by the coverage of the site that a device speaks from now: what has passed up to ``at_ms`` stays the same.
+        """Convert covered times to the coverage of the device's current site; the time elapsed up to ``at_ms`` is kept.
 
         Returns:
-            Whether that is another coverage.
+            Whether the coverage has changed.
         """
         after = self.world.coverage(device)
         if after is before:
@@ -282,7 +282,7 @@ class Fold:
     def _correct(self, device: Device | None, row: Row) -> Device | None:
         """Go on as the amended history says, if it was worked out for the device as it is now."""
         content, at_ms = row.contents(), row.at_ms
-        covered_ms = self.world.covered(row.site if device is None else device.speaks_at, at_ms)
+        covered_ms = self.world.covered(row.site if device is None else device.current_site, at_ms)
         if content.get("was") != fingerprint(device, covered_ms, at_ms):
             self._refuse(row, "the device has moved on since this was worked out: amend again")
             return device
@@ -380,7 +380,7 @@ class Fold:
             if newest:
                 self._numbered(device, row)
         elif newest and row.kind is Kind.BIRTH and row.is_direct:
-            self._named(device, row)  # the connection is of now, whatever the clock: a will of it is to be heeded
+            self._named(device, row)  # it names the current connection, even with a slow clock
         if newest:
             device.heard_arrival = row.arrival
         if row.is_direct or row.kind is Kind.BIRTH:

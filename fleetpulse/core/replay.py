@@ -72,7 +72,7 @@ class Intake:
             shards = self._gap(shards, row)
         self.shards = shards = shards.read(row.received_at_ms, self.deployment.allowed_lateness_ms)
         if row.kind is Kind.POLICY:
-            self._policy(shards.frontier_ms, row)
+            self._policy(shards, row)
         frontier_ms = shards.of(row.site).frontier_ms
         if row.kind in SIGNALS:
             return self._signal(frontier_ms, row)
@@ -108,16 +108,18 @@ class Intake:
         self.judgements.append(about(row, Verdict.REFUSED, "a gap row opens from an instant or closes until one"))
         return shards
 
-    def _policy(self, frontier_ms: int | None, row: Row) -> None:
+    def _policy(self, shards: Shards, row: Row) -> None:
+        """Add a policy that takes effect after every frontier; those that a shard still needs are counted."""
         assert row.event_time_ms is not None
-        if not self._in_time(frontier_ms, row):
+        if not self._in_time(shards.frontier_ms, row):
             return
         try:
             policy = from_row(row.contents().get("policy"))
         except PolicyFault as fault:
             self.judgements.append(about(row, Verdict.REFUSED, str(fault)))
             return
-        said_ms = None if frontier_ms is None else self.deployment.said_through_ms(frontier_ms)
+        least_ms = shards.least_frontier_ms
+        said_ms = None if least_ms is None else self.deployment.said_through_ms(least_ms)
         if self.policies.after(said_ms) >= MAX_AHEAD:
             reason = f"at most {MAX_AHEAD:,} policies wait to take effect; give it again when some have"
             self.judgements.append(about(row, Verdict.REFUSED, reason))
@@ -167,9 +169,8 @@ def in_order(due: Iterable[Row], due_at: Callable[[Row], int] = lambda _: 0) -> 
     first: dict[tuple[Identity, int], Row] = {}
     copies: list[Judgement] = []
     for row in sorted(due, key=lambda each: (each.arrival, each.code or "", each.site, each.gateway or "")):
-        if (
-            first.setdefault((identity(row), due_at(row)), row) is not row and row.trust is not Trust.LATE
-        ):  # that is listed already
+        is_copy = first.setdefault((identity(row), due_at(row)), row) is not row
+        if is_copy and row.trust is not Trust.LATE:  # that is listed already
             copies.append(about(row, Verdict.DUPLICATE))
     return sorted(first.values(), key=order), copies
 
@@ -281,7 +282,7 @@ def cuts_at_gaps(rows: Sequence[Row], begun: Shards | None) -> list[int]:
 
 
 def _judged(fold: Fold, begun: Mapping[str, Device], pending: Sequence[Row], advance: Advance) -> dict[str, Device]:
-    """Return the devices after what has become due."""
+    """Return the devices after the rows that have become due."""
     by_device: dict[str, list[Row]] = {device_id: [] for device_id in begun}
     for row in pending:
         if not row.is_for_everyone and advance.is_due(row, advance.shards.number(row.site)):
@@ -291,7 +292,7 @@ def _judged(fold: Fold, begun: Mapping[str, Device], pending: Sequence[Row], adv
     for device_id, due in by_device.items():
         known = replace(begun[device_id]) if device_id in begun else None
         device = run_due(fold, known, due, events, advance)
-        frontier_ms = advance.shards.of(device.speaks_at).frontier_ms if device is not None else None
+        frontier_ms = advance.shards.of(device.current_site).frontier_ms if device is not None else None
         device = device if frontier_ms is None else fold.expire(device, frontier_ms + 1)
         if device is not None:
             if (least_ms := advance.shards.least_frontier_ms) is not None:
@@ -320,12 +321,12 @@ def run_due(fold: Fold, device: Device | None, due: Sequence[Row], events: Itera
     ordered, copies = in_order(due, advance.due_at) if len(shards) > 1 else in_order(due)
     fold.judgements += copies
     numbers = {shards.number(row.site) for row in ordered}
-    numbers |= {shards.number(device.speaks_at)} if device else set[int]()
+    numbers |= {shards.number(device.current_site)} if device else set[int]()
     gateway = device.gateway if device else None
     if len(shards) > 1:
         of_gateways = with_gateways([], events, gateway, *(_names_gateway(row) for row in ordered))
         in_shards = advance.in_order(ordered, of_gateways, numbers)
-        if len(numbers) > 1 or (device is not None and any(due.row.at_ms < device.newest_ms for due in in_shards)):
+        if len(numbers) > 1 or (device is not None and any(due.row.at_ms < device.last_fact_ms for due in in_shards)):
             return fold.run_across(device, in_shards, advance)
     shard = min(numbers, default=0)
     mine = [event for event in events if advance.is_due(event, shard)]

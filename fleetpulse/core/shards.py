@@ -36,7 +36,7 @@ class Scope:
 
     @classmethod
     def of_gap(cls, content: Mapping[str, Any]) -> "Scope":
-        """Return the scope that a gap row names: every site where it names none, or too many."""
+        """Parse the scope of a gap row: every site if the row names none, or more than `MAX_NAMED_SITES`."""
         for name, is_others in (("sites", False), ("except", True)):
             listed = content.get(name)
             if isinstance(listed, list):
@@ -46,7 +46,7 @@ class Scope:
         return EVERY_SITE
 
     def to_plain(self) -> dict[str, list[str]]:
-        """Return it as the entry of a gap row, see `of_gap`; empty for every site."""
+        """Return the entry for a gap row, see `of_gap`; empty for every site."""
         return {"except" if self.is_others else "sites": sorted(self.sites)} if self.sites else {}
 
     def concerns(self, site: str) -> bool:
@@ -62,10 +62,10 @@ EVERY_SITE: Final = Scope()
 
 
 def served_sites(sites: Iterable[str], shared: Iterable[str], *, takes_foreign: bool) -> Scope:
-    """Return the sites that a bridge alone serves: those that a gap of it concerns.
+    """Return the sites that a gap of a bridge concerns: those that no other bridge serves.
 
     Args:
-        sites: of a further bridge; none of the first one and that of Kafka.
+        sites: of a further bridge; empty for the first bridge and for Kafka's.
         shared: sites that the first bridge leaves to others.
         takes_foreign: whether it takes topics of other formats, whose messages may be of any site.
     """
@@ -149,13 +149,13 @@ class Shards:
         return shards
 
     def covering(self, known: "Shards") -> "Shards":
-        """Return it with the coverage of another, which knows more of the past."""
+        """Return these shards with the coverage of ``known``, which reaches further back."""
         sites = (None, *(min(its) for its in self.sites))
         coverages = (known.of(site).coverage for site in sites)
         return self._with(tuple(replace(one, coverage=its) for one, its in zip(self.listenings, coverages, strict=True)))
 
     def forget_before(self, instants_ms: Sequence[int]) -> "Shards":
-        """Drop what lies before an instant of each shard, see `Coverage.forget_before`."""
+        """Drop coverage before an instant of each shard, see `Coverage.forget_before`."""
         return self._with(
             tuple(
                 replace(one, coverage=one.coverage.forget_before(instant_ms))
@@ -225,24 +225,26 @@ class Advance:
 
     @classmethod
     def between(cls, before: Shards | None, after: Shards, allowed_lateness_ms: int) -> "Advance":
-        """Return how far the frontiers have moved; shards that were split since have the frontier that they had."""
+        """Return how far the frontiers have moved; a shard that was split off begins with the frontier of its source."""
         if before is None:
             return cls(after, (None,) * len(after), allowed_lateness_ms)
         sites = [None, *(min(its) for its in after.sites)]
         return cls(after, tuple(before.of(site).frontier_ms for site in sites), allowed_lateness_ms)
 
     def judged_to(self, frontier_ms: int, site: str | None = None) -> "Advance":
-        """Return it as if the frontier of a site had come to an instant, and those of other shards as far as by then; or all."""
-        known = self.shards.listenings
-        chosen = range(len(known)) if site is None else (self.shards.number(site),)
-        received_at_ms = known[chosen[0]].due_at(frontier_ms, self.allowed_lateness_ms)
-        if site is not None and received_at_ms is not None:
-            known = self.shards.read(received_at_ms, self.allowed_lateness_ms).listenings
-        moved = tuple(replace(one, frontier_ms=frontier_ms) if at in chosen else one for at, one in enumerate(known))
-        return replace(self, shards=replace(self.shards, listenings=moved))
+        """Return the advance to an instant: of every frontier, or of a site's, with the others as far as they are then."""
+        shards, shard = self.shards, None if site is None else self.shards.number(site)
+        if shard is not None:
+            received_at_ms = shards.listenings[shard].due_at(frontier_ms, self.allowed_lateness_ms)
+            shards = shards if received_at_ms is None else shards.read(received_at_ms, self.allowed_lateness_ms)
+        moved = tuple(
+            replace(one, frontier_ms=frontier_ms) if shard in (None, number) else one
+            for number, one in enumerate(shards.listenings)
+        )
+        return replace(self, shards=replace(shards, listenings=moved))
 
     def up_to(self, frontier_ms: int) -> "Advance":
-        """Return it as if no frontier had come further than to an instant."""
+        """Return the advance with every frontier at an instant, at most."""
         known = self.shards.listenings
         moved = tuple(
             one if one.frontier_ms is None else replace(one, frontier_ms=min(one.frontier_ms, frontier_ms)) for one in known
@@ -278,7 +280,7 @@ class Advance:
         return _NEVER if received_at_ms is None else received_at_ms
 
     def judged_before(self, due: Due, site: str) -> int:
-        """Return up to when a site had been judged before a row of another shard became due; long ago if it is of its shard."""
+        """Return a site's frontier just before a row of another shard became due; long ago for a row of its own shard."""
         shard = self.shards.number(site)
         if shard == due.shard:
             return _BEFORE_ALL

@@ -87,13 +87,13 @@ class Device:
     conflict_ms: int | None = None
 
     @property
-    def speaks_at(self) -> str:
-        """The site that it speaks from: its bridge, covered time and frontier are those of that site."""
+    def current_site(self) -> str:
+        """The site of its newest signal: that site's bridge gives its covered time and frontier."""
         return self.speaks_from or self.site
 
     @property
-    def newest_ms(self) -> int:
-        """The newest instant of its facts: nothing that is judged later happened before it."""
+    def last_fact_ms(self) -> int:
+        """The latest instant of its facts: a row that is judged later counts for no earlier instant."""
         facts_ms = (self.quiet_since_ms, self.mode_since_ms, self.class_since_ms, self.death_ms, self.outage_ms)
         return max(instant_ms for instant_ms in facts_ms if instant_ms is not None)
 
@@ -107,14 +107,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a device is judged by: when we listened to its site, and the policies in force."""
+    """Coverage of the sites, and policies in force: the context in which devices are judged."""
 
     shards: Shards
     policies: Policies
 
     def coverage(self, device: Device) -> Coverage:
-        """Return when we listened to the site that a device speaks from."""
-        return self.shards.of(device.speaks_at).coverage
+        """Return the coverage of a device's current site."""
+        return self.shards.of(device.current_site).coverage
 
     def covered(self, site: str, instant_ms: int) -> int:
         """Return the covered time of a site at an instant, in milliseconds."""

@@ -1,6 +1,6 @@
 """How available devices were on a day: the share of covered time that each spent in each mode.
 
-Rule 1: time in which we were not listening to a site counts for none of its devices, neither as up nor as down.
+Rule 1: a coverage gap of a site counts for none of its devices, neither as up nor as down.
 Rule 2: a device counts from the first row of its life on, as long as it is neither decommissioned nor forgotten; one of which
 nothing has been judged yet does not count. Time in which it was unreachable, for its gateway was dead, is neither up nor down.
 Rule 3: a report computes no verdict: the mode is what the newest transition says, as amendments have left it; before the first
@@ -55,11 +55,11 @@ def listened(coverage: Coverage, span: Span) -> list[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Listened:
-    """When we listened to which sites.
+    """Covered spans of the sites.
 
     Attributes:
-        parts: of each shard, the spans in which we were listening, disjoint.
-        shards: the number of a site's shard; 0 for other sites.
+        parts: covered spans of each shard, disjoint.
+        shards: number of each named site's shard; other sites have shard 0.
     """
 
     parts: Sequence[Sequence[Span]]
@@ -67,7 +67,7 @@ class Listened:
 
     @classmethod
     def within(cls, shards: Shards, span: Span, held_back_ms: int = 0) -> "Listened":
-        """Return when we listened within a span, up to the frontier of each shard less what is held back."""
+        """Return the covered parts of a span, up to each shard's frontier less ``held_back_ms``."""
         parts = [
             listened(one.coverage, Span(span.from_ms, min(span.to_ms, (one.frontier_ms or 0) - held_back_ms)))
             for one in shards.listenings
@@ -80,7 +80,7 @@ def availability(home: Home, when: Listened, by: Sequence[str]) -> list[dict[str
 
     Args:
         home: the home.
-        when: when we listened.
+        when: covered spans of the sites.
         by: what makes a group: ``device_id``, ``site``, ``device_class``, as the transitions say them then.
 
     Returns:

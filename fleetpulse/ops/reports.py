@@ -175,19 +175,16 @@ def frontier_ms(home: Home, judged_ms: int | None) -> int | None:
     """
     if judged_ms is None:
         return _first_frontier_ms(home)
-    told = shards(home, judged_ms)
-    return told.frontier_ms if told else None
+    known = shards(home, judged_ms)
+    return known.frontier_ms if known else None
 
 
-def held_back(home: Home, judged_ms: int | None) -> list[dict[str, Any]]:
-    """Return the sites that are not judged as far as others, since their bridge does not listen.
+def held_back(known: Shards) -> list[dict[str, Any]]:
+    """Return the sites whose frontier stands behind that of others, since their bridge does not listen.
 
     Returns:
-        ``sites`` (None: all that no other entry and no gap row names), ``bridges`` that do not listen, and ``frontier_ms``.
+        ``sites`` (None: all sites that no gap row names), ``bridges`` that do not listen, and ``frontier_ms``.
     """
-    known = None if judged_ms is None else shards(home, judged_ms)
-    if known is None or len(known) == 1:
-        return []
     both = zip((None, *known.sites), known.listenings, strict=True)
     return [
         {"sites": None if sites is None else sorted(sites), "bridges": list(one.coverage.deaf), "frontier_ms": one.frontier_ms}
@@ -217,7 +214,7 @@ def _first_frontier_ms(home: Home) -> int | None:
 
 
 def shards(home: Home, through_ms: int | None) -> Shards | None:
-    """Return coverage and frontier of every site, by the rows received up to an instant; by all that have landed if it is None.
+    """Return coverage and frontier of every site, from the rows received up to an instant, or from all landed rows.
 
     Of bronze only the files with gap rows are opened: somebody asks each second.
     """
@@ -288,7 +285,7 @@ def said_of(home: Home, messages: Iterable[Row]) -> list[dict[str, Any]]:
 
 def _reached(told: Outcome, device_id: str) -> dict[str, Any]:
     device = told.devices.get(device_id)
-    reached = told.frontier_ms if device is None or told.shards is None else told.shards.of(device.speaks_at).frontier_ms
+    reached = told.frontier_ms if device is None or told.shards is None else told.shards.of(device.current_site).frontier_ms
     return {"judged_up_to_ms": reached, "waiting": sum(row.device_id == device_id for row in told.waiting)}
 
 

@@ -159,9 +159,10 @@ def became(home: Home, device_id: str) -> list[tuple[str, str]]:
 
 
 def check(home: Home, devices: list[ReconnectingDevice]) -> None:
-    """Let ten of forty stay away: they are offline, and of the others nobody was.
+    """Check that ten devices of forty that stay away are offline, and that no other device was.
 
-    First the bridge receives what the broker kept for it: until then a broker may deliver a new will before an older birth.
+    First the bridge receives the messages that the broker kept for it: until then a broker may deliver a new will before an older
+    birth.
     """
     births = {one.acknowledged[-1].message.identity for one in devices}
     await_that(lambda: births <= {identity_of(row) for row in bronze.rows(home, [one.name for one in devices])})
@@ -170,11 +171,11 @@ def check(home: Home, devices: list[ReconnectingDevice]) -> None:
         one.reset()
     for one in back:
         assert one.speak(), one.name
-    told = [("online", "signal"), ("offline", "death")]
-    await_that(lambda: [one.name for one in away if became(home, one.name) != told] == [])
+    lost = [("online", "signal"), ("offline", "death")]
+    await_that(lambda: [one.name for one in away if became(home, one.name) != lost] == [])
     now_ms = time.time_ns() // 1_000_000
     await_that(lambda: (reports.frontier_ms(home, judged_ms(home)) or 0) > now_ms)
-    assert {one.name: became(home, one.name) for one in back} == {one.name: told[:1] for one in back}
+    assert {one.name: became(home, one.name) for one in back} == {one.name: lost[:1] for one in back}
     for one in back:
         one.leave()
 

@@ -378,7 +378,7 @@ FAULTS: Final = (
     _fault(
         "row-counts-before-what-was-judged",
         "fleetpulse/core/device.py",
-        "advance.judged_before(each, device.speaks_at) + 1)",
+        "advance.judged_before(each, device.current_site) + 1)",
         "0)",
         _ACROSS,
     ),

@@ -32,7 +32,7 @@ def _check(group: KeyGroup) -> None:
         assert len(coverage.deaf) <= MAX_DEAF and all(len(name.encode()) <= MAX_ID_BYTES for name in coverage.deaf)
         assert all(first[1] is not None and first[1] < then[0] for first, then in pairwise(coverage.gaps))
         assert bool(coverage.deaf) == any(closed is None for _, closed in coverage.gaps)
-    assert group.policies.after(group.shards.frontier_ms) <= MAX_AHEAD
+    assert group.policies.after(group.shards.least_frontier_ms) <= MAX_AHEAD
     assert len(group.waiting) == len(group.shards)
 
 

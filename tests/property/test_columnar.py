@@ -147,7 +147,7 @@ def _wakes_in_time(group: KeyGroup, deployment: Deployment) -> None:
     delays = group._delays(deployment.verdict_jitter_ms).tolist()
     of = group.shards.of
     its = zip(devices, delays, strict=True)
-    due = [(of(one.speaks_at), found[0], delay) for one, delay in its if (found := next_due(one, world))]
+    due = [(of(one.current_site), found[0], delay) for one, delay in its if (found := next_due(one, world))]
     waits = zip(group.shards.listenings, (one.first_ms() for one in group.waiting), strict=True)
     waits = [(listening, at) for listening, at in waits if at is not None]
 

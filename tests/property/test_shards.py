@@ -1,4 +1,4 @@
-"""Devices that speak from several sites, of which gap rows concern some: definition, stream and oracle say the same."""
+"""Histories in which devices speak from several sites: definition, stream and oracle emit the same judgements."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,8 +48,7 @@ def test_devices_of_several_shards_are_judged_the_same_however_rows_are_cut(
     rows: list[Row], cuts: list[int], groups: int
 ) -> None:
     deployment = Deployment(5_000, 30_000)
-    told = compared(replay(rows, deployment))
-    assert in_batches(rows, cuts, deployment, groups) == told
+    assert in_batches(rows, cuts, deployment, groups) == compared(replay(rows, deployment))
     assert by_the_core(rows, 5) == by_the_oracle(rows, 5)
     ACROSS.met(any(map(_scoped, rows)) and len({one.site for one in rows if one.device_id == "a"}) > 1)
 
@@ -64,7 +63,7 @@ def test_verdicts_about_the_sites_of_one_bridge_do_not_depend_on_the_rows_and_ga
     deployment = Deployment(5_000, 30_000)
     both = [outcome(some, deployment) for some in (renamed, as_the_bridge_says(alone, 5))]
     its, its_alone = (
-        [one for one in told.judgements if one.device_id.startswith(site) and one.kind == "transition"] for told in both
+        [one for one in known.judgements if one.device_id.startswith(site) and one.kind == "transition"] for known in both
     )
     assert compared(its) == compared(its_alone)
 

@@ -8,6 +8,7 @@ import pytest
 
 from fleetpulse.core.judgements import compared
 from fleetpulse.core.messages import Row
+from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.shards import EVERY_SITE, MAX_NAMED_SITES, Scope, Shards, served_sites
 from tests.histories import START, changes, positioned, row, signal, tick
@@ -26,7 +27,7 @@ def gap(at_s: float, bridge: str = "north", **content: Any) -> Row:
     return row(at_s, f"fleet/_/{bridge}/gap", **content)
 
 
-def told(rows: Iterable[Row]) -> list[tuple[float, str, str, str]]:
+def judged(rows: Iterable[Row]) -> list[tuple[float, str, str, str]]:
     """Return the transitions of a history, which batches do not change."""
     kept = sorted(rows, key=lambda one: one.received_at_ms)
     known = outcome(kept, DEPLOYMENT)
@@ -54,7 +55,7 @@ def test_a_bridge_that_has_not_listened_for_sixty_hours_holds_back_its_own_sites
         223_140_000,
         223_140_000,
     ]
-    offline = [at_s for at_s, _, mode, _ in told(rows) if mode == "offline"]
+    offline = [at_s for at_s, _, mode, _ in judged(rows) if mode == "offline"]
     assert offline == [2 * HOUR, 11 * HOUR], "near, an hour after it was heard, and new"
 
 
@@ -62,13 +63,13 @@ def test_what_the_broker_kept_for_a_deaf_bridge_is_in_time_when_it_is_back() -> 
     rows = [at_site("oslo", 1.5 * HOUR, "far"), NORTH_IS_DEAF, gap(62 * HOUR, op="close", until_s=62 * HOUR)]
     rows += [at_site("oslo", hour * HOUR, "far", received_s=62 * HOUR + hour / 2) for hour in range(3, 62)]
     rows += [tick(62 * HOUR + 600)]
-    assert told(rows) == [(1.5 * HOUR, "provisioned", "online", "signal")]
+    assert judged(rows) == [(1.5 * HOUR, "provisioned", "online", "signal")]
     assert not [one for one in outcome(rows, DEPLOYMENT).judgements if one.late_by_ms]
 
 
 def test_after_the_gap_the_silence_of_its_devices_goes_on_where_it_stopped() -> None:
     rows = [at_site("oslo", 1.5 * HOUR, "far"), NORTH_IS_DEAF, gap(62 * HOUR, op="close", until_s=62 * HOUR), tick(70 * HOUR)]
-    assert told(rows)[1:] == [(62.5 * HOUR, "online", "offline", "silence")], "half an hour before it, and half an hour after"
+    assert judged(rows)[1:] == [(62.5 * HOUR, "online", "offline", "silence")], "half an hour before it, and half an hour after"
 
 
 def test_the_first_bridge_holds_back_all_sites_but_those_of_others() -> None:
@@ -83,7 +84,7 @@ def test_a_device_that_moves_to_a_site_that_is_held_back_takes_its_silence_along
     rows += [at_site("rome", 61.5 * HOUR, "d"), gap(62 * HOUR, op="close", until_s=62 * HOUR)]
     again = gap(62.2 * HOUR, op="open", from_s=62.2 * HOUR, after_s=62 * HOUR, sites=["oslo"])
     rows += [again, gap(64 * HOUR, op="close", until_s=64 * HOUR), tick(70 * HOUR)]
-    assert told(rows)[-1] == (64.3 * HOUR, "online", "offline", "silence"), "0.7 h before the second gap, and 0.3 h after it"
+    assert judged(rows)[-1] == (64.3 * HOUR, "online", "offline", "silence"), "0.7 h before the second gap, and 0.3 h after it"
 
 
 def test_an_old_signal_from_a_held_back_site_does_not_bring_back_a_device_that_has_died_since() -> None:
@@ -91,17 +92,27 @@ def test_an_old_signal_from_a_held_back_site_does_not_bring_back_a_device_that_h
     surfaced = at_site("oslo", 2.2 * HOUR, "d", received_s=62 * HOUR + 1, seq=1)
     rows = [at_site("rome", 2 * HOUR, "d"), at_site("rome", 4.9 * HOUR, "d"), NORTH_IS_DEAF, will]
     rows += [gap(62 * HOUR, op="close", until_s=62 * HOUR), surfaced, tick(63 * HOUR)]
-    assert [mode for _, _, mode, _ in told(rows)][-1] == "online", "it was received after the will, whatever its clock"
+    assert [mode for _, _, mode, _ in judged(rows)][-1] == "online", "it was received after the will, whatever its clock"
     early = at_site("oslo", 1.99 * HOUR, "d", seq=1)
     rows = [at_site("rome", HOUR, "d"), early, at_site("rome", 4.9 * HOUR, "d"), NORTH_IS_DEAF, will]
     rows += [gap(62 * HOUR, op="close", until_s=62 * HOUR), tick(63 * HOUR)]
-    assert [mode for _, _, mode, _ in told(rows)][-1] == "offline", "it was received before the will"
+    assert [mode for _, _, mode, _ in judged(rows)][-1] == "offline", "it was received before the will"
 
 
 def test_a_gateway_s_death_does_not_reach_a_device_of_another_shard_that_is_new_since() -> None:
     rows = [gap(10, op="open", from_s=5, sites=["north"]), gap(20, op="close", until_s=20)]
     rows += [row(100, "fleet/north/h/death", gateway="h"), row(120, "fleet/south/d/error", gateway="h"), tick(4_000)]
-    assert told(positioned(rows)) == [(120, "provisioned", "online", "signal"), (3_720, "online", "offline", "silence")]
+    assert judged(positioned(rows)) == [(120, "provisioned", "online", "signal"), (3_720, "online", "offline", "silence")]
+
+
+def test_policies_that_a_held_back_site_still_needs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetpulse.core.replay.MAX_AHEAD", 3)
+    content = parse_policy({}).normalised()
+    rows = [at_site("oslo", HOUR, "far"), NORTH_IS_DEAF]
+    rows += [row((3 + number) * HOUR, "fleet/_/_/policy", policy=content) for number in range(5)]
+    known = outcome([*rows, tick(62 * HOUR)], DEPLOYMENT)
+    assert [one.message_kind for one in known.judgements if one.kind == "refused"] == ["policy"] * 2
+    assert judged([*rows, tick(62 * HOUR)])[:1] == [(HOUR, "provisioned", "online", "signal")]
 
 
 def test_gaps_that_overlap_split_the_sites_and_a_scope_of_too_many_is_everybody_s() -> None:
