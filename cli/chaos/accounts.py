@@ -16,7 +16,7 @@ from cli.chaos.kills import Kill
 from cli.chaos.load import Acknowledged, Identity
 from cli.chaos.victims import Victim
 from fleetpulse.core.machine import Trigger
-from fleetpulse.core.messages import FROM_DEVICES, Row, Trust
+from fleetpulse.core.messages import FROM_DEVICES, Row, Trust, told_apart
 from fleetpulse.core.replay import outcome
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
@@ -142,14 +142,15 @@ def account(
     for one in acknowledged:
         ledger.at(one.at_ms).acknowledged += 1
     rows = bronze.rows(home)
-    landed = Counter(identity_of(row) for row in rows if row.kind in FROM_DEVICES)
+    from_devices = [row for row in rows if row.kind in FROM_DEVICES]
+    landed, distinct = Counter(identity_of(row) for row in from_devices), distinct_messages(from_devices)
     quarantined = Counter(one["payload"] for one in reports.quarantine(home))
     for one in missing(acknowledged, landed, quarantined):
         ledger.enter("lost", one.at_ms, one.message)
     pending = outcome(rows, home.deployment()).waiting
     waiting = Counter(identity_of(row) for row in pending if row.trust is not Trust.LATE)  # a late one is listed
     said = said_of(home)
-    for identity in acted_twice(landed, waiting, said):
+    for identity in acted_twice(landed, distinct, waiting, said):
         ledger.enter("judged_twice", identity[2], identity)
     transitions = delta.query(home, _TRANSITIONS)
     for one in repeated(transitions):
@@ -159,13 +160,23 @@ def account(
     for one in wrongly_offline(acknowledged, transitions, timeout_ms, death_grace_ms):
         ledger.enter("false_offline", one["at_ms"], one)
     return Account(
-        ledger.lines, balance(landed, waiting, said, quarantined), len(transitions), reconnects, unasked, ledger.faults
+        ledger.lines,
+        balance(landed, distinct, waiting, said, quarantined),
+        len(transitions),
+        reconnects,
+        unasked,
+        ledger.faults,
     )
 
 
 def identity_of(row: Row) -> tuple[Any, ...]:
-    """Return what makes two rows copies of one message, as the load has it."""
+    """Return what makes two rows copies of one message, as far as the load and the judgements name it."""
     return row.device_id, row.kind.value, row.event_time_ms, row.boot, row.seq
+
+
+def distinct_messages(rows: Iterable[Row]) -> Counter[Any]:
+    """Return, by identity, how many messages have it: wills of two sessions, received in one millisecond, share theirs."""
+    return Counter(identity for identity, _ in {(identity_of(row), told_apart(row)) for row in rows})
 
 
 def missing(acknowledged: Iterable[Acknowledged], landed: Counter[Any], quarantined: Counter[str]) -> list[Acknowledged]:
@@ -198,17 +209,23 @@ def _acted(landed: Counter[Any], waiting: Counter[Any], said: Mapping[str, Count
     return acted
 
 
-def acted_twice(landed: Counter[Any], waiting: Counter[Any], said: Mapping[str, Counter[Any]]) -> list[Any]:
-    """Return the messages of which more copies acted than one, or fewer than none: one was said of twice."""
-    return [identity for identity, count in _acted(landed, waiting, said).items() if count not in (0, 1)]
+def acted_twice(
+    landed: Counter[Any], distinct: Counter[Any], waiting: Counter[Any], said: Mapping[str, Counter[Any]]
+) -> list[Any]:
+    """Return the identities of which more copies acted than there are messages, or fewer than none: one was said of twice."""
+    return [identity for identity, count in _acted(landed, waiting, said).items() if not 0 <= count <= distinct[identity]]
 
 
 def balance(
-    landed: Counter[Any], waiting: Counter[Any], said: Mapping[str, Counter[Any]], quarantined: Counter[str]
+    landed: Counter[Any],
+    distinct: Counter[Any],
+    waiting: Counter[Any],
+    said: Mapping[str, Counter[Any]],
+    quarantined: Counter[str],
 ) -> dict[str, int]:
     """Return what became of the messages received, as far as the tables say."""
     parts = {kind: said.get(kind, Counter[Any]()).total() for kind in (*_SAID_OF, *(said.keys() - set(_SAID_OF)))}
-    judged = sum(count > 0 for count in _acted(landed, waiting, said).values())
+    judged = sum(min(max(count, 0), distinct[identity]) for identity, count in _acted(landed, waiting, said).items())
     received = landed.total() + quarantined.total()
     return {"received": received, "judged": judged, "waiting": waiting.total(), **parts, "quarantined": quarantined.total()}
 

@@ -7,12 +7,24 @@ from typing import Any
 
 import pytest
 
-from cli.chaos.accounts import FAULTS, Account, Ledger, Line, acted_twice, balance, missing, repeated, wrongly_offline
+from cli.chaos.accounts import (
+    FAULTS,
+    Account,
+    Ledger,
+    Line,
+    acted_twice,
+    balance,
+    distinct_messages,
+    identity_of,
+    missing,
+    repeated,
+    wrongly_offline,
+)
 from cli.chaos.kills import Kill
 from cli.chaos.load import BY_TURNS, TURN_MS, Acknowledged, Devices, Message
 from cli.chaos.victims import Victim
 from fleetpulse.core.decoding import Rejection, decode
-from fleetpulse.core.messages import Row
+from fleetpulse.core.messages import Kind, Row
 from fleetpulse.ops.agreement import differences
 
 pytestmark = pytest.mark.unit
@@ -61,12 +73,22 @@ def test_what_was_acknowledged_and_is_nowhere_is_lost() -> None:
 
 def test_a_copy_that_nobody_speaks_of_acted_and_one_that_is_spoken_of_twice_is_wrong_too() -> None:
     landed = Counter({"a": 2, "b": 1, "c": 2, "d": 1})
+    once, nothing = Counter(landed.keys()), Counter[str]()
     said = {"duplicate": Counter({"a": 1, "c": 1}), "late": Counter({"d": 1})}
-    assert acted_twice(landed, Counter(), said) == []
-    assert acted_twice(landed, Counter(), {**said, "duplicate": Counter({"a": 1})}) == ["c"]
-    assert acted_twice(landed, Counter(), {**said, "late": Counter({"d": 2})}) == ["d"]
-    parts = balance(landed, Counter(), said, Counter({"x": 1}))
+    assert acted_twice(landed, once, nothing, said) == []
+    assert acted_twice(landed, once, nothing, {**said, "duplicate": Counter({"a": 1})}) == ["c"]
+    assert acted_twice(landed, once, nothing, {**said, "late": Counter({"d": 2})}) == ["d"]
+    parts = balance(landed, once, nothing, said, Counter({"x": 1}))
     assert parts == {"received": 7, "judged": 3, "waiting": 0, "late": 1, "duplicate": 2, "quarantined": 1}
+
+
+def test_wills_of_two_sessions_received_in_one_millisecond_are_two_messages() -> None:
+    wills = [Row(1_000, Kind.DEATH, "d", "s", 1_000, session=session, digest=digest) for session, digest in (("1", 7), ("2", 8))]
+    landed, nothing = Counter(map(identity_of, wills)), Counter[Any]()
+    assert acted_twice(landed, distinct_messages(wills), nothing, {}) == []
+    assert balance(landed, distinct_messages(wills), nothing, {}, nothing)["judged"] == 2
+    copies = [wills[0], wills[0]]
+    assert acted_twice(landed, distinct_messages(copies), nothing, {}) == [identity_of(wills[0])]
 
 
 def test_a_transition_that_is_told_twice_is_seen() -> None:
