@@ -7,7 +7,6 @@ Rule 3: it only appends to judgements, and hands rows that correct to the bridge
 """
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,6 +30,7 @@ from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms
 from fleetpulse.io.locks import held
+from fleetpulse.io.wall_clock import wall_clock_ms
 from fleetpulse.ops.beginnings import CAME_LATE, DONE, Begun, reach
 from fleetpulse.ops.verdicts import said_by_device
 
@@ -165,7 +165,7 @@ def _is_unmet(one: Amended) -> bool:
 
 
 def _refused(other: str) -> FleetError:
-    return FleetError(f"another amend is at work: {other}; let it end, and try again if need be")
+    return FleetError(f"another amend is at work: {other}; let it end, and try again if need be", code="amend-runs-already")
 
 
 def _check_columns(home: Home) -> None:
@@ -174,7 +174,8 @@ def _check_columns(home: Home) -> None:
     if absent := [column.name for column in JUDGEMENTS.columns if column.name not in there]:
         raise FleetError(
             f'the judgements of "{home.path}" were made by an older version: they have no {", ".join(absent)}; '
-            f"start the fleet with this version first (./fleet up)"
+            f"start the fleet with this version first (./fleet up)",
+            code="judgements-of-older-version",
         )
 
 
@@ -186,7 +187,8 @@ def _require_kept(home: Home, since_ms: int) -> None:
         oldest = format_instant(oldest_ms)
         raise FleetError(
             f"amend --since reaches back to {oldest} at the furthest: what was received before is not kept whole (the setting "
-            f"{setting}); got {format_instant(since_ms)}; name {oldest} or later, or restore a backup"
+            f"{setting}); got {format_instant(since_ms)}; name {oldest} or later, or restore a backup",
+            code="amend-not-retained",
         )
 
 
@@ -272,7 +274,7 @@ def _why_strange(kept_ms: int | None) -> str:
 
 def _row(one: Judgement) -> Mapping[str, Any]:
     errors = json.dumps(one.last_errors) if one.last_errors else None
-    return {**asdict(one), "last_errors": errors, "judged_at_ms": time.time_ns() // 1_000_000}
+    return {**asdict(one), "last_errors": errors, "judged_at_ms": wall_clock_ms()}
 
 
 def _correct(home: Home, device_ids: Sequence[str], begun: Begun, before: Outcome, wanted: Wanted) -> tuple[dict[str, int], str]:

@@ -98,7 +98,8 @@ class Planned:
             reached = "nothing" if frontier_ms is None else f"what happened up to {format_instant(frontier_ms)}"
             raise FleetError(
                 f'of what landed in "{home.path}" {reached} can be judged yet; got --from {format_instant(self.begin_ms)}; '
-                f"name an earlier instant, or ask again a lateness after it"
+                f"name an earlier instant, or ask again a lateness after it",
+                code="interval-not-judged",
             )
         return frontier_ms if self.question.to_ms is None else min(self.question.to_ms, frontier_ms)
 
@@ -137,10 +138,14 @@ def backtest(
 
 def _question(home: Home, policy: Policy, pieces: Sequence[Piece], from_ms: int | None, to_ms: int | None) -> Question:
     if from_ms is not None and to_ms is not None and from_ms > to_ms:
-        raise Misuse(f"--from lies before --to; got {format_instant(from_ms)} and {format_instant(to_ms)}; exchange them")
+        raise Misuse(
+            f"--from lies before --to; got {format_instant(from_ms)} and {format_instant(to_ms)}; exchange them",
+            code="interval-reversed",
+        )
     if not pieces:
         raise FleetError(
-            f'the home "{home.path}" has no messages to judge; play some with: ./fleet replay RECORDING --home {home.path}'
+            f'the home "{home.path}" has no messages to judge; play some with: ./fleet replay RECORDING --home {home.path}',
+            code="messages-missing",
         )
     started_ms, newest_ms = pieces[0].first_ms, max(piece.last_ms for piece in pieces)
     kept_ms = oldest_kept_ms(home, MESSAGES.name)
@@ -152,7 +157,7 @@ def _question(home: Home, policy: Policy, pieces: Sequence[Piece], from_ms: int 
         require_kept(home, MESSAGES.name, instant_ms, f"a backtest {name} {format_instant(instant_ms)}")
         if not oldest_ms <= instant_ms <= newest_ms:
             cure = f"{format_instant(oldest_ms)} is the oldest instant, leave {name} out for all that is kept"
-            raise FleetError(f"{kept}; got {name} {format_instant(instant_ms)}; {cure}")
+            raise FleetError(f"{kept}; got {name} {format_instant(instant_ms)}; {cure}", code="interval-not-retained")
     if from_ms is None:
         from_ms = kept_ms  # what is left of older rows (registry, policies) is folded, and nothing of it compared
     return Question(home.deployment(), policy.normalised(), from_ms, to_ms, started_ms, newest_ms)

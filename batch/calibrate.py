@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 from deltalake import write_deltalake
 
 from fleetpulse.columnar.blocks import KINDS, SIGNAL_SCHEMA
+from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.group import KeyGroup, Step, begin
 from fleetpulse.columnar.snapshots import taken
 from fleetpulse.core.errors import FleetError
@@ -30,7 +30,6 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.needs import Need
 from fleetpulse.ops.planning import Figures, Fleet, Parquet, group_bytes
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 START_MS: Final = 1_700_006_400_000  # a midnight and some hours
 DEPLOYMENT: Final = Deployment(30_000)
 FILE: Final = "planning.json"
@@ -88,7 +87,9 @@ def load(cache: Path) -> Figures:
         read: dict[str, Any] = {name: Parquet(**one) if isinstance(one, dict) else one for name, one in kept.items()}
         return Figures(**read)
     except (OSError, ValueError, TypeError) as error:
-        raise FleetError(f'"{path}" cannot be read ({error}); measure anew with: fleet plan --calibrate') from None
+        raise FleetError(
+            f'"{path}" cannot be read ({error}); measure anew with: fleet plan --calibrate', code="calibration-unreadable"
+        ) from None
 
 
 def signals(devices: int, call: int, errors: float, away: float = 0.0, seed: int = 1) -> pa.RecordBatch:

@@ -89,7 +89,8 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
             except FleetError as error:
                 raise FleetError(
                     f"generation {made.number} does not say what generation {current.number} says, and is discarded: "
-                    f"{error}; nothing has changed"
+                    f"{error}; nothing has changed",
+                    code="canary-differs",
                 ) from error
             say("comparing all devices, and all that waits")
             compare(summed(state_of(spark, home, current, at)), summed(state_of(spark, home, made)), made)
@@ -121,7 +122,10 @@ def _side_by_side(work: Work, made: Generation, aside: Path, for_s: float) -> No
     try:
         while time.monotonic() < began + for_s:
             if not query.isActive:
-                raise FleetError(f"generation {made.number} stopped by itself: {str(query.exception()).splitlines()[0][:500]}")
+                raise FleetError(
+                    f"generation {made.number} stopped by itself: {str(query.exception()).splitlines()[0][:500]}",
+                    code="canary-job-ended",
+                )
             far(watched)
             time.sleep(_LOOK_S)
     finally:
@@ -183,7 +187,8 @@ def _agreed(scratch: Path, was: Iterable[Path], now: Iterable[Path], pending: It
             shown = fetch(connection, f"SELECT kind, device_id FROM differ ORDER BY ALL LIMIT {_SHOWN}")
             raise FleetError(
                 f"{counts['missing']:,} judgements are missing, {counts['extra']:,} are too many: "
-                + ", ".join(f"{one['kind']} of {one['device_id']}" for one in shown)
+                + ", ".join(f"{one['kind']} of {one['device_id']}" for one in shown),
+                code="canary-differs",
             )
         return int(counts["judged"])
 

@@ -106,7 +106,8 @@ def compare(before: Given, after: Given, made: Generation) -> None:
     raise FleetError(
         f"generation {made.number} is not what the running one is, and is discarded: {_of_all(was, now)}"
         f"{_counted(was.sums)} before, {_counted(now.sums)} after; lost or changed: {', '.join(lost) or 'none'}; "
-        f"new or changed: {', '.join(more) or 'none'}; nothing has changed"
+        f"new or changed: {', '.join(more) or 'none'}; nothing has changed",
+        code="generation-differs",
     )
 
 

@@ -22,7 +22,8 @@ def check_condition(only: str) -> None:
     if found := _CALLS_JAVA.search(only):
         raise FleetError(
             f'"{only}" is no condition on a device: it may not contain the word {found[0]}, which calls Java; '
-            f"write one over the columns of device_snapshots, such as: site = 'north'"
+            f"write one over the columns of device_snapshots, such as: site = 'north'",
+            code="condition-calls-java",
         )
 
 
@@ -41,8 +42,12 @@ def fitting(rows: DataFrame, only: str) -> DataFrame:
         chosen = rows.filter((F.col("part") == DEVICE) & F.expr(f"({only})"))
         chosen.limit(1).collect()
     except PySparkException as error:
-        raise FleetError(f'"{only}" is no condition on a device ({str(error).splitlines()[0][:200]}); write one in SQL over the '
-                         f"columns of device_snapshots, such as: site = 'north'") from error  # fmt: skip
+        why = str(error).splitlines()[0][:200]
+        raise FleetError(
+            f'"{only}" is no condition on a device ({why}); write one in SQL over the columns of device_snapshots, such as: '
+            f"site = 'north'",
+            code="condition-invalid",
+        ) from error
     return chosen
 
 

@@ -54,7 +54,10 @@ def require_same(spark: SparkSession, before: tuple[Path, Stand], after: tuple[P
     for place, name in enumerate(compared):
         was, now = (_all_of(spark, folder, at, name) for folder, at in (before, after))
         if was != now:
-            raise FleetError(f'the state "{name}" differs after repartitioning: {was[0]} rows before, {now[0]} after')
+            raise FleetError(
+                f'the state "{name}" differs after repartitioning: {was[0]} rows before, {now[0]} after',
+                code="state-differs-after-repartition",
+            )
         same = ", ".join(compared[: place + 1])
         far(lambda same=same: f"comparing: the same so far are {same}, of {', '.join(compared)}")
 

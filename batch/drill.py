@@ -63,7 +63,10 @@ def disturbed(spark: SparkSession, home: Home, undisturbed: Home, say: Say) -> N
     parts = len(STEPS) + 1
     landings = cut(_files(undisturbed), parts)
     if len(landings) < parts:
-        raise FleetError(f"a drill needs a recording of {parts} or more messages; got {len(landings)}; take a longer one")
+        raise FleetError(
+            f"a drill needs a recording of {parts} or more messages; got {len(landings)}; take a longer one",
+            code="recording-too-short",
+        )
     home.lifecycle.mkdir(parents=True, exist_ok=True)
     save_generations(home.lifecycle, Generations(1, {1: Generation.first(KEY_GROUPS, _FORM)}))
     delta.create(home, MESSAGES)

@@ -324,7 +324,7 @@ def heads_of(tables: Opened) -> Heads:
     """
     rows = tables.arrow(f"SELECT content FROM state WHERE part = '{GROUP}' AND content IS NOT NULL")["content"].to_pylist()
     if not rows:
-        raise FleetError(f'no row of part "{GROUP}" says how far it has come')
+        raise FleetError(f'no row of part "{GROUP}" says how far it has come', code="snapshot-position-missing")
     counts = [json.loads(one).get("devices") for one in rows]
     return Heads(tuple(sorted({the_world([one]) for one in rows})), None if None in counts else sum(counts))
 

@@ -38,7 +38,10 @@ def generation_of(home: Home, number: int) -> Generation:
         return home.generation()
     if found is None or found.status in (DISCARDED, PRUNED):
         there = sorted(one.number for one in record.known.values() if one.status not in (DISCARDED, PRUNED))
-        raise FleetError(f"there is no generation {number}; there are {', '.join(map(str, there or [record.current]))}")
+        raise FleetError(
+            f"there is no generation {number}; there are {', '.join(map(str, there or [record.current]))}",
+            code="generation-unknown",
+        )
     return found
 
 

@@ -35,6 +35,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.lifecycle_query import Begin, start
 from fleetpulse.io.stored_state import Rows, state_as_rows
 from fleetpulse.io.unsaid import say_unsaid
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _PATIENCE_S: Final = 3600.0
@@ -108,11 +109,15 @@ def await_end(query: StreamingQuery, far: Callable[[int], None] = lambda _: None
                 if version > reached:
                     limit, reached = time.monotonic() + _PATIENCE_S, version
             if time.monotonic() > limit:
-                raise FleetError(f"no batch of the state was judged for {_PATIENCE_S:.0f} s; try again, or see the log")
+                raise FleetError(
+                    f"no batch of the state was judged for {_PATIENCE_S:.0f} s; try again, or see the log", code="judging-timeout"
+                )
     except FleetError:
         raise
     except Exception as error:
-        raise FleetError(f"judging on from the state failed ({told_of(error)}); nothing has changed") from error
+        raise FleetError(
+            f"judging on from the state failed ({told_of(error)}); nothing has changed", code="judging-failed"
+        ) from error
     finally:
         query.stop()
 
@@ -170,7 +175,8 @@ def require_emitted(pending: Iterable[str]) -> None:
     if verdicts:
         raise FleetError(
             f'the running generation has verdicts to emit ({len(verdicts):,}; the first is of device "{verdicts[0]}"), and its '
-            f"successor would leave them out; nothing has changed; let the job judge one more batch (./fleet up), then try again"
+            f"successor would leave them out; nothing has changed; let the job judge one more batch (./fleet up), then try again",
+            code="generation-has-verdicts",
         )
 
 
@@ -230,10 +236,13 @@ def _partitions(spark: SparkSession, count: int) -> Iterator[None]:
 def take_over(home: Home, made: Generation, at: Stand, say: Say) -> None:
     """Give the work to a generation that was made: from here on it is current."""
     if not checkpoint_of(home.lifecycle, made.number).exists():
-        raise FleetError(f"the checkpoint of generation {made.number} is gone; nothing has changed; make it again")
+        raise FleetError(
+            f"the checkpoint of generation {made.number} is gone; nothing has changed; make it again",
+            code="generation-checkpoint-missing",
+        )
     made_durable(home.lifecycle, made.number)
     record = load_generations(home.lifecycle)
-    save_generations(home.lifecycle, record.switched(made.number, {**asdict(at), "retired_at_ms": int(time.time() * 1000)}))
+    save_generations(home.lifecycle, record.switched(made.number, {**asdict(at), "retired_at_ms": wall_clock_ms()}))
     say(f"generation {made.number} is current; generation {record.current} is kept: ./fleet state rollback goes back")
 
 

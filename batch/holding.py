@@ -56,7 +56,8 @@ def switch(home: Home, number: int, say: Say, *, dry: bool = False) -> None:
     if made.stands["beside"] != record.current or asdict(now) != at or not is_settled(home.checkpoint):
         raise FleetError(
             f"generation {number} was made beside generation {made.stands['beside']} after batch {at['batch']}; generation "
-            f"{record.current} has come to batch {now.batch} since; remove it: ./fleet state discard {number}, and make it again"
+            f"{record.current} has come to batch {now.batch} since; remove it: ./fleet state discard {number}, and make it again",
+            code="generation-outdated",
         )
     say(f"generation {record.current} stopped after batch {now.batch}; generation {number} goes on from there")
     if not dry:
@@ -92,6 +93,7 @@ def _held(home: Home, number: int) -> Generation:
         if found is not None and found.status == CURRENT:
             known = "it has the work"
         raise FleetError(
-            f"generation {number} is not held: {known}; " + (f"held is generation {held.number}" if held else "none is held")
+            f"generation {number} is not held: {known}; " + (f"held is generation {held.number}" if held else "none is held"),
+            code="generation-not-held",
         )
     return found

@@ -3,7 +3,6 @@
 Rule: what holds and what comes next are told of the newest batch, whichever batch is looked at.
 """
 
-import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from fleetpulse.io.desired import desired
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.snapshot_table import snapshots
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +31,7 @@ def inspect(spark: "SparkSession", home: Home, batch: int | None) -> dict[str, A
 
     at = stand(home.checkpoint, batch)
     groups = overview(spark, home.checkpoint, at.batch)
-    return {**of_files(home, at, time.time_ns() // 1_000_000), "groups": [asdict(group) for group in groups]}
+    return {**of_files(home, at, wall_clock_ms()), "groups": [asdict(group) for group in groups]}
 
 
 def of_files(home: Home, at: Stand, now_ms: int) -> dict[str, Any]:

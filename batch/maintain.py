@@ -23,7 +23,7 @@ from fleetpulse.core.tables import (
     TABLES,
 )
 from fleetpulse.core.times import format_instant
-from fleetpulse.io import compaction, leftovers, tidying
+from fleetpulse.io import compaction, leftovers, scratch, tidying
 from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.generations import checkpoint_of, left_over, load_generations
 from fleetpulse.io.history import FOLDER
@@ -227,5 +227,5 @@ def _folders(what: str, folders: list[Path], note: str, *, dry_run: bool) -> Ite
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     count, size = tidying.remove_files(files, dry_run=dry_run)
     if not dry_run:
-        leftovers.remove_folders(folders)
+        scratch.remove_folders(folders)
     yield Step(what, "delete", count, size, note=note)

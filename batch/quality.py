@@ -28,6 +28,7 @@ from fleetpulse.io import delta
 from fleetpulse.io.expectations import Evaluated, Expectations
 from fleetpulse.io.home import Home
 from fleetpulse.io.suite_rows import SparkRows, on_spark, opened
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -151,7 +152,7 @@ def refuse(report: Report, what: str) -> None:
     if shut:
         more = [f"  {one.sentence()}" for one in shut[1:]]
         ended = f"{what}; all of it is in quality_failures, run {report.run_id}"
-        raise FleetError("\n".join([f"{shut[0].sentence()}; {ended}", *more]))
+        raise FleetError("\n".join([f"{shut[0].sentence()}; {ended}", *more]), code="quality-gate-shut")
 
 
 def chosen_suites(names: Sequence[str]) -> tuple[Suite, ...]:
@@ -163,7 +164,7 @@ def chosen_suites(names: Sequence[str]) -> tuple[Suite, ...]:
     known = {one.name: one for one in SUITES}
     given = [name for name in names if name]  # a form that was left empty is none
     if unknown := [name for name in given if name not in known]:
-        raise FleetError(f'"{unknown[0]}" is no suite; there are {", ".join(known)}')
+        raise FleetError(f'"{unknown[0]}" is no suite; there are {", ".join(known)}', code="suite-unknown")
     return tuple(known[name] for name in given) or SUITES
 
 
@@ -212,7 +213,7 @@ class _Evaluation:
 
 
 def _look(home: Home, suites: Sequence[Suite], state: State | None, subject: str, how: _Evaluation) -> Report:
-    at_ms = time.time_ns() // 1_000_000
+    at_ms = wall_clock_ms()
     report = Report(f"{format_instant(at_ms).replace(':', '').replace('.', '')}", at_ms, subject)
     judged = evidence.stand_of(home)
     with opened(home) as tables, ExitStack() as stack:

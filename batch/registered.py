@@ -31,7 +31,9 @@ def devices_at(listed: Callable[[int | None], pa.Table], frontier_ms: int | None
     """
     devices = listed(frontier_ms)
     if not len(devices):
-        raise FleetError("a generation begins with the devices of a list; got a list without any; nothing has changed")
+        raise FleetError(
+            "a generation begins with the devices of a list; got a list without any; nothing has changed", code="list-empty"
+        )
     return sound(devices, frontier_ms)
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute
 
 from batch.backtest import judged_so_far, unpacked
 from batch.progress import Paced, Say, silent
 from fleetpulse.columnar.blocks import NO_SIGNALS
+from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.snapshots import GROUP, OWN_ROW, PENDING, seed, shared_rows, taken, the_world
@@ -34,7 +34,6 @@ from fleetpulse.io.snapshot_table import Taken
 from fleetpulse.ops.beginnings import removed_below, rows_of_snapshot, whole_behind
 from fleetpulse.ops.bronze import files_beside
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 MOST_ROWS: Final = 10_000_000  # of bronze that are judged again: some ten minutes of a core
 
 

@@ -68,7 +68,7 @@ def plainly_named(home: Home) -> Iterator[Home]:
         try:
             yield Home(link)
         except FleetError as error:
-            raise FleetError(str(error).replace(str(link), str(home.path))) from error
+            raise FleetError(str(error).replace(str(link), str(home.path)), code="table-unreadable") from error
         finally:
             relocate_each(home.lifecycle)
 

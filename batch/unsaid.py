@@ -8,9 +8,7 @@ Rule 2: where rows of the table may have been removed that were said since, nobo
 """
 
 import json
-import os
 import shutil
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +25,7 @@ from fleetpulse.io import delta
 from fleetpulse.io.checkpoint import Stand, committed, is_settled, query_id, stand
 from fleetpulse.io.damage import open_table
 from fleetpulse.io.delta_log import DeltaLog, holds_table, is_committed
-from fleetpulse.io.durable import sync_folder
+from fleetpulse.io.durable import put_in_place
 from fleetpulse.io.generations import (
     Generation,
     checkpoint_of,
@@ -40,6 +38,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.kept import oldest_kept_ms
 from fleetpulse.io.snapshot_table import Taken, files_of
 from fleetpulse.io.unsaid import say_unsaid, unsaid_path
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -83,7 +82,8 @@ def require_since(home: Home, snapshot: Taken) -> None:
         raise FleetError(
             f"what was said since snapshot version {snapshot.version} was taken is no longer in judgements as a whole: kept is "
             f"what was said from {format_instant(kept_ms)} on (keep_late); name a newer snapshot with --version, restore the "
-            f"checkpoint from a backup, or play the history into another home"
+            f"checkpoint from a backup, or play the history into another home",
+            code="judgements-not-retained",
         )
 
 
@@ -121,7 +121,7 @@ def _switched(home: Home, made: Generation, aside: Path, pending: Iterable[str],
         counts = _left(home, made, aside, pending, snapshot)
         made_durable(home.lifecycle, made.number)
         record = load_generations(home.lifecycle)
-        stands = {"damaged": True, "retired_at_ms": int(time.time() * 1000)}
+        stands = {"damaged": True, "retired_at_ms": wall_clock_ms()}
         save_generations(home.lifecycle, record.switched(made.number, stands))
     except BaseException:
         if home.generation().number != made.number:
@@ -139,7 +139,7 @@ def _left(home: Home, made: Generation, aside: Path, pending: Iterable[str], sna
     Raises:
         FleetError: some were said that do not follow.
     """
-    shell = {"judged_at_ms": int(time.time() * 1000), "generation": made.number}
+    shell = {"judged_at_ms": wall_clock_ms(), "generation": made.number}
     again = files_of(aside, open_table(aside).version()) if is_committed(aside) else []
     with delta.connect() as connection:
         connection.execute(f"SET memory_limit='{_MEMORY}'")
@@ -180,7 +180,8 @@ def _require_following(connection: "DuckDBPyConnection", snapshot: Taken) -> Non
         raise FleetError(
             f"{counts['n']:,} verdicts were said since snapshot version {snapshot.version} that do not follow from it ("
             + ", ".join(f"{one['kind']} of {one['device_id']}" for one in shown)
-            + "): another state was gone on from since; nothing has changed; name another snapshot with --version"
+            + "): another state was gone on from since; nothing has changed; name another snapshot with --version",
+            code="judgements-do-not-follow",
         )
 
 
@@ -188,7 +189,4 @@ def _write(connection: "DuckDBPyConnection", sql: str, path: Path) -> None:
     fresh = path.with_suffix(".new")
     named = str(fresh).replace("'", "''")
     connection.execute(f"COPY ({sql}) TO '{named}' (FORMAT parquet, ROW_GROUP_SIZE {_AT_ONCE})")
-    with fresh.open("rb") as file:
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    sync_folder(path.parent)
+    put_in_place(fresh, path)

@@ -96,11 +96,14 @@ def rescale(work: Work, key_groups: int) -> Generation | None:
     """
     if not 1 <= key_groups <= _MOST_GROUPS:
         raise FleetError(
-            f"a generation has 1 to {_MOST_GROUPS:,} key groups; got {key_groups}; aim at 4,000 to 32,000 devices each"
+            f"a generation has 1 to {_MOST_GROUPS:,} key groups; got {key_groups}; aim at 4,000 to 32,000 devices each",
+            code="key-groups-out-of-range",
         )
     current = work.home.generation()
     if key_groups == current.key_groups:
-        raise FleetError(f"generation {current.number} has {key_groups} key groups already; nothing is to be done")
+        raise FleetError(
+            f"generation {current.number} has {key_groups} key groups already; nothing is to be done", code="key-groups-unchanged"
+        )
     return _anew(work, "rescale", key_groups=key_groups)
 
 
@@ -121,10 +124,16 @@ def check_form(home: Home, form: int) -> None:
         FleetError: it cannot.
     """
     if form not in WRITTEN_FORMS:
-        raise FleetError(f"this version writes the stored forms {' and '.join(map(str, WRITTEN_FORMS))}; got {form}")
+        raise FleetError(
+            f"this version writes the stored forms {' and '.join(map(str, WRITTEN_FORMS))}; got {form}",
+            code="state-version-unwritable",
+        )
     current = home.generation()
     if form == current.form:
-        raise FleetError(f"generation {current.number} writes stored form {form} already; nothing is to be done")
+        raise FleetError(
+            f"generation {current.number} writes stored form {form} already; nothing is to be done",
+            code="state-version-unchanged",
+        )
 
 
 def repartition_anew(work: Work, partitions: int) -> Generation | None:
@@ -135,9 +144,12 @@ def repartition_anew(work: Work, partitions: int) -> Generation | None:
 
 def _check_partitions(home: Home, partitions: int) -> None:
     if not 1 <= partitions <= _MOST_PARTITIONS:
-        raise FleetError(f"the state has 1 to {_MOST_PARTITIONS:,} partitions; got {partitions}; one or two a core are usual")
+        raise FleetError(
+            f"the state has 1 to {_MOST_PARTITIONS:,} partitions; got {partitions}; one or two a core are usual",
+            code="partitions-out-of-range",
+        )
     if partitions == stand(home.checkpoint).partitions:
-        raise FleetError(f"the state has {partitions} partitions already; nothing is to be done")
+        raise FleetError(f"the state has {partitions} partitions already; nothing is to be done", code="partitions-unchanged")
 
 
 def _anew(
@@ -189,7 +201,9 @@ def repartition(work: Work, partitions: int) -> Generation | None:
         try:
             require_same(work.spark, (home.checkpoint, at), (copy, after), work.say)
         except FleetError as error:
-            raise FleetError(f"{error}; generation {made.number} is discarded, and nothing has changed") from error
+            raise FleetError(
+                f"{error}; generation {made.number} is discarded, and nothing has changed", code="generation-discarded"
+            ) from error
     except BaseException:
         discard_generation(home.lifecycle, made)
         raise
@@ -211,14 +225,16 @@ def rollback(work: Work, to: int | None = None) -> Generation | None:
     if to is None and present.made_by == "rollback":
         raise FleetError(
             f"generation {present.number} is a way back already, to generation {present.made_from.get('generation')}; nothing is "
-            f"to be done; to go elsewhere, name it: ./fleet state rollback --to NUMBER"
+            f"to be done; to go elsewhere, name it: ./fleet state rollback --to NUMBER",
+            code="rollback-already-done",
         )
     chosen = record.predecessor() if to is None else record.of(to)
     if chosen is None or chosen.status != RETIRED or not checkpoint_of(home.lifecycle, chosen.number).exists():
         kept = [str(one.number) for one in record.known.values() if one.status == RETIRED]
         raise FleetError(
             f"there is no generation {to or 'before this one'} to go back to; kept are: {', '.join(kept) or 'none'}"
-            + (f"; name one: ./fleet state rollback --to {kept[-1]}" if kept else "")
+            + (f"; name one: ./fleet state rollback --to {kept[-1]}" if kept else ""),
+            code="rollback-generation-unknown",
         )
     require_own(home, chosen.number)
     folder = checkpoint_of(home.lifecycle, chosen.number)
@@ -265,7 +281,8 @@ def bootstrap(work: Work, snapshot: Taken, only: str | None = None, *, damaged: 
     assert snapshot.version is not None, "it was read from the table"
     if only is not None and damaged:
         raise FleetError(
-            "--only takes what devices have come to from the present state, which --damaged says cannot be read: leave --only"
+            "--only takes what devices have come to from the present state, which --damaged says cannot be read: leave --only",
+            code="option-conflict",
         )
     with blaming_snapshot(home, snapshot.version):
         return _from_rows(work, snapshot, read_snapshot(work.spark, home, snapshot.version), only, damaged=damaged)
@@ -276,7 +293,10 @@ def _from_rows(work: Work, snapshot: Taken, rows: Rows, only: str | None, *, dam
     chosen = rows.each.filter(F.col("part") == DEVICE) if only is None else fitting(rows.each, only)
     devices = chosen.count()
     if not devices and snapshot.devices:
-        raise FleetError(f'no device of snapshot version {snapshot.version} fits "{only}"; got 0 of {snapshot.devices:,}')
+        raise FleetError(
+            f'no device of snapshot version {snapshot.version} fits "{only}"; got 0 of {snapshot.devices:,}',
+            code="condition-fits-none",
+        )
     current = home.generation()
     work.say(
         f"snapshot version {snapshot.version} of generation {snapshot.generation} after batch {snapshot.batch}: "
@@ -315,12 +335,14 @@ def _by_what_was_said(work: Work, snapshot: Taken, rows: Rows, why: str, *, othe
     if others:
         raise FleetError(
             f"generation {current.number} knows other devices than snapshot version {snapshot.version} of generation "
-            f"{snapshot.generation}: what was said since does not follow from it; name a snapshot of the devices that it knows"
+            f"{snapshot.generation}: what was said since does not follow from it; name a snapshot of the devices that it knows",
+            code="snapshot-devices-differ",
         )
     if work.holds or work.gate is not None:
         raise FleetError(
             "what was not said is said when the generation has the work, so it is neither held nor looked at before that: leave "
-            "--hold and --gate, and look afterwards: ./fleet quality run"
+            "--hold and --gate, and look afterwards: ./fleet quality run",
+            code="option-conflict",
         )
     require_since(home, snapshot)
     if work.dry:

@@ -134,7 +134,7 @@ class WorkedOut:
             FleetError: nobody can tell how far the state has come.
         """
         if "state" in suite.reads and self._unread:
-            raise FleetError(self._unread)
+            raise FleetError(self._unread, code="table-unreadable")
         wanted = {*suite.reads} - {*self.tables.made}
         if self.tables.counted is not None and "landed" in wanted:
             removed = {f"removed_{name}": self.tables.removed.get(name, 0) for name in (MESSAGES.name, QUARANTINE.name)}

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.paths import ROOT
 
 BAR: Final = 20.0
-_ROOT: Final = Path(__file__).parents[1]
 _LIMIT_S: Final = 1_200.0
 _PLAYED: Final = ("--timeout", "60m", "--lateness", "5m")
 _TRIED: Final = '[rules]\ntimeout = "45m"\n'
@@ -52,14 +52,14 @@ def bench_backtest(recording: Path, say: Callable[[str], None]) -> Iterable[dict
 
 
 def _run(*words: str) -> dict[str, float]:
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-P", "-m", "cli", *words]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run(
-        command, env=environment, cwd=_ROOT, capture_output=True, text=True, errors="replace", check=False, timeout=_LIMIT_S
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False, timeout=_LIMIT_S
     )
     wall_s, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
-        raise FleetError(f"./fleet {words[0]} failed: {done.stderr.strip()[-500:]}")
+        raise FleetError(f"./fleet {words[0]} failed: {done.stderr.strip()[-500:]}", code="command-failed")
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"wall_s": round(wall_s, 2), "cpu_s": round(cpu_s, 2)}

@@ -89,13 +89,17 @@ class Plan:
             Misuse: it does not run one of them, or shows none.
         """
         if others := [name for name in names if name not in self.contenders]:
-            raise Misuse(f"this plan runs {', '.join(self.contenders)}; got {', '.join(others)}: take another plan")
+            raise Misuse(
+                f"this plan runs {', '.join(self.contenders)}; got {', '.join(others)}: take another plan",
+                code="contender-not-planned",
+            )
         courses = tuple(
             replace(course, contenders=tuple(name for name in course.contenders if name in names)) for course in self.courses
         )
         if not (left := tuple(course for course in courses if course.shown)):
             raise Misuse(
-                f"{', '.join(names)} alone have no row in this plan; name one of {', '.join(self.contenders)} beside them"
+                f"{', '.join(names)} alone have no row in this plan; name one of {', '.join(self.contenders)} beside them",
+                code="contender-alone",
             )
         return replace(self, courses=left)
 
@@ -135,7 +139,9 @@ def _python_course(devices: int) -> Course:
 def _full(devices: Sequence[int]) -> Plan:
     """Both sizes, all devices and one in twenty active; per-device Python over a smaller fleet, and over fewer batches."""
     if devices:
-        raise Misuse("the full benchmark has its sizes; --devices goes with --quick, --small, --python or --flat")
+        raise Misuse(
+            "the full benchmark has its sizes; --devices goes with --quick, --small, --python or --flat", code="option-conflict"
+        )
     runs = (
         (Fleet(SMALLER_DEVICES, 6), ALL),
         (Fleet(100_000, 12), FAST),
@@ -179,5 +185,8 @@ def planned(name: str, devices: Sequence[int], rows: int | None = None) -> Plan:
     if rows is None:
         return PLANS[name](devices)
     if name != FLAT:
-        raise Misuse(f"--rows goes with --flat alone, whose batches are of one size in all fleets; got --rows {rows} without it")
+        raise Misuse(
+            f"--rows goes with --flat alone, whose batches are of one size in all fleets; got --rows {rows} without it",
+            code="option-conflict",
+        )
     return _flat(devices, rows)

@@ -40,13 +40,12 @@ from fleetpulse.core.tables import MESSAGES
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.delta import arrow_schema, to_table
 from fleetpulse.io.generations import Generation
-from fleetpulse.io.java import cache_dir
 from fleetpulse.io.lifecycle_query import Begin, judged
 from fleetpulse.io.registry import initial_state
 from fleetpulse.io.spark import Size, spark_session
+from fleetpulse.paths import ROOT, cache_dir
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
-ROOT: Final = Path(__file__).parents[1]
 MEMORY: Final = "4g"  # heap of the JVM, as in the other benchmark
 TICK_MS: Final = 10_000  # of time between two batches
 TIMEOUT_MS: Final = 60_000
@@ -103,7 +102,7 @@ def _in_a_process(work: Path, devices: int, jitter_ms: int) -> list[dict[str, An
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, env=variables, cwd=work, check=False)
     if done.returncode:
         words = (work / "log").read_text(errors="replace").splitlines()[-5:]
-        raise FleetError("\n".join(["the benchmark failed:", *words]))
+        raise FleetError("\n".join(["the benchmark failed:", *words]), code="bench-failed")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -184,12 +183,18 @@ def _said(out: Path, devices: int) -> dict[int, int]:
             rows = pq.ParquetFile(out / path).read(columns=["device_id", "event_time"])
             at_ms = pc.unique(rows["event_time"].cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())).to_pylist()
             if at_ms != [START_MS + TIMEOUT_MS]:
-                raise FleetError(f"batch {batch} says transitions at {at_ms}; the deadline is {START_MS + TIMEOUT_MS}")
+                raise FleetError(
+                    f"batch {batch} says transitions at {at_ms}; the deadline is {START_MS + TIMEOUT_MS}",
+                    code="bench-transitions-wrong",
+                )
             ids.append(rows["device_id"])
             found[batch] = found.get(batch, 0) + rows.num_rows
     distinct = pc.count_distinct(pa.chunked_array([chunk for one in ids for chunk in one.chunks], pa.string())).as_py()
     if not distinct == sum(found.values()) == devices:
-        raise FleetError(f"{sum(found.values())} transitions of {distinct} devices were said; there are {devices} devices")
+        raise FleetError(
+            f"{sum(found.values())} transitions of {distinct} devices were said; there are {devices} devices",
+            code="bench-transitions-wrong",
+        )
     return found
 
 

@@ -25,11 +25,11 @@ from cli.environment import EnvironmentFault, find_uv, gist
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.delta_log import DeltaLog
 from fleetpulse.io.jars import Jar, resolve_jars
-from fleetpulse.io.java import cache_dir, find_java
+from fleetpulse.io.java import find_java
+from fleetpulse.paths import ROOT, cache_dir
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 NAME: Final = "pyflink-keyed-process"
-ROOT: Final = Path(__file__).parents[1]
 LOCK: Final = Path(__file__).parent / "pyflink" / "requirements.txt"
 PARQUET: Final = Jar(
     "org.apache.flink",
@@ -53,7 +53,7 @@ def environment() -> Path:
         try:
             uv = str(find_uv(ROOT, cache_dir()))
         except EnvironmentFault as fault:
-            raise FleetError(str(fault)) from None
+            raise FleetError(str(fault), code="environment-failed") from None
         _call([uv, "venv", "--quiet", "--python", sys.executable, str(venv)])
         _call([uv, "pip", "sync", "--quiet", "--require-hashes", "--python", str(python), str(LOCK)])
         _call([str(python), "-c", "import pyflink.datastream"])
@@ -65,9 +65,9 @@ def _call(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise FleetError(f"{Path(command[0]).name} {command[1]} took longer than {_LIMIT_S} s") from None
+        raise FleetError(f"{Path(command[0]).name} {command[1]} took longer than {_LIMIT_S} s", code="command-timeout") from None
     if done.returncode:
-        raise FleetError(f"{Path(command[0]).name} {command[1]}: {gist(done.stderr or done.stdout)}")
+        raise FleetError(f"{Path(command[0]).name} {command[1]}: {gist(done.stderr or done.stdout)}", code="command-failed")
 
 
 def command() -> tuple[list[str], dict[str, str]]:

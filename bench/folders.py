@@ -18,7 +18,7 @@ def own_folder(folder: Path) -> Iterator[Path]:
     try:
         yield folder
     except FleetError as error:
-        raise FleetError(f'{error}; "{folder}" is left to be looked at: remove it then') from error
+        raise FleetError(f'{error}; "{folder}" is left to be looked at: remove it then', code="bench-folder-left") from error
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -25,7 +25,7 @@ from fleetpulse.core.messages import EVERYONE, hash64
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.delta import arrow_schema
-from fleetpulse.io.java import cache_dir
+from fleetpulse.paths import cache_dir
 
 FORMAT: Final = 2  # of what is generated: raise it with every change, or a stored input is taken for a new one
 START_MS: Final = 1_700_000_000_000
@@ -70,7 +70,8 @@ class Fleet:
         if not 1 <= self.messages <= most:
             raise Misuse(
                 f"an input has 1 to {most:,} messages of each device in a batch; got {self.messages:,} for {self.devices:,} "
-                f"devices: take another size"
+                f"devices: take another size",
+                code="bench-input-invalid",
             )
 
     @property

@@ -141,7 +141,7 @@ class Warm:
         answer = json.loads(line) if line else {"fault": "its process ended"}
         if "fault" in answer:
             log = (self.work / "log").read_text(errors="replace").splitlines()[-5:]
-            raise Crashed("\n".join([f"{self.name} failed: {answer['fault']}", *log]))
+            raise Crashed("\n".join([f"{self.name} failed: {answer['fault']}", *log]), code="contender-failed")
         return answer, answered
 
     def end(self) -> None:

@@ -33,9 +33,9 @@ from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.address import load_address
 from fleetpulse.io.delta_log import DeltaLog, is_committed
 from fleetpulse.io.home import Home
-from fleetpulse.io.java import cache_dir
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.process import read_status
+from fleetpulse.paths import cache_dir
 
 BEFORE: Final = "716d995"  # the commit in which batches did not adapt yet
 OURS: Final = "this tree"
@@ -81,7 +81,10 @@ def checkout(commit: str) -> Iterator[Contender]:
         check=False,
     )
     if done.returncode and not (place / "fleet").exists():
-        raise FleetError(f'commit "{commit}" cannot be checked out ({done.stderr.strip()}); name one that this clone has')
+        raise FleetError(
+            f'commit "{commit}" cannot be checked out ({done.stderr.strip()}); name one that this clone has',
+            code="commit-unknown",
+        )
     try:
         yield Contender(commit, place)
     finally:
@@ -207,7 +210,8 @@ def _measure(contender: Contender, devices: int, place: Path, settle_s: float, w
     if len(waited) < max(2, len(new)):
         raise FleetError(
             f"{len(waited)} of {len(new)} new devices got a verdict from {contender.name} within {_LAST_S:.0f} s beyond the "
-            f"lateness: the run has no latency to report; take a longer --window, or look at {home.path} while it runs"
+            f"lateness: the run has no latency to report; take a longer --window, or look at {home.path} while it runs",
+            code="verdicts-missing",
         )
     return {
         "contender": contender.name,
@@ -233,7 +237,9 @@ def _await(reached: Any, what: str) -> None:
     limit = time.monotonic() + _START_S
     while not reached():
         if time.monotonic() > limit:
-            raise FleetError(f"{what} took longer than {_START_S:.0f} s; the logs are in the home of this run")
+            raise FleetError(
+                f"{what} took longer than {_START_S:.0f} s; the logs are in the home of this run", code="wait-timeout"
+            )
         time.sleep(0.5)
 
 

@@ -75,7 +75,7 @@ def fill(address: BrokerAddress, count: int) -> None:
     with socket.create_connection((address.host, address.port), 5.0) as line:
         line.sendall(packets.connect("fleetpulse-bench", address.username, address.password, keep_session=False))
         if line.recv(4)[-1:] != b"\x00":
-            raise FleetError(f"the broker at {address} does not let the benchmark in")
+            raise FleetError(f"the broker at {address} does not let the benchmark in", code="broker-refuses")
         line.setblocking(False)
         reader, unsent, now_ms = packets.Reader(0), bytearray(), time.time_ns() // 1_000_000
         sent = acknowledged = 0
@@ -93,7 +93,10 @@ def fill(address: BrokerAddress, count: int) -> None:
                 acknowledged, heard_s = acknowledged + len(reader.answers), time.monotonic()
                 reader.answers.clear()
             if time.monotonic() - heard_s > 30.0:
-                raise FleetError(f"the broker acknowledged {acknowledged:,} of {sent:,} messages, and nothing for 30 s")
+                raise FleetError(
+                    f"the broker acknowledged {acknowledged:,} of {sent:,} messages, and nothing for 30 s",
+                    code="publisher-timeout",
+                )
 
 
 def _session(address: BrokerAddress, name: str) -> None:
@@ -101,7 +104,7 @@ def _session(address: BrokerAddress, name: str) -> None:
     while not receiver.connected:
         receiver.poll(0.05)
         if time.monotonic() > limit_s:
-            raise FleetError(f"the broker gives no session: {receiver.problem}")
+            raise FleetError(f"the broker gives no session: {receiver.problem}", code="broker-without-session")
     receiver.close()
 
 
@@ -181,7 +184,9 @@ def _until(run: Run, reached: Callable[[], bool]) -> Drained:
             shared = max(shared, sum(own_bytes(tree) or 0 for tree in trees))
             next_s = time.monotonic() + _WALK_S
         if time.monotonic() - began_s > LIMIT_S:
-            raise FleetError(f"ingest did not finish within {LIMIT_S:.0f} s; see the logs in {run.home.logs}")
+            raise FleetError(
+                f"ingest did not finish within {LIMIT_S:.0f} s; see the logs in {run.home.logs}", code="bench-timeout"
+            )
         time.sleep(0.05)
     wall_s, cpu_s = time.monotonic() - began_s, sum(read(tree).cpu_s for tree in trees)
     for name in ("bridge", "landing"):
@@ -216,7 +221,10 @@ def _drained_by_us(run: Run, count: int, start: Drained) -> dict[str, Any]:
     done = _until(run, lambda: int(str(run.status("landing").get("rows") or 0)) >= count)
     landed = _landed(run.home) - before
     if landed < count:
-        raise FleetError(f"{landed:,} of {count:,} messages are in bronze: that is a fault, and there are no figures")
+        raise FleetError(
+            f"{landed:,} of {count:,} messages are in bronze: that is a fault, and there are no figures",
+            code="bench-rows-missing",
+        )
     row = _figures("ours", count, done.wall_s - (start.wall_s - _SETTLE_S), done.cpu_s - start.cpu_s, done.peak_bytes)
     return row | {"peak_pss_mb": round(done.own_bytes / 1e6) or None}
 

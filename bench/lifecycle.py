@@ -32,7 +32,7 @@ from bench.pace import Pace
 from bench.scala_jobs import compiled
 from cli.output import as_table, console
 from fleetpulse.core.errors import FleetError, Misuse
-from fleetpulse.io.java import cache_dir
+from fleetpulse.paths import cache_dir
 
 _WARM_AT_ONCE = 2
 COLUMNS = (
@@ -68,7 +68,7 @@ def bench_lifecycle(
         Misuse: a contender that is none, or sizes or batches that the plan does not take.
     """
     if unknown := [name for name in only if name not in courses.ALL]:
-        raise Misuse(f'"{unknown[0]}" is no contender; there are {", ".join(courses.ALL)}')
+        raise Misuse(f'"{unknown[0]}" is no contender; there are {", ".join(courses.ALL)}', code="contender-unknown")
     chosen = courses.planned(plan, devices, rows)
     found = run_plan(chosen.restricted(only) if only else chosen, Console(stderr=True))
     shown = [row for row in found if row["shown"]]
@@ -169,7 +169,7 @@ def _why_absent(name: str, started: Future[None]) -> dict[str, str]:
 def _unfinished(name: str, said: str) -> str:
     """Return what is said of a contender that did not come to its end; of ours or the reference it is an error."""
     if name in {OURS, REFERENCE}:
-        raise FleetError(f"{name} {said}")
+        raise FleetError(f"{name} {said}", code="contender-unfinished")
     return said
 
 
@@ -228,12 +228,13 @@ def _round(
 
 def _require_equal(found: dict[str, Run], source: Input, number: int) -> None:
     if found and (said := difference({name: run.out for name, run in found.items()}, source.judged_to_ms)):
-        raise FleetError(f"the contenders disagree in round {number} over {source.fleet}\n{said}")
+        raise FleetError(f"the contenders disagree in round {number} over {source.fleet}\n{said}", code="contenders-differ")
     name, run = next(iter(found.items()), ("", None))
     if run and (absent := NEEDED - triggers(name, run.out, source.judged_to_ms)):
         raise FleetError(
             f"nothing of {', '.join(sorted(absent))} was compared: {name} has no such transition in round {number} over "
-            f"{source.fleet}; take more devices"
+            f"{source.fleet}; take more devices",
+            code="contenders-compare-nothing",
         )
 
 

@@ -76,7 +76,7 @@ def bench_quality(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[s
         yield _row("made and judged", messages, begun, made)
         yield _row("looked at", messages, made, told, len(raised))
         if raised:
-            raise FleetError("a clean day raises nothing; got\n" + "\n".join(raised))
+            raise FleetError("a clean day raises nothing; got\n" + "\n".join(raised), code="quality-not-clean")
 
 
 def _row(what: str, rows: int, begin: Reading, end: Reading, raised: int = 0) -> dict[str, Any]:

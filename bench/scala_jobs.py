@@ -10,7 +10,8 @@ import pyspark
 from bench.generate import fingerprint
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.jars import Jar, resolve_jars
-from fleetpulse.io.java import cache_dir, find_java
+from fleetpulse.io.java import find_java
+from fleetpulse.paths import cache_dir
 
 SOURCES: Final = Path(__file__).parent / "scala"
 COMPILER: Final = Jar(  # of the Scala that pyspark 4.2 is made with
@@ -46,5 +47,5 @@ def _compile(sources: list[Path], target: Path) -> None:
     command += ["-nobootcp", "-opt:local", "-deprecation", "-Werror", "-cp", os.pathsep.join(map(str, jars.glob("*.jar")))]
     done = subprocess.run([*command, "-d", fresh, *sources], capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     if done.returncode:
-        raise FleetError(f"scalac refuses the peers:\n{done.stdout}{done.stderr}")
+        raise FleetError(f"scalac refuses the peers:\n{done.stdout}{done.stderr}", code="compiler-failed")
     fresh.replace(target)

@@ -33,7 +33,7 @@ from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.io import delta
 from fleetpulse.io.appending import Appender
 from fleetpulse.io.home import Home
-from fleetpulse.io.java import cache_dir
+from fleetpulse.paths import cache_dir
 
 COLUMNS = ("series", "samples", "before", "after", "change", "verdict")
 _WRITER: Final = "bench-soak"
@@ -101,7 +101,10 @@ def trend(bound: Bound, values: Sequence[float]) -> Trend:
         FleetError: it is too short to tell.
     """
     if len(values) < _LEAST_SAMPLES:
-        raise FleetError(f"{bound.series} has {len(values)} samples; a trend needs {_LEAST_SAMPLES}: let it run for longer")
+        raise FleetError(
+            f"{bound.series} has {len(values)} samples; a trend needs {_LEAST_SAMPLES}: let it run for longer",
+            code="soak-too-short",
+        )
     quarter = len(values) // 4
     return Trend(bound, len(values), median(values[quarter : 2 * quarter]), median(values[-quarter:]))
 
@@ -200,7 +203,9 @@ class Maintenance:
                 return
             if code:
                 told = self._log.read_text(errors="replace").strip().splitlines()
-                raise FleetError(f"./fleet maintain ended with {code}: {told[-1] if told else 'it said nothing'}")
+                raise FleetError(
+                    f"./fleet maintain ended with {code}: {told[-1] if told else 'it said nothing'}", code="maintain-failed"
+                )
             self._process, self.done = None, self.done + 1
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + self._every_s
@@ -240,7 +245,7 @@ def bench_soak(*, minutes: float | None, quick: bool, json_lines: bool) -> None:
         people = [{name: f"{value:,}" if isinstance(value, int) else value for name, value in row.items()} for row in rows]
         console().print(as_table(people, COLUMNS, "soak"))
     if growing := [row["series"] for row in rows if row["verdict"] == "grows"]:
-        raise FleetError(f"under a constant load these grow: {', '.join(growing)}")
+        raise FleetError(f"under a constant load these grow: {', '.join(growing)}", code="soak-grows")
 
 
 def row_of(one: Trend, asked: Plan) -> dict[str, Any]:

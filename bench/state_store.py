@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from fleetpulse.paths import ROOT
+
 sys.path.insert(0, str(ROOT))
 STATE = "org.apache.spark.sql.execution.streaming.state"
 PROVIDERS = {"rocksdb": f"{STATE}.RocksDBStateStoreProvider", "hdfs": f"{STATE}.HDFSBackedStateStoreProvider"}

@@ -79,7 +79,9 @@ def run_airflow(home: Home, port: int, stop: Stop) -> None:
                     told.say("running")
                 elif time.monotonic() > limit:
                     raise FleetError(
-                        f'Airflow does not answer on port {port} after {_READY_S:.0f} s; its logs are "{home.logs}/airflow-*.log"'
+                        f"Airflow does not answer on port {port} after {_READY_S:.0f} s; its logs are "
+                        f'"{home.logs}/airflow-*.log"',
+                        code="airflow-not-ready",
                     )
     finally:
         for part in reversed(parts):
@@ -152,7 +154,8 @@ class Part:
         if len(self._died_at_s) >= _RESTARTS:
             raise FleetError(
                 f"Airflow's {self.name} ended by itself (exit {self._process.returncode}) {_RESTARTS} times; "
-                f'its log is "{self.log}"'
+                f'its log is "{self.log}"',
+                code="airflow-ended",
             )
         self._died_at_s.append(now_s)
         _LOG.warning("a part of airflow died", part=self.name, exit=self._process.returncode)
@@ -211,7 +214,10 @@ def _await(command: Sequence[str], settings: dict[str, str], what: str, patience
             if stop.wait(0.2):
                 return
             if time.monotonic() > limit:
-                raise FleetError(f"{what} took longer than {patience_s:.0f} s; try again, or leave Airflow out with --no-airflow")
+                raise FleetError(
+                    f"{what} took longer than {patience_s:.0f} s; try again, or leave Airflow out with --no-airflow",
+                    code="airflow-step-timeout",
+                )
     finally:
         if process.poll() is None:
             process.terminate()
@@ -220,7 +226,10 @@ def _await(command: Sequence[str], settings: dict[str, str], what: str, patience
             except subprocess.TimeoutExpired:
                 process.kill()
     if process.returncode:
-        raise FleetError(f"{what} failed (exit {process.returncode}); its words are above; leave Airflow out with --no-airflow")
+        raise FleetError(
+            f"{what} failed (exit {process.returncode}); its words are above; leave Airflow out with --no-airflow",
+            code="airflow-step-failed",
+        )
 
 
 def _answers(port: int) -> bool:

@@ -13,8 +13,8 @@ from typing import Final
 
 from fleetpulse.io.address import write_secret
 from fleetpulse.io.home import Home
+from fleetpulse.paths import ROOT
 
-ROOT: Final = Path(__file__).parents[1]
 HOST: Final = "127.0.0.1"
 USERS: Final = {"admin": "admin", "operator": "op", "viewer": "viewer"}  # name -> Airflow's role
 _TASKS: Final = 4  # at a time, one more than the pools have slots: each is a process, and the verbs have a JVM of their own

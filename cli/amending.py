@@ -64,7 +64,8 @@ def _past(since_ms: int) -> int:
     """Return an instant, unless it lies in the future."""
     if since_ms > time.time() * 1000:
         raise Misuse(
-            f"--since is an instant of the past; got {format_instant(since_ms)}; what is to come is amended when it came"
+            f"--since is an instant of the past; got {format_instant(since_ms)}; what is to come is amended when it came",
+            code="instant-not-past",
         )
     return since_ms
 

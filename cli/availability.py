@@ -5,9 +5,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from cli.looking import judged_ms
 from cli.options import DEFAULT_HOME, HomeOption, RowsOption
 from cli.output import as_json, as_table, console
+from cli.standing import judged_ms
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.home import Home
@@ -34,7 +34,7 @@ def availability(
     from fleetpulse.ops.availability import availability as shares
 
     if by not in _GROUPS:
-        raise Misuse(f'--by is one of {", ".join(_GROUPS)}; got "{by}"')
+        raise Misuse(f'--by is one of {", ".join(_GROUPS)}; got "{by}"', code="option-invalid")
     opened = Home(home)
     opened.record()
     begin_ms = _begin_ms(day)
@@ -45,7 +45,9 @@ def availability(
     judged_to_ms = None if frontier_ms is None else deployment.said_through_ms(frontier_ms)  # the rest may be held back
     if known is None or judged_to_ms is None or judged_to_ms <= begin_ms:
         reached = "nothing" if judged_to_ms is None else f"what happened up to {format_instant(judged_to_ms)}"
-        raise FleetError(f'in "{home}" {reached} is judged; got --day {day}; name an earlier one, or ask again later')
+        raise FleetError(
+            f'in "{home}" {reached} is judged; got --day {day}; name an earlier one, or ask again later', code="day-not-judged"
+        )
     span = Span(begin_ms, min(begin_ms + _DAY_MS, judged_to_ms))
     when = Listened.within(known, span, deployment.verdict_jitter_ms)
     rows = [{"day": day, **row} for row in shares(opened, when, _GROUPS[by])]
@@ -67,7 +69,7 @@ def _begin_ms(day: str) -> int:
     try:
         found = date.fromisoformat(day)
     except ValueError:
-        raise Misuse(f'--day is a date; got "{day}"; write one such as 2026-01-31') from None
+        raise Misuse(f'--day is a date; got "{day}"; write one such as 2026-01-31', code="date-invalid") from None
     return int(datetime(found.year, found.month, found.day, tzinfo=UTC).timestamp()) * 1000
 
 

@@ -119,7 +119,7 @@ def _require_writable(path: Path) -> None:
 
 
 def _cannot_be_written(path: Path, why: str | None) -> FleetError:
-    return FleetError(f'"{path}" cannot be written ({why}); name another file with --html')
+    return FleetError(f'"{path}" cannot be written ({why}); name another file with --html', code="page-unwritable")
 
 
 def _write(path: Path, text: str) -> None:

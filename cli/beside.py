@@ -20,7 +20,8 @@ def airflow_port(wanted: int) -> int:
     def refused(why: str) -> FleetError:
         return FleetError(
             f"port {wanted} for Airflow cannot be had ({why}); name another (--airflow-port 0 takes a free one), or leave it "
-            f"out: --no-airflow"
+            f"out: --no-airflow",
+            code="port-in-use",
         )
 
     return free_port(HOST, wanted, refused)

@@ -1,12 +1,14 @@
-"""The policy and the deployment that the options of a command choose."""
+"""The policy and the deployment that the options of a command choose, and the mappings of a home."""
 
 import tomllib
 from pathlib import Path
 
 from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.mapping import TopicMapping, parse_mappings
 from fleetpulse.core.policy import Policy, parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import parse_duration_ms
+from fleetpulse.io.home import Home
 
 
 def deployment_of(home: Path, lateness: str | None) -> Deployment | None:
@@ -20,7 +22,7 @@ def deployment_of(home: Path, lateness: str | None) -> Deployment | None:
 
     lateness_ms = None if lateness is None else parse_duration_ms(lateness)
     if lateness_ms is not None and lateness_ms < 1_000:
-        raise Misuse(f'--lateness must be at least 1s; got "{lateness}"')
+        raise Misuse(f'--lateness must be at least 1s; got "{lateness}"', code="lateness-too-short")
     return load_settings(home).deployment(lateness_ms)
 
 
@@ -48,6 +50,22 @@ def read_toml(path: Path) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise FleetError(f'"{path}" cannot be read ({error.strerror}); name a TOML file that is there') from None
+        raise FleetError(
+            f'"{path}" cannot be read ({error.strerror}); name a TOML file that is there', code="file-unreadable"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FleetError(f'"{path}" is not TOML ({error})') from None
+        raise FleetError(f'"{path}" is not TOML ({error})', code="toml-invalid") from None
+
+
+def load_mappings(home: Home) -> tuple[TopicMapping, ...]:
+    """Return the mappings of a home; none without a mapping file.
+
+    Raises:
+        FleetError: the file has faults.
+    """
+    if not home.mapping.exists():
+        return ()
+    try:
+        return parse_mappings(tomllib.loads(home.mapping.read_text()))
+    except tomllib.TOMLDecodeError as error:
+        raise FleetError(f'"{home.mapping}" is not TOML ({error})', code="toml-invalid") from None

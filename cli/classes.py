@@ -71,4 +71,4 @@ def _rehearse(folder: Path, fresh: Path, stop: Stop | None) -> None:
     if running.returncode != 0:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         why = lines[-1][:200] if lines else "it said nothing"
-        raise FleetError("it was ended" if running.returncode < 0 else why)
+        raise FleetError("it was ended" if running.returncode < 0 else why, code="class-archive-failed")

@@ -49,7 +49,10 @@ def registered_devices(home: Home, frontier_ms: int | None) -> pa.Table:
     """
     found = delta.query(home, _NEWEST, [DEFAULT_CLASS, frontier_ms or 0], tables=(DEVICES.name,))
     if not found:
-        raise FleetError(f'the registry of "{home.path}" has no device; add some: ./fleet device add ID --home {home.path}')
+        raise FleetError(
+            f'the registry of "{home.path}" has no device; add some: ./fleet device add ID --home {home.path}',
+            code="registry-empty",
+        )
     return pa.Table.from_pylist(found, schema=pa.schema([*REGISTERED_SCHEMA, *LIMIT_FIELDS, CLASS_SINCE_FIELD]))
 
 
@@ -75,13 +78,14 @@ def read_devices(path: Path | None) -> pa.Table:
             read = read.append_column(field, _durations(found, field.name.removesuffix("_ms"), len(read)))
         return read
     except FileNotFoundError:
-        raise FleetError(f'there is no file "{path}"; name a CSV or Parquet file of devices') from None
+        raise FleetError(f'there is no file "{path}"; name a CSV or Parquet file of devices', code="list-missing") from None
     except FleetError as error:
-        raise FleetError(f'"{path}" is no list of devices: {error}') from None
+        raise FleetError(f'"{path}" is no list of devices: {error}', code="list-invalid") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise FleetError(
             f'"{path}" is no list of devices ({str(error).splitlines()[0][:200]}); it has the columns {_COLUMNS}, '
-            f"registered_at as in 2026-01-31T12:00:00Z"
+            f"registered_at as in 2026-01-31T12:00:00Z",
+            code="list-invalid",
         ) from None
 
 

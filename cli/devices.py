@@ -19,6 +19,7 @@ from fleetpulse.core.times import format_duration, format_instant, parse_duratio
 from fleetpulse.io.commands import Command, commanded, hand_over, in_turn, spool
 from fleetpulse.io.home import Home
 from fleetpulse.io.services import in_use
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 DeviceArgument = Annotated[str, typer.Argument(help="Device id.")]
 _COLUMNS = ("device_id", "site", "class", "device_class", "gateway", "timeout", "death_grace")
@@ -88,12 +89,12 @@ def check_names(site: str, device_id: str) -> None:
     """
     for what, name in (("a site", site), ("a device id", device_id)):
         if "/" in name:
-            raise FleetError(f'{what} is without /, which parts the levels of a topic; got "{name}"')
+            raise FleetError(f'{what} is without /, which parts the levels of a topic; got "{name}"', code="name-invalid")
     if device_id == EVERYONE:
-        raise FleetError(f'"{EVERYONE}" stands for all devices and names none')
+        raise FleetError(f'"{EVERYONE}" stands for all devices and names none', code="device-id-reserved")
     refused = decode(f"fleet/{site}/{device_id}/{Kind.REGISTRY}", b"{}", 0, Origin.COMMAND)
     if isinstance(refused, Rejection):
-        raise FleetError(refused.detail)
+        raise FleetError(refused.detail, code="command-refused")
 
 
 def _named(identity: DeviceIdentity, device_id: str, site: str | None = None) -> tuple[str, str]:
@@ -113,9 +114,15 @@ def _named(identity: DeviceIdentity, device_id: str, site: str | None = None) ->
     if not slash and site is not None:
         return site, device_id
     if not slash:
-        raise FleetError(f'devices of this home are identified by site and id, such as oslo/pump-1; got "{device_id}"')
+        raise FleetError(
+            f'devices of this home are identified by site and id, such as oslo/pump-1; got "{device_id}"',
+            code="device-id-without-site",
+        )
     if site not in (None, its_site):
-        raise FleetError(f'the site of "{device_id}" is a part of its id; got --site {site}; another site is another device')
+        raise FleetError(
+            f'the site of "{device_id}" is a part of its id; got --site {site}; another site is another device',
+            code="device-site-differs",
+        )
     return its_site, name
 
 
@@ -139,7 +146,7 @@ def _limit(name: str, word: str) -> int:
     try:
         return RULES[name].read(word)
     except FleetError as fault:
-        raise FleetError(f"a device's own {RULES[name].key} {fault}") from None
+        raise FleetError(f"a device's own {RULES[name].key} {fault}", code="limit-invalid") from None
 
 
 def _corrected_limits(timeout: str | None, death_grace: str | None) -> dict[str, int]:
@@ -194,7 +201,10 @@ def import_(
             reader = csv.DictReader(opened)
             columns = list(reader.fieldnames or ())
             if "device_id" not in columns:
-                raise FleetError(f'"{file}" needs a header with device_id; got {", ".join(columns) or "nothing"}')
+                raise FleetError(
+                    f'"{file}" needs a header with device_id; got {", ".join(columns) or "nothing"}',
+                    code="device-file-header-missing",
+                )
             for row in reader:
                 content: dict[str, Any] = {
                     "op": "add",
@@ -207,14 +217,16 @@ def import_(
                 except FleetError as error:
                     faults.append(f"  line {reader.line_num}: {error}")
     except OSError as error:
-        raise FleetError(f'"{file}" cannot be read ({error.strerror}); name a CSV file') from None
+        raise FleetError(f'"{file}" cannot be read ({error.strerror}); name a CSV file', code="device-file-unreadable") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise FleetError(f'"{file}" is not CSV in UTF-8 ({error})') from None
+        raise FleetError(f'"{file}" is not CSV in UTF-8 ({error})', code="device-file-unreadable") from None
     if faults:
         more = f"\n  and {len(faults) - 20} more" if len(faults) > 20 else ""
-        raise FleetError(f'"{file}" has faults, and no device was registered:\n' + "\n".join(faults[:20]) + more)
+        raise FleetError(
+            f'"{file}" has faults, and no device was registered:\n' + "\n".join(faults[:20]) + more, code="device-file-faulty"
+        )
     if not commands:
-        raise FleetError(f'"{file}" lists no devices')
+        raise FleetError(f'"{file}" lists no devices', code="list-empty")
     if unused := [name for name in columns if name not in _COLUMNS]:
         typer.echo(f"fleet: note: columns not used: {', '.join(unused)}; known are {', '.join(_COLUMNS)}", err=True)
     _give(home, commands, f"{len(commands)} device{'s are' if len(commands) > 1 else ' is'} registered")
@@ -253,13 +265,17 @@ def correct(
     if from_ms > time.time() * 1000:
         raise Misuse(
             f"what is corrected lies in the past; got {format_instant(from_ms)}; "
-            f"for now use: ./fleet device add, ./fleet device decommission"
+            f"for now use: ./fleet device add, ./fleet device decommission",
+            code="correction-not-past",
         )
     opened = Home(home)
     opened.record()
     heard_at = reports.site_of(opened, device_id)
     if heard_at is None:
-        raise FleetError(f'no device "{device_id}" was registered or heard in "{home}"; register it with: ./fleet device add')
+        raise FleetError(
+            f'no device "{device_id}" was registered or heard in "{home}"; register it with: ./fleet device add',
+            code="device-unknown",
+        )
     own = _corrected_limits(timeout, death_grace)
     wanted = Correction(from_ms, device_class, site, gateway, **own, registered=registered, decommissioned=decommissioned)
     with in_turn(opened):  # what the registry says now is what the entry is made of
@@ -267,7 +283,8 @@ def correct(
             raise FleetError(
                 f'what the registry says of "{device_id}" is on its way, and an entry made without it would undo it; give what '
                 f"was otherwise since one instant in one command, or this one again when that has landed"
-                + ("" if in_use(opened) else ": the fleet takes it when it runs (./fleet up)")
+                + ("" if in_use(opened) else ": the fleet takes it when it runs (./fleet up)"),
+                code="registry-entry-pending",
             )
         known = registry.entries(opened, device_id)
         entry = corrected(known, heard_at, wanted)
@@ -294,11 +311,11 @@ def maintain(
 ) -> None:
     """Announce maintenance (or an update): silence does not count before its end."""
     if (for_ is None) == (until is None):
-        raise Misuse("maintain needs --for or --until, and not both; write one such as --for 2h")
-    now_ms = int(time.time() * 1000)
+        raise Misuse("maintain needs --for or --until, and not both; write one such as --for 2h", code="option-conflict")
+    now_ms = wall_clock_ms()
     until_ms = parse_instant_ms(until) if until else now_ms + parse_duration_ms(for_ or "0s")
     if until_ms <= now_ms:
-        raise Misuse(f"the end of maintenance lies in the future; got {format_instant(until_ms)}")
+        raise Misuse(f"the end of maintenance lies in the future; got {format_instant(until_ms)}", code="instant-not-future")
     _require_not_too_long(home, device_id, now_ms, until_ms)
     content = {"op": "update" if update else "maintain", "until": until_ms}
     _about(home, _control(home, device_id, content), f'device "{device_id}" is held until {format_instant(until_ms)}')
@@ -314,7 +331,9 @@ def _require_not_too_long(home: Path, device_id: str, now_ms: int, until_ms: int
     if found is not None and not found[1].may_hold(now_ms, until_ms):
         raise FleetError(
             f'one of class "{found[0]}" is held for {format_duration(found[1].longest_hold_ms)} at most (longest_hold of its '
-            f"policy); got an end at {format_instant(until_ms)}; take a shorter time, or raise longest_hold: ./fleet policy apply"
+            f"policy); got an end at {format_instant(until_ms)}; take a shorter time, or raise longest_hold: "
+            f"./fleet policy apply",
+            code="maintenance-too-long",
         )
 
 

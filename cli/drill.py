@@ -109,7 +109,9 @@ def conclude(recording: Path, want: Bag, got: Bag, *, json_lines: bool) -> None:
         FleetError: they differ, or neither said anything.
     """
     if not want and not got:
-        raise FleetError(f'"{recording}" gives no verdict at all: nothing was compared; take a longer one')
+        raise FleetError(
+            f'"{recording}" gives no verdict at all: nothing was compared; take a longer one', code="drill-without-verdicts"
+        )
     differ = [{**one, "side": "disturbed" if one["side"] == "told" else "undisturbed"} for one in differences(got, want)]
     if not differ:
         return
@@ -118,4 +120,6 @@ def conclude(recording: Path, want: Bag, got: Bag, *, json_lines: bool) -> None:
     else:
         columns = [name for name in differ[0] if name in _COLUMNS]
         Console(stderr=True).print(as_table(differ[:_SHOWN], columns, "differences"))
-    raise FleetError(f"the drill found {len(differ)} differences in {want.total():,} judgements; the first are shown")
+    raise FleetError(
+        f"the drill found {len(differ)} differences in {want.total():,} judgements; the first are shown", code="drill-differs"
+    )

@@ -40,6 +40,8 @@ def _refused(error: Exception) -> FleetError | None:
     """Return what stood in the way, where that is no fault of ours."""
     if no_room(error):
         where = f' ("{error.filename}")' if isinstance(error, OSError) and error.filename else ""
-        return FleetError(f"the disk is full{where}; free some space, as ./fleet maintain does, and give the command again")
+        return FleetError(
+            f"the disk is full{where}; free some space, as ./fleet maintain does, and give the command again", code="disk-full"
+        )
     told = damage_in(error)
     return None if told is None else DamagedError("what the command needs", told)

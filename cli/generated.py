@@ -14,16 +14,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from fleetpulse.core.decoding import MAX_TEXT
 from fleetpulse.core.laws import SUITES
 from fleetpulse.core.machine import TRANSITIONS, Mode, Trigger
 from fleetpulse.core.messages import FORMAT_VERSION, FROM_DEVICES
 from fleetpulse.core.policy import MAX_BYTES, MAX_CLASSES, RULES, Rules
 from fleetpulse.core.tables import READINGS, TABLES
+from fleetpulse.core.text import MAX_TEXT
 from fleetpulse.core.times import format_duration
+from fleetpulse.paths import ROOT
 from fleetpulse.settings import Settings
 
-ROOT: Final = Path(__file__).parents[1]
 CODEC: Final = "fleetpulse/io/sparkplug/sparkplug_b"
 _MARK: Final = "<!-- generated from {} by: python -m cli.generated -->\n\n"
 

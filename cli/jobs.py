@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
@@ -10,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 import typer
 
+from cli.chosen import load_mappings
 from cli.options import HomeOption
-from fleetpulse.core.errors import FleetError
-from fleetpulse.core.mapping import TopicMapping, parse_mappings
 from fleetpulse.core.messages import BRIDGE, EVERYONE, KAFKA, Kind
 from fleetpulse.core.sparkplug import SUBSCRIPTIONS
 from fleetpulse.io.address import load_address
@@ -40,20 +38,6 @@ def _spare() -> None:
     do_without("rich", "dns")
     import_module("structlog")
     do_with("rich")  # typer shows misuse with it
-
-
-def load_mappings(home: Home) -> tuple[TopicMapping, ...]:
-    """Return the mappings of a home; none without a mapping file.
-
-    Raises:
-        FleetError: the file has faults.
-    """
-    if not home.mapping.exists():
-        return ()
-    try:
-        return parse_mappings(tomllib.loads(home.mapping.read_text()))
-    except tomllib.TOMLDecodeError as error:
-        raise FleetError(f'"{home.mapping}" is not TOML ({error})') from None
 
 
 class _Log:

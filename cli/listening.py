@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import typer
 
-from cli.jobs import load_mappings
-from cli.looking import judged_ms
+from cli.chosen import load_mappings
 from cli.output import as_json, as_shown, console
+from cli.standing import judged_ms
 from fleetpulse.core.clocks import FAULTS, offset_ms, present, trusted
 from fleetpulse.core.coverage import Listening
 from fleetpulse.core.decoding import Rejection
@@ -32,6 +32,7 @@ from fleetpulse.io.home import BRIDGE, Home
 from fleetpulse.io.receiver import Arrived, Receiver
 from fleetpulse.io.services import in_use
 from fleetpulse.io.sparkplug.codec import decode_any
+from fleetpulse.io.wall_clock import wall_clock_ms
 from fleetpulse.settings import load_settings
 
 REMEMBERED: Final = 1_000  # shown messages that are followed until they are judged
@@ -266,7 +267,9 @@ class Listener:
         """Show a message."""
         if message.topic == CANARY and self.topic == EVERYTHING:
             return  # one each few seconds, and no device's
-        shown, known = read_message(message, _now_ms(), self.mappings, sparkplug=self._sparkplug, identified_by=self._identity)
+        shown, known = read_message(
+            message, wall_clock_ms(), self.mappings, sparkplug=self._sparkplug, identified_by=self._identity
+        )
         if known is not None:
             self._say(shown, known)
         else:
@@ -333,7 +336,8 @@ def listen(home: Home, topic: str, for_s: float, last: int, *, json_lines: bool)
     if not in_use(home):
         raise FleetError(
             f'nothing runs in "{home.path}", so that no message comes; start it with: ./fleet up --home {home.path} '
-            f"(what came before is in: ./fleet devices, late, quarantine)"
+            f"(what came before is in: ./fleet devices, late, quarantine)",
+            code="home-not-running",
         )
     address = load_address(home.run("broker"))
     receiver = Receiver(address, f"fleet-listen-{os.getpid()}", (topic,), persistent=False)
@@ -347,7 +351,7 @@ def listen(home: Home, topic: str, for_s: float, last: int, *, json_lines: bool)
                 heard = True
                 typer.echo(f"fleet: listening to {topic} on {address}; Ctrl-C ends it", err=True)
                 if last and topic == EVERYTHING:
-                    listener.earlier(last, _now_ms())
+                    listener.earlier(last, wall_clock_ms())
             for message in arrived:
                 listener.take(message)
                 receiver.ack([message.token])
@@ -360,7 +364,3 @@ def listen(home: Home, topic: str, for_s: float, last: int, *, json_lines: bool)
         return
     finally:
         receiver.close()
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -11,32 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.options import DEFAULT_HOME, HomeOption, RowsOption, check_mode
-from cli.output import DURATIONS, as_json, as_table, cell, console, instant_ms, measure, plain_row, show
+from cli.output import DURATIONS, TRANSITION_COLUMNS, as_json, as_table, cell, console, instant_ms, measure, plain_row, show
+from cli.standing import judged_ms, troubles
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import format_duration, format_instant
-from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.process import read_status
 from fleetpulse.io.services import runs, services
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 LastOption = Annotated[int, typer.Option("--last", min=1, help="So many rows, the newest.")]
-
-TRANSITION_COLUMNS = (
-    "event_time",
-    "device_id",
-    "transition_no",
-    "from_mode",
-    "to_mode",
-    "trigger",
-    "site",
-    "runtime_ms",
-)
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _SLACK = timedelta(minutes=2)  # between judging and having written: of several who write, one may be faster
@@ -72,12 +62,6 @@ def _opened(home: Path) -> Home:
     return opened
 
 
-def judged_ms(home: Home) -> int | None:
-    """Return the ``received_at`` up to which the job has judged."""
-    reached = judged_up_to(home.checkpoint)
-    return reached[1] if reached and reached[1] > 1 else None
-
-
 def status(home: HomeOption = DEFAULT_HOME, json_lines: RowsOption = False) -> None:
     """Show devices by mode, counts, and how far everything is."""
     show_status(_opened(home), json_lines=json_lines)
@@ -105,12 +89,6 @@ def status_facts(home: Home) -> dict[str, Any]:
     facts["troubles"] = {name: words for name, status in running.items() if (words := troubles(status))}
     facts["services"] = list(services(home))
     return facts
-
-
-def troubles(status: Mapping[str, Any]) -> list[str]:
-    """Return what a job says that it suffers from."""
-    said = [str(status["problem"])] if status.get("problem") else []
-    return [*said, "a gap is open: silence does not count at its sites"] if status.get("gap_open") else said
 
 
 def show_status(home: Home, *, json_lines: bool) -> None:
@@ -321,7 +299,10 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
     standing = reports.standing(home, device_id, judged_ms(home))
     if standing is None:
         reports.require_known(home, device_id)
-        raise FleetError(f'nothing was judged yet of "{device_id}"; see how far the job is: ./fleet status --home {home.path}')
+        raise FleetError(
+            f'nothing was judged yet of "{device_id}"; see how far the job is: ./fleet status --home {home.path}',
+            code="device-not-judged",
+        )
     if json_lines:
         away = [plain_row(one) for one in standing.retracted_offline]
         as_json([{**standing.summary, "timeline": [plain_row(row) for row in standing.transitions], "retracted_offline": away}])
@@ -345,7 +326,7 @@ def show_device(home: Home, device_id: str, *, json_lines: bool) -> None:
 
 
 def _from_now(instant: int) -> str:
-    away = instant - int(time.time() * 1000)
+    away = instant - wall_clock_ms()
     words = format_duration(abs(away) // 1000 * 1000)
     return f"(in {words})" if away > 0 else f"({words} ago)"
 

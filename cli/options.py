@@ -27,4 +27,4 @@ def check_mode(given: str | None, *more: str) -> None:
     """
     known = [*(mode.value for mode in Mode), *more]
     if given is not None and given not in known:
-        raise Misuse(f'a mode is one of {", ".join(known)}; got "{given}"')
+        raise Misuse(f'a mode is one of {", ".join(known)}; got "{given}"', code="mode-unknown")

@@ -28,10 +28,19 @@ MODE_COLOURS: Final = {
     "forgotten": "bright_black",
 }
 
-
 DURATIONS: Final = frozenset(
     {"covered_ms", "runtime_ms", "late_by_ms", "lasted_ms", "moved_by_ms", "clock_offset_ms", "timeout_ms", "death_grace_ms"}
 )  # the other *_ms are instants
+TRANSITION_COLUMNS: Final = (
+    "event_time",
+    "device_id",
+    "transition_no",
+    "from_mode",
+    "to_mode",
+    "trigger",
+    "site",
+    "runtime_ms",
+)
 _WHOLE: Final = frozenset({"event_time", "since", "last_seen", "received_at", "from_mode", "to_mode", "mode", "trigger"})
 _WIDTH_OF_FILES: Final = 160
 

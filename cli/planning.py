@@ -12,8 +12,8 @@ from cli.output import as_json, as_table, console, measure
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.times import format_duration, parse_duration_ms
 from fleetpulse.io.home import Home
-from fleetpulse.io.java import cache_dir
 from fleetpulse.ops.planning import DAY_MS, Figures, Fleet, Plan, plan
+from fleetpulse.paths import cache_dir
 
 MeasuredOption = Annotated[
     Path | None, typer.Option("--home", help="Take what is not given from the tables of a home, and show what it takes now.")
@@ -120,7 +120,7 @@ def _duration(option: str, text: str | None) -> int | None:
         return None
     found = parse_duration_ms(text)
     if not found:
-        raise Misuse(f'{option} must be longer than nothing; got "{text}"; write one such as "5m"')
+        raise Misuse(f'{option} must be longer than nothing; got "{text}"; write one such as "5m"', code="duration-not-positive")
     return found
 
 

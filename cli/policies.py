@@ -1,7 +1,6 @@
 """``fleet policy`` and ``fleet map``: the files that say how the fleet is judged, and how foreign devices are read."""
 
 import json
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +17,7 @@ from fleetpulse.core.times import format_duration, format_instant, parse_instant
 from fleetpulse.io.commands import spool
 from fleetpulse.io.home import Home
 from fleetpulse.io.services import in_use
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 FileArgument = Annotated[Path, typer.Argument(help="A TOML file.")]
 policy = typer.Typer(no_args_is_help=True, help="The policy: how much silence and how many errors are tolerated.")
@@ -78,8 +78,11 @@ def apply(
     when = "from now"
     if from_ is not None:
         from_ms = parse_instant_ms(from_)
-        if from_ms <= int(time.time() * 1000):
-            raise FleetError(f"a policy takes effect now or later; got {format_instant(from_ms)}; leave --from out for now")
+        if from_ms <= wall_clock_ms():
+            raise FleetError(
+                f"a policy takes effect now or later; got {format_instant(from_ms)}; leave --from out for now",
+                code="instant-past",
+            )
         content["effective_from"], when = from_ms, f"from {format_instant(from_ms)}"
     spool(opened, [(f"fleet/{EVERYONE}/{EVERYONE}/policy", content)])
     running = in_use(opened)
@@ -102,15 +105,15 @@ def try_mapping(
             continue
         if not json_lines:
             typer.echo(f"topic    {ours[0]}\npayload  {json.dumps(json.loads(ours[1]))}")
-        row = decode(*ours, int(time.time() * 1000), Origin.MQTT)
+        row = decode(*ours, wall_clock_ms(), Origin.MQTT)
         if isinstance(row, Rejection):
-            raise FleetError(f"it would be quarantined: {row.reason}: {row.detail}")
+            raise FleetError(f"it would be quarantined: {row.reason}: {row.detail}", code="mapping-quarantines")
         if row.event_time_ms is None:
-            raise FleetError(f"it would be listed, not judged: {row.note}")
+            raise FleetError(f"it would be listed, not judged: {row.note}", code="mapping-lists-late")
         if json_lines:
             found = {"topic": ours[0], "payload": json.loads(ours[1]), "event_time_ms": row.event_time_ms, "clock": row.clock}
             as_json([found])
             return
         typer.echo(f"event    {format_instant(row.event_time_ms)} ({row.clock.value} clock)")
         return
-    raise FleetError(f'no mapping in "{file}" fits the topic "{topic}"')
+    raise FleetError(f'no mapping in "{file}" fits the topic "{topic}"', code="mapping-fits-none")

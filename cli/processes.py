@@ -23,8 +23,9 @@ from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.jars import JARS, KAFKA_JARS, absent_jars, resolve_jars
 from fleetpulse.io.java import find_java
 from fleetpulse.io.process import GIVEN_UP, read_status, write_status
+from fleetpulse.io.wall_clock import wall_clock_ms
+from fleetpulse.paths import ROOT
 
-ROOT: Final = Path(__file__).parents[1]
 _STOP_S: Final = 20
 _FULL_BYTES: Final = 50_000_000  # what a start of the lifecycle job writes, and some more
 _WORDS: Final = 700  # a sentence of ours ends with what to do: it is not to be cut off
@@ -123,7 +124,8 @@ class Job:
             if self.comes_back:
                 return
             raise FleetError(
-                f"the {self.name} ended, since {full}; then give the same command again: it goes on where it stopped"
+                f"the {self.name} ended, since {full}; then give the same command again: it goes on where it stopped",
+                code="job-ended",
             )
         now_s = time.monotonic()
         self._died_at_s = [at_s for at_s in self._died_at_s if now_s - at_s < _WITHIN_S]
@@ -154,13 +156,14 @@ class Job:
         assert self._process is not None
         return FleetError(
             f"the {self.name} ended by itself (exit {self._process.returncode}): {self._last_words()}; "
-            f"give the same command again: it goes on where it stopped"
+            f"give the same command again: it goes on where it stopped",
+            code="job-ended",
         )
 
     def _give_up(self) -> None:
         """Start it no more, until somebody says anew that it is to run."""
         assert self._process is not None
-        self._given_up_ms = int(time.time() * 1000)
+        self._given_up_ms = wall_clock_ms()
         why = f"it ended by itself (exit {self._process.returncode}): {last_words(self.log)}"
         write_status(self.home.run(self.name), {"state": GIVEN_UP, "why": why, "at_ms": self._given_up_ms})
         after = "it is left to who supervises it" if self.supervised else f'the run goes on without it; its log is "{self.log}"'
@@ -341,7 +344,8 @@ class Run:
         if self.broker and not self.broker.alive():
             raise FleetError(
                 f'the embedded broker ended by itself: {last_words(self.broker.log)}; its log is "{self.broker.log}"; '
-                f"give the same command again: it goes on where it stopped"
+                f"give the same command again: it goes on where it stopped",
+                code="broker-ended",
             )
         for job in self.jobs:
             if job.name == "lifecycle":
@@ -364,7 +368,10 @@ class Run:
         while not reached():
             self.watch()
             if time.monotonic() > limit:
-                raise FleetError(f'{what} took longer than {patience_s:.0f} s; see the logs in "{self.home.logs}", and try again')
+                raise FleetError(
+                    f'{what} took longer than {patience_s:.0f} s; see the logs in "{self.home.logs}", and try again',
+                    code="wait-timeout",
+                )
             time.sleep(0.1)
 
     def status(self, name: str) -> dict[str, object]:

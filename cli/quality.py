@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.extras import require_installed
 from cli.options import DEFAULT_HOME, HomeOption, JsonOption
 from cli.output import as_json, as_table, console, say
 from cli.sizes import size_of
@@ -62,7 +63,10 @@ def gate(
     from fleetpulse.settings import load_settings
 
     if (generation is None) == (snapshot is None):
-        raise Misuse("a gate is over a generation or over a snapshot; name one, as in --generation 2 or --snapshot 5")
+        raise Misuse(
+            "a gate is over a generation or over a snapshot; name one, as in --generation 2 or --snapshot 5",
+            code="option-conflict",
+        )
     opened = _opened(home)
     with _sessions(opened, engine) as session, _state(opened, session, generation, snapshot) as state:
         report = look(opened, state, session, engine, load_settings(home).keep_quality_runs, say)
@@ -87,7 +91,8 @@ def _state(home: Home, session: "Session", generation: int | None, snapshot: int
         except (PySparkException, Py4JError) as error:
             raise FleetError(
                 f"generation {generation} cannot be read ({told_of(error)}); nothing may be built on it; more is in "
-                f'"{home.logs / "batch.log"}"'
+                f'"{home.logs / "batch.log"}"',
+                code="generation-unreadable",
             ) from None
         return
     from fleetpulse.io.snapshot_table import find_snapshot
@@ -165,24 +170,12 @@ def _opened(path: Path, *, installs: bool = True) -> Home:
     return home
 
 
-def require_installed() -> None:
-    """See that what evaluates is installed.
-
-    Raises:
-        FleetError: it is not.
-    """
-    from importlib.util import find_spec
-
-    if find_spec("great_expectations") is None:
-        raise FleetError("Great Expectations is not installed yet; the first ./fleet quality suites installs it: try again then")
-
-
 @contextmanager
 def _sessions(home: Home, engine: str | None) -> "Iterator[Session]":
     from batch.quality import lazy_session
 
     if engine not in (None, "pandas", "spark"):
-        raise Misuse(f'--engine is pandas or spark; got "{engine}"')
+        raise Misuse(f'--engine is pandas or spark; got "{engine}"', code="option-invalid")
     with lazy_session(home, size_of(home)) as session:
         yield session
 

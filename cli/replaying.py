@@ -67,18 +67,21 @@ def _check(home: Home, played: Recording, policy: Policy, stands: Position | Non
     if known and known["policy_version"] != policy.version:
         raise FleetError(
             f'this recording is being judged in "{home.path}" by policy {known["policy_version"]}; got policy {policy.version}; '
-            f"give the same --timeout and --policy as before, or name another --home"
+            f"give the same --timeout and --policy as before, or name another --home",
+            code="replay-policy-differs",
         )
     if stands is None or played.id in (stands.recording, stands.played):
         return
     if stands.recording is not None and not stands.ended:
         raise FleetError(
-            f'another recording ({stands.recording}) is half played in "{home.path}"; finish it, or name another --home'
+            f'another recording ({stands.recording}) is half played in "{home.path}"; finish it, or name another --home',
+            code="replay-recording-differs",
         )
     if stands.received_at_ms >= played.first_ms:
         raise FleetError(
             f'the home "{home.path}" has rows received up to {format_instant(stands.received_at_ms)}, and the recording begins '
-            f"at {format_instant(played.first_ms)}; history cannot be put behind what has been judged: name an empty --home"
+            f"at {format_instant(played.first_ms)}; history cannot be put behind what has been judged: name an empty --home",
+            code="replay-behind-home",
         )
 
 

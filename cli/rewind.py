@@ -1,18 +1,18 @@
 """``fleet rewind``: the fleet, or one device's life, at an instant: as it is known now, or as it was known then."""
 
-import time
 from collections import Counter
 from typing import Annotated, Any
 
 import typer
 
-from cli.looking import judged_ms
 from cli.options import DEFAULT_HOME, DryOption, HomeOption, RowsOption, check_mode
 from cli.outlook import Outlook, foretell, tables_read
 from cli.output import as_json, as_table, cell, console, instant_ms
+from cli.standing import judged_ms
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import END_OF_TIME_MS, format_duration, format_instant, parse_instant_ms
 from fleetpulse.io.home import Home
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 _FLEET = ("device_id", "mode", "since", "trigger", "last_seen", "site", "device_class", "gateway")
 _LIFE = ("since", "until", "for", "mode", "trigger", "reason")
@@ -47,7 +47,7 @@ def rewind(
         return
     rows = reports.fleet(opened, moment) if device is None else reports.life(opened, device, moment)
     if device is not None and not rows:
-        raise FleetError(_nothing_of(opened, device, moment))
+        raise FleetError(_nothing_of(opened, device, moment), code="rewind-device-unknown")
     rows = [row for row in rows if mode is None or row["mode"] == mode]
     if json_lines:
         as_json(rows)
@@ -83,18 +83,25 @@ def _moment(home: Home, at_ms: int, known: str) -> Any:
     from fleetpulse.ops import reports
     from fleetpulse.ops.rewind import Moment, begun_ms
 
-    now_ms = int(time.time() * 1000)
+    now_ms = wall_clock_ms()
     known_ms = END_OF_TIME_MS if known == "now" else at_ms if known == "then" else parse_instant_ms(known)
     for name, asked_ms in (("--to", at_ms), ("--known", known_ms)):
         if now_ms < asked_ms != END_OF_TIME_MS:
-            raise Misuse(f"{name} is an instant of the past; got {format_instant(asked_ms)}; what is to come nobody knows")
+            raise Misuse(
+                f"{name} is an instant of the past; got {format_instant(asked_ms)}; what is to come nobody knows",
+                code="instant-not-past",
+            )
     shards = reports.shards(home, None)
     if shards is None:
-        raise FleetError(f'the home "{home.path}" has no history; play one with: ./fleet replay RECORDING --home {home.path}')
+        raise FleetError(
+            f'the home "{home.path}" has no history; play one with: ./fleet replay RECORDING --home {home.path}',
+            code="home-without-history",
+        )
     if at_ms < (first_ms := begun_ms(home, shards.start_ms)):
         began = format_instant(first_ms)
         raise FleetError(
-            f'the history of "{home.path}" begins at {began}; got --to {format_instant(at_ms)}; name {began} or later'
+            f'the history of "{home.path}" begins at {began}; got --to {format_instant(at_ms)}; name {began} or later',
+            code="instant-before-history",
         )
     return Moment(at_ms, known_ms, _judged_to(home, known_ms))
 

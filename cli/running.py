@@ -25,6 +25,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.kafka_options import parse_kafka
 from fleetpulse.io.process import Stop
 from fleetpulse.io.segments import position
+from fleetpulse.io.wall_clock import wall_clock_ms
 from fleetpulse.settings import load_settings
 from streaming.simulator import Simulated, remembered
 
@@ -75,7 +76,8 @@ def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
     free = shutil.disk_usage(home.path).free
     if free < _LEAST_FREE_BYTES:
         raise FleetError(
-            f'the disk of "{home.path}" has {free // 1_000_000} MB left; 500 MB are needed: free some, or name another --home'
+            f'the disk of "{home.path}" has {free // 1_000_000} MB left; 500 MB are needed: free some, or name another --home',
+            code="disk-nearly-full",
         )
     with home.locked("fleet up"):
         stop = Stop().on_signals()
@@ -105,7 +107,7 @@ def _prepare(home: Home, wanted: Wanted) -> bool:
         _require_same(home, wanted, known)
     if wanted.simulate and known is None:
         seed = _SEED if wanted.seed is None else wanted.seed
-        known = Simulated.begin(seed, wanted.devices or _DEVICES, int(time.time() * 1000), wanted.policy)
+        known = Simulated.begin(seed, wanted.devices or _DEVICES, wall_clock_ms(), wanted.policy)
         known.remember(home)
     elif wanted.policy is not None:
         content = {"policy": wanted.policy.normalised()}
@@ -123,7 +125,8 @@ def _require_same(home: Home, wanted: Wanted, known: Simulated) -> None:
         got = " ".join(f"--{name} {one}" for name, one in zip(("devices", "seed"), asked, strict=True) if one is not None)
         raise FleetError(
             f'the simulated fleet of the home "{home.path}" has {has[0]} devices and the seed {has[1]}; got '
-            f"{got}; leave that out and it goes on, or take another home: --home"
+            f"{got}; leave that out and it goes on, or take another home: --home",
+            code="simulated-fleet-differs",
         )
 
 
@@ -167,7 +170,9 @@ def _draw(path: Path, screen: Screen) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(line.rstrip() for line in screen.picture().splitlines()) + "\n")
     except OSError as error:
-        raise FleetError(f'the picture "{path}" cannot be written ({error.strerror}); name another file') from None
+        raise FleetError(
+            f'the picture "{path}" cannot be written ({error.strerror}); name another file', code="file-unwritable"
+        ) from None
 
 
 def _watch_quietly(screen: Screen, goes_on: Callable[[], bool], console: Console) -> None:

@@ -10,15 +10,16 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from cli.looking import TRANSITION_COLUMNS, judged_ms, troubles
-from cli.output import MODE_COLOURS, as_table
+from cli.output import MODE_COLOURS, TRANSITION_COLUMNS, as_table
 from cli.processes import Run, disk_full
+from cli.standing import judged_ms, troubles
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import JUDGEMENTS, QUARANTINE
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.delta import Mirror
 from fleetpulse.io.home import bridge_job
+from fleetpulse.io.wall_clock import wall_clock_ms
 from fleetpulse.ops import present, reports
 
 _REFRESH_S = 2.0  # between two counts before the first verdict, and behind one that failed
@@ -70,7 +71,7 @@ class Screen:
     def _behind(self) -> str:
         if self._frontier_ms is None:
             return "nothing judged yet: the first batch is under way" if self._runs("lifecycle") else "nothing judged yet"
-        behind_ms = int(time.time() * 1000) - self._frontier_ms
+        behind_ms = wall_clock_ms() - self._frontier_ms
         return f"{format_duration(behind_ms // 1000 * 1000)} behind (judged up to {format_instant(self._frontier_ms)[11:19]})"
 
     def _runs(self, name: str) -> bool:

@@ -52,7 +52,9 @@ def service(
         typer.echo(how_it_is(opened, name))
         return
     if broker is not None and name is not Service.BRIDGE:
-        raise Misuse("--broker is for the bridge; without it that waits for the service broker of the same home")
+        raise Misuse(
+            "--broker is for the bridge; without it that waits for the service broker of the same home", code="option-conflict"
+        )
     from cli.held_back import stop_listening  # these cost half a second, and the check needs none
     from cli.processes import Run
     from fleetpulse.settings import load_settings
@@ -84,7 +86,10 @@ def _begin(run: "Run", name: Service, address: BrokerAddress | None, stop: Stop)
     """Start a part when what it needs is there; None where it was to stop before."""
     if address is not None:
         if Service.BROKER in services(run.home):
-            raise FleetError(f'the broker of "{run.home.path}" runs already as a service; stop it, or leave --broker out')
+            raise FleetError(
+                f'the broker of "{run.home.path}" runs already as a service; stop it, or leave --broker out',
+                code="service-runs-already",
+            )
         run.use_broker(address)
     elif name is Service.BRIDGE and not _await(stop, "the broker's address", run.home.run("broker").exists):
         return None
@@ -105,7 +110,9 @@ def _await(stop: Stop, what: str, there: Callable[[], bool]) -> bool:
         if stop.wait(_WATCH_S):
             return False
         if time.monotonic() > limit:
-            raise FleetError(f"{what} is not there after {_PATIENCE_S:.0f} s; start that part: ./fleet service broker")
+            raise FleetError(
+                f"{what} is not there after {_PATIENCE_S:.0f} s; start that part: ./fleet service broker", code="wait-timeout"
+            )
     return True
 
 
@@ -136,11 +143,13 @@ def how_it_is(home: Home, name: Service) -> str:
     home.record()
     if name not in services(home):
         start = f"./fleet service {name} --home {home.path}"
-        raise FleetError(f'the {name} of "{home.path}" does not run as a service; start it: {start}')
+        raise FleetError(f'the {name} of "{home.path}" does not run as a service; start it: {start}', code="service-not-running")
     if name is Service.BROKER:
         address = load_address(home.run("broker"))
         if not await_admission(address, 2.0):
-            raise FleetError(f'the broker does not let us in on {address}; see "{home.logs / "broker.log"}"')
+            raise FleetError(
+                f'the broker does not let us in on {address}; see "{home.logs / "broker.log"}"', code="broker-refuses"
+            )
         return f"the broker lets clients in on {address}"
     wanted = desired(home)
     if name is Service.LIFECYCLE and wanted.what != RUNNING:
@@ -151,13 +160,15 @@ def how_it_is(home: Home, name: Service) -> str:
 def _by_status(home: Home, name: Service) -> str:
     status, silence_s = read_status(home.run(name)), silent_s(home.run(name), time.time())
     if not status or silence_s is None:
-        raise FleetError(f"the {name} has not said yet how it is; if that stays so, see what it wrote")
+        raise FleetError(
+            f"the {name} has not said yet how it is; if that stays so, see what it wrote", code="service-without-status"
+        )
     state = str(status.get("state", "running"))
     begins = name is Service.LIFECYCLE and state == "starting"
     if silence_s > (_STARTING_S if begins else _SILENT_S):
-        raise FleetError(f"the {name} ({state}) has said nothing for {silence_s:.0f} s; see what it wrote")
+        raise FleetError(f"the {name} ({state}) has said nothing for {silence_s:.0f} s; see what it wrote", code="service-silent")
     if problem := status.get("problem"):
-        raise FleetError(f"the {name} ({state}): {problem}")
+        raise FleetError(f"the {name} ({state}): {problem}", code="service-unwell")
     return f"the {name}: {state}"
 
 

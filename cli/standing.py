@@ -1,6 +1,7 @@
-"""How far a home has come."""
+"""How far a home has come, and the problems that its jobs report."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from fleetpulse.core.identities import device_of
 from fleetpulse.core.messages import Kind, Origin
@@ -12,6 +13,12 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.segments import Position, list_segments, position, read_segment
 from streaming.landing import places_of
 from streaming.merging import place
+
+
+def judged_ms(home: Home) -> int | None:
+    """Return the ``received_at`` up to which the job has judged."""
+    reached = judged_up_to(home.checkpoint)
+    return reached[1] if reached and reached[1] > 1 else None
 
 
 def judged_to_the_end(home: Home) -> bool:
@@ -54,3 +61,9 @@ def _to_land(home: Home) -> Iterator[str]:
                 continue  # it has landed meanwhile
             told = zip(rows["topic"].to_pylist(), rows["origin"].to_pylist(), strict=True)
             yield from (topic for topic, origin in told if origin != Origin.MQTT)
+
+
+def troubles(status: Mapping[str, Any]) -> list[str]:
+    """Return what a job says that it suffers from."""
+    said = [str(status["problem"])] if status.get("problem") else []
+    return [*said, "a gap is open: silence does not count at its sites"] if status.get("gap_open") else said

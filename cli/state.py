@@ -1,7 +1,6 @@
 """``fleet state``: look into the lifecycle job's state, copy it, change its shape, and go back."""
 
 import json
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from fleetpulse.io.belonging import require_own
 from fleetpulse.io.checkpoint import stand
 from fleetpulse.io.home import Home
 from fleetpulse.io.making import making
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,7 +81,7 @@ def _inspection(home: Home, at_batch: int | None) -> Outlook:
     home.record()
     require_own(home, home.generation().number)
     at = stand(home.checkpoint, at_batch)
-    found = of_files(home, at, time.time_ns() // 1_000_000)
+    found = of_files(home, at, wall_clock_ms())
     number, groups = found["generation"]["number"], found["generation"]["key_groups"]
     does = f"show the state of generation {number} after batch {at.batch}: {groups} key groups in {at.partitions} partitions"
     of_state = Read(f'the state in "{home.checkpoint / "state"}"', found["files"]["count"], None, found["files"]["bytes"])
@@ -161,14 +161,18 @@ def bootstrap(
 ) -> None:
     """Go on from a snapshot, from the registry, or from a list of devices, in a new generation."""
     if sum((version is not None or at is not None or only is not None, devices is not None, registry)) > 1:
-        raise Misuse("a bootstrap is from a snapshot (--version, --at, --only), from --devices, or from --registry: name one")
+        raise Misuse(
+            "a bootstrap is from a snapshot (--version, --at, --only), from --devices, or from --registry: name one",
+            code="option-conflict",
+        )
     if version is not None and at is not None:
-        raise Misuse("a snapshot is named by its --version, or by an instant with --at: give one of them")
+        raise Misuse("a snapshot is named by its --version, or by an instant with --at: give one of them", code="option-conflict")
     asked = Asked(dry_run, hold, as_json, once_stopped, gate, damaged)
     if damaged and (devices is not None or registry):
         raise Misuse(
             "with --devices and --registry what waits, gaps and policies are taken from the present state, which --damaged says "
-            "cannot be read: begin anew from a snapshot (--damaged alone), and give the devices then"
+            "cannot be read: begin anew from a snapshot (--damaged alone), and give the devices then",
+            code="option-conflict",
         )
     if devices is not None or registry:
         from cli.device_lists import read_devices, registered_devices
@@ -227,14 +231,19 @@ def migrate(
         return verb(work, form)
 
     if canary and (hold or gate):
-        raise Misuse("a canary switches where both say the same: leave --hold and --gate, or make it without a canary")
+        raise Misuse(
+            "a canary switches where both say the same: leave --hold and --gate, or make it without a canary",
+            code="option-conflict",
+        )
     if for_ is not None and not canary:
-        raise Misuse("--for says how long a canary runs beside the job: give --canary with it, or leave it")
+        raise Misuse(
+            "--for says how long a canary runs beside the job: give --canary with it, or leave it", code="option-conflict"
+        )
     for_s = parse_duration_ms(for_ or _CANARY_RUNS) / 1000
     if canary and as_json:
-        raise Misuse("a canary says what both sides said, to people: leave --json")
+        raise Misuse("a canary says what both sides said, to people: leave --json", code="option-conflict")
     if canary and once_stopped:
-        raise Misuse("a canary runs beside the running job: leave --once-stopped")
+        raise Misuse("a canary runs beside the running job: leave --once-stopped", code="option-conflict")
     if canary:
         from cli.trial import beside
 

@@ -49,9 +49,12 @@ class Asked:
 
     def __post_init__(self) -> None:
         if self.once_stopped and not self.dry:
-            raise Misuse("--once-stopped is for a dry run beside the running job: give --dry-run with it, or leave it")
+            raise Misuse(
+                "--once-stopped is for a dry run beside the running job: give --dry-run with it, or leave it",
+                code="option-conflict",
+            )
         if self.dry and self.as_json:
-            raise Misuse("a dry run makes no generation that --json could show: leave one of them")
+            raise Misuse("a dry run makes no generation that --json could show: leave one of them", code="option-conflict")
 
 
 @contextmanager
@@ -111,7 +114,8 @@ def _session(home: Home, *, dry: bool, changes: bool, damaged: bool = False) -> 
             cure = f"where it is damaged, {anew}" if changes else "the job may have gone on meanwhile: try again"
             raise FleetError(
                 f"generation {home.generation().number} cannot be read ({told_of(error)}); nothing has changed; more is in "
-                f'"{home.logs / "batch.log"}"; {cure}'
+                f'"{home.logs / "batch.log"}"; {cure}',
+                code="generation-unreadable",
             ) from error
 
 
@@ -140,7 +144,7 @@ def _state_gate(home: Home) -> "Callable[[Work, Generation], None]":
 
 
 def _looks_kept(home: Home) -> int:
-    from cli.quality import require_installed
+    from cli.extras import require_installed
 
     require_installed()
     from fleetpulse.settings import load_settings

@@ -25,7 +25,8 @@ def down(home: Home) -> None:
     if here := services(home):
         raise FleetError(
             f'in "{home.path}" run services ({", ".join(here)}), which would be started again; stop them where they are '
-            f"supervised: systemctl stop fleetpulse.target, or docker compose stop"
+            f"supervised: systemctl stop fleetpulse.target, or docker compose stop",
+            code="home-runs-services",
         )
     owner = home.owner()
     if owner is None:
@@ -37,7 +38,10 @@ def down(home: Home) -> None:
         limit = time.monotonic() + _DOWN_S
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # its parent may not ask how it ended
             if time.monotonic() > limit:
-                raise FleetError(f"process {owner} does not come to an end; see the logs in {home.logs}, then: kill -9 {owner}")
+                raise FleetError(
+                    f"process {owner} does not come to an end; see the logs in {home.logs}, then: kill -9 {owner}",
+                    code="process-not-ending",
+                )
             time.sleep(0.1)
     except (psutil.NoSuchProcess, ProcessLookupError):
         pass

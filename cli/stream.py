@@ -38,7 +38,9 @@ def stop(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator", own: Own
     limit = time.monotonic() + _PATIENCE_S
     while holder := opened.state_holder():
         if time.monotonic() > limit:
-            raise FleetError(f"{holder} still has the state after {_PATIENCE_S:.0f} s; see the logs in {opened.logs}")
+            raise FleetError(
+                f"{holder} still has the state after {_PATIENCE_S:.0f} s; see the logs in {opened.logs}", code="state-still-held"
+            )
         time.sleep(0.2)
     typer.echo(f'the lifecycle job of "{home}" is stopped; what comes in waits for it')
 
@@ -61,7 +63,8 @@ def _say(home: Home, what: str, by: str, *, own: bool) -> None:
         if found.what == STOPPED and found.by != by:
             raise FleetError(
                 f"the stream is stopped by {found.by}, and only who stopped it starts it again; wait until that is done, "
-                f"or start it: ./fleet stream start --home {home.path}"
+                f"or start it: ./fleet stream start --home {home.path}",
+                code="stream-stopped-by-other",
             )
         said = desire(home, what, by, only_if=found)
 
@@ -95,6 +98,6 @@ def supervise(
     if as_json:
         typer.echo(json.dumps(as_facts(look)))
     if not look.sound:
-        raise FleetError(f'the lifecycle job of "{home}" is {look.state}: {look.why}')
+        raise FleetError(f'the lifecycle job of "{home}" is {look.state}: {look.why}', code="job-unwell")
     if not as_json:
         typer.echo(f"{look.state}: {look.why}")

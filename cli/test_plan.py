@@ -120,7 +120,8 @@ def choose(words: Sequence[str], form: Form) -> Chosen:
     if unknown := [word for word in named if word not in LAYERS and not _is_path(word)]:
         raise Misuse(
             f'"{unknown[0]}" is no layer of tests; there are {", ".join(LAYERS)}, and fuzz by itself; a test is chosen by '
-            "-k NAME, or by its path: tests/unit/test_device.py"
+            "-k NAME, or by its path: tests/unit/test_device.py",
+            code="test-layer-unknown",
         )
     marker, jobs, rest = None, None, list[str]()
     while options:
@@ -156,7 +157,7 @@ def _value(word: str, options: list[str]) -> str:
     if value:
         return value
     if not options:
-        raise Misuse(f"{name} needs a value; got nothing")
+        raise Misuse(f"{name} needs a value; got nothing", code="option-invalid")
     return options.pop(0)
 
 
@@ -172,7 +173,9 @@ def number_of_jobs(word: str, name: str) -> int:
         Misuse: it is no number.
     """
     if not word.isdecimal():
-        raise Misuse(f'{name} is the number of parts at a time, 0 or 1 for one after another; got "{word}"')
+        raise Misuse(
+            f'{name} is the number of parts at a time, 0 or 1 for one after another; got "{word}"', code="option-invalid"
+        )
     return max(1, int(word))
 
 

@@ -34,7 +34,8 @@ def beside(work: Work, verb: str, form: int, for_s: float) -> None:
     if home.state_holder() is None or not runs(home, "lifecycle"):
         raise FleetError(
             f'a canary runs beside the job, and none runs in "{home.path}"; start it: ./fleet up --home {home.path}, '
-            f"or leave --canary"
+            f"or leave --canary",
+            code="canary-without-job",
         )
     none_held(home.lifecycle)
     if work.dry:
@@ -60,7 +61,10 @@ def _stopped(home: Home, verb: str) -> Iterator[None]:
         limit = time.monotonic() + _PATIENCE_S
         while holder := home.state_holder():
             if time.monotonic() > limit:
-                raise FleetError(f"{holder} still has the state after {_PATIENCE_S:.0f} s; see the logs in {home.logs}")
+                raise FleetError(
+                    f"{holder} still has the state after {_PATIENCE_S:.0f} s; see the logs in {home.logs}",
+                    code="state-still-held",
+                )
             time.sleep(0.1)
         with home.state_held(f"fleet state {verb} --canary"):
             yield

@@ -13,11 +13,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from fleetpulse.core.coverage import MAX_OURS
-from fleetpulse.core.decoding import MAX_ID_BYTES, site_fault
+from fleetpulse.core.decoding import site_fault
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.identities import DeviceIdentity
 from fleetpulse.core.messages import BRIDGE, KAFKA
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.text import MAX_ID_BYTES
 from fleetpulse.core.times import format_duration, parse_duration_ms
 
 _BRIDGE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
@@ -288,11 +289,15 @@ def load_settings(home: Path) -> Settings:
     try:
         content = tomllib.loads(file.read_text()) if file.exists() else {}
     except (OSError, ValueError) as error:
-        raise FleetError(f'"{file}" cannot be read as TOML ({error})') from None
+        raise FleetError(f'"{file}" cannot be read as TOML ({error})', code="settings-unreadable") from None
     try:
         return Settings(**content)
     except SettingsError as error:
-        raise FleetError(f"the settings have faults: {error}; in the environment bridges and kafka are JSON") from None
+        raise FleetError(
+            f"the settings have faults: {error}; in the environment bridges and kafka are JSON", code="settings-faulty"
+        ) from None
     except ValidationError as error:
         faults = [f"  {'.'.join(map(str, one['loc']))}: {_rule(one)}{_got(one)}" for one in error.errors()]
-        raise FleetError(f"the settings have faults (environment FLEET_..., {file}):\n" + "\n".join(faults)) from None
+        raise FleetError(
+            f"the settings have faults (environment FLEET_..., {file}):\n" + "\n".join(faults), code="settings-faulty"
+        ) from None

@@ -25,6 +25,7 @@ from fleetpulse.io.leases import Lease, kept_sites, read_lease, write_lease
 from fleetpulse.io.process import Stop, write_status
 from fleetpulse.io.receiver import Arrived, Presence, Receiver, Token
 from fleetpulse.io.segments import SegmentTakenError, commands_in, position, remove_leftovers, tail_of, write_segment
+from fleetpulse.io.wall_clock import wall_clock_ms
 from streaming.flood import Floods
 from streaming.intake import Intake
 from streaming.spool import Spool
@@ -330,7 +331,7 @@ class Bridge:
         through_ms = self.intake.promised_ms
         if through_ms is not None:
             sites = self.settings.sites if self._kept else ()
-            write_lease(self.settings.segments_dir, Lease(through_ms, _now_ms(), sites, stopped))
+            write_lease(self.settings.segments_dir, Lease(through_ms, wall_clock_ms(), sites, stopped))
 
     def _maybe_listen(self) -> None:
         done = not self.intake.live and self.intake.history.done and not self.intake.waiting
@@ -377,13 +378,9 @@ class Bridge:
         self.report()
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 def _host_state(host: str) -> Presence:
     """Return what a host application of Sparkplug says of itself, see `core.sparkplug.host_state`."""
-    at_ms = _now_ms()
+    at_ms = wall_clock_ms()
     return Presence(f"{STATE}{host}", host_state(at_ms, online=True), host_state(at_ms, online=False))
 
 

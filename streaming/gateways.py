@@ -11,17 +11,16 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from fleetpulse.columnar.compute import pc
 from fleetpulse.core.gateways import Gateway, Gateways
 from fleetpulse.core.messages import Clock, GatewayEvent, Kind, Row
 from fleetpulse.core.tables import GATEWAYS
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _EVENT: Final = "gateway_event"
 _SESSION: Final = "session"  # the event of a row that names another session or boot, and no more
 _INSTANTS: Final = ("received_at", "event_time")

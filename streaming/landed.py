@@ -13,9 +13,9 @@ from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 from numpy.typing import NDArray
 
+from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.digests import hashes_of
 from fleetpulse.core.coverage import MAX_RECORDED
 from fleetpulse.core.decoding import Rejection
@@ -31,7 +31,6 @@ from fleetpulse.io.segments import SegmentRow
 from streaming.gateways import Arrived, with_events
 from streaming.merging import Part, place
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _OF_ROW: Final = tuple(field.name for field in fields(Row) if field.name not in OF_READING)
 _OF_MESSAGE: Final = (*_OF_ROW, "device_hash", "origin", "recording", "line")
 _OF_SEGMENT: Final = ("origin", "recording", "line")

@@ -25,6 +25,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.leases import LEASE_MS
 from fleetpulse.io.pacing import NEWEST, is_live
 from fleetpulse.io.process import Stop, write_status
+from fleetpulse.io.wall_clock import wall_clock_ms
 from streaming.bridges import Bridges, tidy
 from streaming.gateways import known_gateways
 from streaming.landed import Decoder, decode_parts, taken_of
@@ -65,7 +66,7 @@ class Landing:
         for table in TABLES:
             delta.create(home, table)
         self.folders = {name: home.segments_of(name) for name in home.bridges()}
-        self.bridges = Bridges(self.folders, _now_ms(), lease_ms, home.sites_of_bridges(), takes_foreign=takes_foreign)
+        self.bridges = Bridges(self.folders, wall_clock_ms(), lease_ms, home.sites_of_bridges(), takes_foreign=takes_foreign)
         # Before it is looked how far they are: what another landing commits behind that ends this one.
         self.appenders = {table.name: Appender(home.table(table.name)) for table in LANDED}
         through = places_of(home, MESSAGES)  # written last, and in each step: the others have what is theirs up to there
@@ -88,7 +89,7 @@ class Landing:
     def step(self) -> int:
         """Land what there is, at most one commit a table; return how many segments had rows in it."""
         least = {name: min(places[name] for places in self.places.values()) for name in self.folders}
-        backlogs = self.bridges.backlogs(least, _now_ms(), MAX_ROWS, MAX_BYTES)
+        backlogs = self.bridges.backlogs(least, wall_clock_ms(), MAX_ROWS, MAX_BYTES)
         parts = merged(backlogs, self.newest_ms, MAX_ROWS)
         if not parts:
             return 0
@@ -125,10 +126,6 @@ class Landing:
             "line": line,
             "received_at_ms": self.newest_ms,
         }
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def run_landing(
@@ -170,6 +167,6 @@ def run_landing(
             written = time.monotonic()
         if idle:
             stop.wait(pause_s)
-        elif landing.rows - before < _TRICKLE and is_live(landing.newest_ms, _now_ms()):
+        elif landing.rows - before < _TRICKLE and is_live(landing.newest_ms, wall_clock_ms()):
             stop.wait(live_pause_s)
     write_status(home.run("landing"), {**landing.status(), "problem": problem})

@@ -18,11 +18,11 @@ from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.delta_log import holds_table
 from fleetpulse.io.home import Home
 from fleetpulse.io.kernels import compile_beside
-from fleetpulse.io.leftovers import remains_of, remove_folders
 from fleetpulse.io.lifecycle_query import start
 from fleetpulse.io.making import is_maintaining, is_making
 from fleetpulse.io.pacing import trigger_ms
 from fleetpulse.io.process import Stop, write_status
+from fleetpulse.io.scratch import remains_of, remove_folders
 from fleetpulse.io.spark import Size, spark_session
 from fleetpulse.io.stream_health import StreamHealth
 from fleetpulse.io.tidying import shorten_log
@@ -93,7 +93,9 @@ def _run(home: Home, stop: Stop, habits: Habits, size: Size) -> None:
         health.follow(query)
         while not stop.wait(_LOOK_S):
             if not query.isActive:
-                raise FleetError(f"the lifecycle job stopped by itself: {query.exception() or 'no reason given'}")
+                raise FleetError(
+                    f"the lifecycle job stopped by itself: {query.exception() or 'no reason given'}", code="job-ended"
+                )
             status = _status(home, query, status)
             write_status(home.run("lifecycle"), status)
             if time.monotonic() >= next_s:
@@ -101,7 +103,7 @@ def _run(home: Home, stop: Stop, habits: Habits, size: Size) -> None:
                 next_s = time.monotonic() + _SHORTEN_EVERY_S
     except _JVM_GONE as error:
         raise FleetError(
-            "Spark's JVM, which judges, ended by itself: killed, or out of memory (the log says what it said)"
+            "Spark's JVM, which judges, ended by itself: killed, or out of memory (the log says what it said)", code="jvm-ended"
         ) from error
     finally:
         with suppress(*_JVM_GONE):

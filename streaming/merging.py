@@ -11,17 +11,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 from numpy.typing import NDArray
 
+from fleetpulse.columnar.compute import pc
 from fleetpulse.core.messages import EVERYONE, Kind, Origin
 from fleetpulse.io.segments import SEGMENT_SCHEMA, runs
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 PLACES: Final = 2**20  # more than a segment has rows
 _NEVER: Final = np.iinfo(np.int64).max
 _GAPS: Final = (f"fleet/{EVERYONE}/", f"/{Kind.GAP.value}")

@@ -16,10 +16,12 @@ from fleetpulse.core.policy import Policy, from_normalised, parse_policy
 from fleetpulse.core.scenario import Scenario, Sent, scenario_policy, simulate
 from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.commands import spool
+from fleetpulse.io.durable import atomic_write
 from fleetpulse.io.home import Home
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.process import Stop, read_status, write_status
 from fleetpulse.io.recording import Recorded
+from fleetpulse.io.wall_clock import wall_clock_ms
 from streaming.publisher import play
 
 _LOG: Final = structlog.get_logger("simulator")
@@ -60,10 +62,7 @@ class Simulated:
 
     def remember(self, home: Home) -> None:
         """Write it down, so that a later start goes on with the same fleet."""
-        path = _file(home)
-        fresh = path.with_name(f".{path.name}.new")
-        fresh.write_text(json.dumps({"scenario": asdict(self.scenario), "policy": self.policy.normalised()}))
-        fresh.replace(path)
+        atomic_write(_file(home), json.dumps({"scenario": asdict(self.scenario), "policy": self.policy.normalised()}))
 
 
 def _file(home: Home) -> Path:
@@ -103,7 +102,7 @@ def run_simulator(home: Home, address: BrokerAddress, stop: Stop, *, play_histor
     if simulated is None:
         _LOG.error("this home has no simulated fleet")
         return
-    past = _Past(simulated.history(), _now_ms)
+    past = _Past(simulated.history(), wall_clock_ms)
     with Publisher(address, f"fleetpulse-simulator-{os.getpid()}", cancelled=stop.is_set) as publisher:
         if play_history:
             _await_bridge(home, stop)
@@ -127,7 +126,7 @@ def _await_bridge(home: Home, stop: Stop) -> None:
 def _keep_pace(home: Home, live: Iterator[Sent], publisher: Publisher, stop: Stop) -> None:
     said_at = 0.0
     for sent in live:
-        while (wait_s := (sent.received_at_ms - _now_ms()) / 1000) > 0:
+        while (wait_s := (sent.received_at_ms - wall_clock_ms()) / 1000) > 0:
             if stop.wait(min(wait_s, 0.5)):
                 return
         if stop.is_set():
@@ -143,7 +142,3 @@ def _keep_pace(home: Home, live: Iterator[Sent], publisher: Publisher, stop: Sto
 
 def _say(home: Home, state: str, publisher: Publisher) -> None:
     write_status(home.run("simulator"), {"pid": os.getpid(), "state": state, "published": publisher.published})
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

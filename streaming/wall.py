@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from fleetpulse.io.wall_clock import wall_clock_ms
+
 STEP_MS: Final = 5_000  # forward, between two looks, is a step; less is at most a few seconds of the allowed lateness
 HOLDS_MS: Final = 30_000
 SET_FORWARD: Final = f"the clock was set forward; nothing is taken in until it has stayed so for {HOLDS_MS // 1000} s"
@@ -22,7 +24,7 @@ class Wall:
     """
 
     def __init__(self, wall_ms: Callable[[], int] | None = None, steady_ms: Callable[[], int] | None = None) -> None:
-        self._wall_ms = wall_ms or _wall_ms
+        self._wall_ms = wall_ms or wall_clock_ms
         self._steady_ms = steady_ms or _steady_ms
         self._believed = self._wall_ms(), self._steady_ms()
         self._since_ms: int | None = None
@@ -42,10 +44,6 @@ class Wall:
                 return expected_ms
         self._believed, self._since_ms = (wall_ms, steady_ms), None
         return wall_ms
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _steady_ms() -> int:

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from fleetpulse.paths import ROOT
+
 PLACE = Path(tempfile.mkdtemp(prefix="fleet-dags-"))
 atexit.register(shutil.rmtree, PLACE, ignore_errors=True)
 COMMAND = PLACE / "fleet"

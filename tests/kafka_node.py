@@ -14,6 +14,7 @@ import pyspark
 from fleetpulse.io.jars import KAFKA_JARS, Jar, resolve_jars
 from fleetpulse.io.java import find_java
 from fleetpulse.io.ports import free_port
+from fleetpulse.paths import ROOT
 
 # What the server of Kafka needs beside its clients and what pyspark ships.
 NODE_JARS: Final = (
@@ -105,7 +106,7 @@ class Node:
         return f"127.0.0.1:{self.port}"
 
     def java(self, heap: str = "-Xmx256m") -> list[str]:
-        log4j = Path(__file__).parents[1] / "infra" / "spark" / "log4j2.properties"
+        log4j = ROOT / "infra" / "spark" / "log4j2.properties"
         return [
             str(find_java() / "bin" / "java"),
             heap,

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
 SAYING = (  # the modules whose words a verb of `./fleet state` says
     "batch/canary.py",
     "batch/generation.py",

@@ -77,7 +77,7 @@ def chaos(
     else:
         _show([*rows, total] if len(rows) > 1 else rows, found)
     if not found.clean:
-        raise FleetError("chaos found faults:\n" + "\n".join(f"  {fault}" for fault in found.faults))
+        raise FleetError("chaos found faults:\n" + "\n".join(f"  {fault}" for fault in found.faults), code="chaos-faults")
 
 
 def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:

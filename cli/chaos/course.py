@@ -28,6 +28,7 @@ from fleetpulse.io.commands import spool
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import Stop
 from fleetpulse.io.segments import position
+from fleetpulse.io.wall_clock import wall_clock_ms
 from fleetpulse.ops import reports
 from streaming.landing import places_of
 from streaming.merging import PLACES
@@ -164,7 +165,7 @@ def _drain(killing: Killing, load: Load, run: Run) -> None:
     """
     load.end()
     _await("the last messages were not acknowledged", PATIENCE_S, load.finished, killing, run)
-    ended_ms = time.time_ns() // 1_000_000
+    ended_ms = wall_clock_ms()
 
     def judged() -> bool:
         frontier_ms = _frontier_ms(run.home)
@@ -175,7 +176,7 @@ def _drain(killing: Killing, load: Load, run: Run) -> None:
     limit_s = time.monotonic() + _DRAIN_S
     while not judged_to_the_end(run.home):
         if time.monotonic() > limit_s or not (run.alive("landing") and run.alive("lifecycle")):
-            raise FleetError(f"the last rows were not judged; {_stands(run.home)}")
+            raise FleetError(f"the last rows were not judged; {_stands(run.home)}", code="rows-not-judged")
         killing.rest(_LOOK_S)
 
 
@@ -189,7 +190,7 @@ def _await(what: str, patience_s: float, reached: Callable[[], bool], killing: K
     limit_s = time.monotonic() + patience_s
     while not reached():
         if time.monotonic() > limit_s:
-            raise FleetError(f"{what} within {patience_s:.0f} s; {_stands(run.home)}")
+            raise FleetError(f"{what} within {patience_s:.0f} s; {_stands(run.home)}", code="wait-timeout")
         killing.tend(_LOOK_S)
 
 

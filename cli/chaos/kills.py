@@ -24,6 +24,7 @@ from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.process import Stop
 from fleetpulse.io.segments import list_segments, read_segment
+from fleetpulse.io.wall_clock import wall_clock_ms
 from streaming.landing import places_of
 from streaming.merging import place
 
@@ -114,7 +115,7 @@ class Killing:
         self.await_recovery(victim)
         of = self._broker_pid() if victim in _OF_BROKER else self._alive(self._job(victim))
         killed = self._random.choice([of, *_jvm(of)]) if victim is Victim.LIFECYCLE else of
-        kill = Kill(victim, time.time_ns() // 1_000_000, of, time.monotonic())
+        kill = Kill(victim, wall_clock_ms(), of, time.monotonic())
         os.kill(killed, signal.SIGKILL)
         self.kills.append(kill)
         if victim in _OF_BROKER:
@@ -166,7 +167,8 @@ class Killing:
             if took_s > RECOVERY_S + self._outage_s:
                 raise FleetError(
                     f"the {kill.victim} was killed {took_s:.0f} s ago and has not come back to work; see the logs in "
-                    f'"{self._run.home.logs}"'
+                    f'"{self._run.home.logs}"',
+                    code="job-not-back",
                 )
 
     def _mark(self, kill: Kill) -> None:

@@ -18,6 +18,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Kind
 from fleetpulse.io.address import BrokerAddress
 from fleetpulse.io.mqtt import Publisher
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 PUBLISHERS: Final = 2
 PATIENCE_S: Final = 180.0  # of a publisher with a broker that does not acknowledge
@@ -132,7 +133,7 @@ class Load:
         if self._failure is not None:
             raise self._failure
         if not self._over.is_set() and not all(thread.is_alive() for thread in self._threads):
-            raise FleetError("a publisher of the load ended by itself; its last words are above")
+            raise FleetError("a publisher of the load ended by itself; its last words are above", code="publisher-ended")
 
     def end(self) -> None:
         """Say no more; what is under way is still to be acknowledged."""
@@ -150,7 +151,7 @@ class Load:
             with Publisher(self._address, f"fleet-chaos-{place}", **more) as publisher:
                 next_s = time.monotonic()
                 while not self._over.is_set():
-                    for message in devices.speak(_now_ms()):
+                    for message in devices.speak(wall_clock_ms()):
                         publisher.publish(message.topic, message.payload)
                         under_way.append(message)
                     next_s += self._pause_s
@@ -172,10 +173,6 @@ class Load:
 
     def _note(self, publisher: Publisher, under_way: deque[Message]) -> None:
         """A publisher counts acknowledgements in the order in which it published."""
-        now_ms = _now_ms()
+        now_ms = wall_clock_ms()
         while len(under_way) > publisher.published - publisher.acknowledged:
             self.acknowledged.append(Acknowledged(under_way.popleft(), now_ms))
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

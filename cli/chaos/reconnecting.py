@@ -21,6 +21,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from cli.chaos.load import Acknowledged, Message
 from fleetpulse.core.messages import Kind
 from fleetpulse.io.address import BrokerAddress
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 CLOCKS_S: Final = (-3_600, -600, -5, -1, 0, 1, 600, 3_600)  # seconds that clocks are ahead
 _ANSWER_S: Final = 5.0  # for the broker to answer
@@ -78,7 +79,7 @@ class ReconnectingDevice:
         if self._client is None or not self._client.is_connected():
             return False
         self._seq += 1
-        now_ms = _now_ms()
+        now_ms = wall_clock_ms()
         at_ms, boot = now_ms + self._ahead_ms, f"boot-{self.name}"
         payload = json.dumps({"ts": at_ms, "boot": boot, "seq": self._seq, "session": str(self._session)}).encode()
         sent = self._client.publish(self._topic(kind), payload, qos=1)
@@ -86,7 +87,7 @@ class ReconnectingDevice:
             sent.wait_for_publish(_ANSWER_S)
             if sent.is_published():
                 message = Message(self._topic(kind), payload, (self.name, kind.value, at_ms, boot, self._seq), now_ms)
-                self.acknowledged.append(Acknowledged(message, _now_ms()))
+                self.acknowledged.append(Acknowledged(message, wall_clock_ms()))
                 return True
         return False
 
@@ -169,7 +170,3 @@ class ReconnectingDevices:
                 device.connect()
         for device in self._devices:
             device.leave()
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from fleetpulse.columnar.layout import TRUSTS
 from fleetpulse.core.messages import EVERYONE, FROM_DEVICES, OF_READING, Clock, GatewayEvent, Kind, Row, Trust, told_apart
 
 # A worker is one of many, and its blocks are small: threads would only wait for each other.
 WRITING: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 READING: Final = pa.ipc.IpcReadOptions(use_threads=False)
 KINDS: Final = tuple(Kind)  # a kind's number is its place here, which is its rank
-TRUSTS: Final = tuple(Trust)
 _INVALID: Final = TRUSTS.index(Trust.INVALID)
 ROW_SCHEMA: Final = pa.schema(
     [

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 from numpy.typing import NDArray
 
 from fleetpulse.columnar.compiled import kept
-
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
+from fleetpulse.columnar.compute import pc
 
 
 def of_one_length(values: pa.StringArray) -> pa.FixedSizeBinaryArray | None:

@@ -9,10 +9,9 @@ from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 from numpy.typing import NDArray
 
-from fleetpulse.columnar.blocks import TRUSTS
+from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.finding import places_of, text_of
 from fleetpulse.columnar.layout import (
     ABSENT,
@@ -33,13 +32,13 @@ from fleetpulse.columnar.layout import (
     SPEAKS_FROM,
     SPOKE_FROM,
     TIMES,
+    TRUSTS,
     Matrix,
 )
 from fleetpulse.columnar.world import MODES, NONE, Int64s, Vocabulary
 from fleetpulse.core.device import Device
 from fleetpulse.core.policy import DEFAULT_CLASS
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _OPTIONAL_WORDS: Final = (("gateway", GATEWAY), ("firmware", FIRMWARE), ("speaks_from", SPEAKS_FROM), ("spoke_from", SPOKE_FROM))
 _WORDS: Final = ("site", "device_class", *(name for name, _ in _OPTIONAL_WORDS), "boot", "mode", "clock", "memory")
 _PLAIN: Final = tuple((place, name) for place, name in enumerate(DEVICE_FIELDS) if name not in _WORDS)

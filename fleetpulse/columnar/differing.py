@@ -9,12 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
+from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.told import TOLD_SCHEMA
 from fleetpulse.columnar.world import Int64s
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 ADDED, GONE, MOVED = CHANGES = ("added", "gone", "moved")
 DIFFERENCE_SCHEMA: Final = pa.schema(
     [

@@ -4,16 +4,17 @@ Rule: it says what they say, which is the definition; the laws in ``tests/proper
 """
 
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 from numpy.typing import NDArray
 
-from fleetpulse.columnar.blocks import KINDS, SIGNAL_SCHEMA, TRUSTS
+from fleetpulse.columnar.blocks import KINDS, SIGNAL_SCHEMA
 from fleetpulse.columnar.choosing import filtered
 from fleetpulse.columnar.compiled import borrowing, kept
+from fleetpulse.columnar.compute import pc
+from fleetpulse.columnar.layout import TRUSTS
 from fleetpulse.columnar.told import of_signals
 from fleetpulse.columnar.world import Int64s, World, covered, greatest
 from fleetpulse.core.judgements import Verdict, clock_behind
@@ -21,7 +22,6 @@ from fleetpulse.core.messages import MAX_POSITION, POSITION_BITS, Kind, Trust
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.shards import Shards
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _MANY_ROWS: Final = 64  # of one device: more are sorted by merging
 _ON_TIME, _LATE, _INVALID, _AHEAD, _BEHIND = (
     TRUSTS.index(one) for one in (Trust.ON_TIME, Trust.LATE, Trust.INVALID, Trust.AHEAD, Trust.BEHIND)

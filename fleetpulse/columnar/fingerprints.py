@@ -7,17 +7,16 @@ Rule 3: it is taken over the types of `SNAPSHOT_SCHEMA`, wherever the rows come 
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 from numpy.typing import NDArray
 
 from fleetpulse.columnar.compiled import kept
+from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.snapshots import COMPARED_PARTS, SNAPSHOT_SCHEMA
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 UInt64s = NDArray[np.uint64]
 Fingerprint = Mapping[str, tuple[int, int]]
 _TOLD: Final = tuple(field for field in SNAPSHOT_SCHEMA if field.name != "key_group")

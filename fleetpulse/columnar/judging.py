@@ -5,18 +5,19 @@ Rule: a device whose registry or control rows are due is folded by `core.device`
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 from numpy.typing import NDArray
 
 from fleetpulse.columnar import kernel, layout
-from fleetpulse.columnar.blocks import KINDS, NO_SIGNALS, TRUSTS, batch_to_signals
+from fleetpulse.columnar.blocks import KINDS, NO_SIGNALS, batch_to_signals
+from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.due import arrivals, in_order
 from fleetpulse.columnar.finding import KNOWN, NOTHING, OTHER, compare, places_of, text_of
+from fleetpulse.columnar.layout import TRUSTS
 from fleetpulse.columnar.told import from_judgements, of_signals, transitions
 from fleetpulse.columnar.world import NEVER, NONE, Int64s, World, world_arrays
 from fleetpulse.core.device import NO_CODE, Fold
@@ -27,7 +28,6 @@ from fleetpulse.core.policy import Policies
 from fleetpulse.core.replay import run_due
 from fleetpulse.core.shards import Advance
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _TOLD_ROWS: Final = 16_384
 _ERROR: Final = KINDS.index(Kind.ERROR)
 _LATE: Final = TRUSTS.index(Trust.LATE)

@@ -10,7 +10,6 @@ Rule 3: it stops between two rows when ``told`` is full, and goes on from there.
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetpulse.columnar.blocks import TRUSTS
 from fleetpulse.columnar.compiled import borrowing, kept
 from fleetpulse.columnar.deadlines import limit_of, next_due
 from fleetpulse.columnar.layout import (
@@ -94,6 +93,7 @@ from fleetpulse.columnar.layout import (
     T_WHAT,
     TIMES,
     TRANSITION,
+    TRUSTS,
     UNKNOWN_DEVICE,
     Matrix,
 )

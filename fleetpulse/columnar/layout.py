@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetpulse.core.messages import Trust
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE
 
 Matrix = NDArray[np.int64]
@@ -23,6 +24,7 @@ DEVICE_FIELDS: Final = (
  RUNTIME, DEGRADED_UNTIL, FLAGGED_UNTIL, HELD_UNTIL, DEATH, DEATH_COVERED, OUTAGE, OUTAGE_COVERED, EXCUSED, SESSION, HEARD,
  PROVED, CLOCK, CLOCK_OFFSET, OWN_TIMEOUT, OWN_GRACE, FIRMWARE, SPEAKS_FROM, SPOKE_FROM, MOVED, CONFLICT,
  MEMORY) = range(len(DEVICE_FIELDS))  # fmt: skip
+TRUSTS: Final = tuple(Trust)  # a number of the field clock, and of a row's trust, is a place here
 ABSENT: Final = -1  # the mode of a device without a state
 
 # What is remembered of errors: a row of its own for each device that had any.

@@ -13,16 +13,15 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
 from fleetpulse.columnar.blocks import from_bytes, to_bytes
+from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.fingerprints import Fingerprint, added, fingerprint
 from fleetpulse.columnar.snapshots import GROUP, OWN_ROW, PENDING, SNAPSHOT_SCHEMA, the_world
 from fleetpulse.columnar.world import Int64s
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import EVERYONE
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 SUMS: Final = "sums"  # beside the parts of a snapshot: fingerprints, as JSON
 PARCEL_SCHEMA: Final = pa.schema(
     [
@@ -131,7 +130,8 @@ def _of_all(told: Sequence[tuple[int | None, str, str]]) -> tuple[str, ...]:
     if len(different) != 1:
         raise FleetError(
             f"what concerns everybody waits in every key group of a snapshot alike; got {len(different)} different ones; it is "
-            f"damaged, or was put together of several: take another"
+            f"damaged, or was put together of several: take another",
+            code="snapshot-damaged",
         )
     return different.pop()
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute
 
 from fleetpulse.columnar.blocks import NO_SIGNALS, from_bytes, to_bytes
+from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.differing import DIFFERENCE_SCHEMA, cancelled, differences, in_order
 from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.told import from_judgements, said_by
@@ -26,7 +26,6 @@ from fleetpulse.core.policy import Dated, Policies, from_normalised
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.shards import Shards
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 DAY_MS: Final = 86_400_000
 BEFORE, AFTER = "before", "after"
 _NOTHING: Final = from_judgements([])

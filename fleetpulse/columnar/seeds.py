@@ -7,12 +7,12 @@ Rule 3: a run that begins with them says what one says that had the registry's r
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
+from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.digests import hashes_of
 from fleetpulse.columnar.group import KeyGroup
@@ -42,15 +42,14 @@ from fleetpulse.columnar.layout import (
     SPOKE_FROM,
 )
 from fleetpulse.columnar.world import MODES, NONE, Int64s
-from fleetpulse.core.decoding import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.machine import Mode
 from fleetpulse.core.messages import EVERYONE
 from fleetpulse.core.policy import DEFAULT_CLASS, Policies
 from fleetpulse.core.registration import LIMITS, limits
 from fleetpulse.core.shards import Advance, Shards
+from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 REGISTERED_SCHEMA: Final = pa.schema(
     [
         ("device_id", pa.string()),
@@ -104,14 +103,18 @@ def as_registered(table: pa.Table) -> pa.Table:
         pa.ArrowException: a column cannot be what it is declared as.
     """
     if absent := [name for name in REGISTERED_SCHEMA.names if name not in table.column_names]:
-        raise FleetError(f"a table of devices has the columns {', '.join(REGISTERED_SCHEMA.names)}; absent: {', '.join(absent)}")
+        raise FleetError(
+            f"a table of devices has the columns {', '.join(REGISTERED_SCHEMA.names)}; absent: {', '.join(absent)}",
+            code="list-column-missing",
+        )
     require_once(table.column_names)
     kind = table.schema.field("registered_at").type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not any(fits(kind) for fits in (pa.types.is_timestamp, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)):
         raise FleetError(
             f'the column "registered_at" of a table of devices holds instants, or text such as 2026-01-31T12:00:00Z; got {kind}; '
-            f"cast it: numbers do not say whether they are seconds, milliseconds or microseconds"
+            f"cast it: numbers do not say whether they are seconds, milliseconds or microseconds",
+            code="list-instant-invalid",
         )
     return table.select(REGISTERED_SCHEMA.names).cast(REGISTERED_SCHEMA)
 
@@ -124,7 +127,10 @@ def require_once(names: Sequence[str]) -> None:
     """
     if twice := [(name, count) for name, count in Counter(names).items() if count > 1]:
         name, count = twice[0]
-        raise FleetError(f'each column of a table of devices is there once; got "{name}" {count} times; leave one of them')
+        raise FleetError(
+            f'each column of a table of devices is there once; got "{name}" {count} times; leave one of them',
+            code="list-column-twice",
+        )
 
 
 def sound(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
@@ -139,23 +145,30 @@ def sound(registered: pa.Table, frontier_ms: int | None) -> pa.Table:
             is no frontier; further see `as_registered`.
     """
     if frontier_ms is None:
-        raise FleetError("devices are brought in at a frontier; got none; name the instant up to which they are judged")
+        raise FleetError(
+            "devices are brought in at a frontier; got none; name the instant up to which they are judged",
+            code="frontier-missing",
+        )
     devices = as_registered(registered)
     for name in ("device_id", "site", "registered_at"):
         if devices[name].null_count:
-            raise FleetError(f"every device has a {name}; {devices[name].null_count} have none")
+            raise FleetError(f"every device has a {name}; {devices[name].null_count} have none", code="list-value-missing")
     if pc.any(pc.equal(devices["device_id"], EVERYONE), min_count=0).as_py():
-        raise FleetError(f'"{EVERYONE}" is no device: it stands for everybody; leave it out')
+        raise FleetError(f'"{EVERYONE}" is no device: it stands for everybody; leave it out', code="device-id-reserved")
     _require_short(devices)
     counted = pc.value_counts(devices["device_id"])
     twice = counted.filter(pc.greater(counted.field("counts"), 1))
     if len(twice):
-        raise FleetError(f'a device is listed once; got "{twice[0]["values"]}" {twice[0]["counts"]} times, {len(twice)} such')
+        raise FleetError(
+            f'a device is listed once; got "{twice[0]["values"]}" {twice[0]["counts"]} times, {len(twice)} such',
+            code="list-device-twice",
+        )
     after = devices.filter(pc.greater(devices["registered_at"].cast(pa.int64()), frontier_ms * 1000))
     if len(after):
         raise FleetError(
             f"a device that is brought in is registered at or before the frontier; {len(after)} are registered later, "
-            f'"{after["device_id"][0]}" among them; send the registry\'s row for these, or name a later frontier'
+            f'"{after["device_id"][0]}" among them; send the registry\'s row for these, or name a later frontier',
+            code="list-registered-later",
         )
     for field in LIMIT_FIELDS:
         devices = devices.append_column(field, _limit(registered, field))
@@ -171,7 +184,7 @@ def _limit(registered: pa.Table, field: pa.Field) -> pa.Array | pa.ChunkedArray:
         try:
             limits({field.name: value})
         except ValueError as fault:
-            raise FleetError(str(fault)) from None
+            raise FleetError(str(fault), code="limit-invalid") from None
     return found
 
 
@@ -186,7 +199,10 @@ def _require_short(devices: pa.Table) -> None:
         for name in names:
             size = pc.max(size_of(devices[name])).as_py() or 0
             if size > most:
-                raise FleetError(f"a {name} of a table of devices has at most {most} {unit}; got one of {size:,}; shorten it")
+                raise FleetError(
+                    f"a {name} of a table of devices has at most {most} {unit}; got one of {size:,}; shorten it",
+                    code="list-text-too-long",
+                )
 
 
 def _class_since(registered: pa.Table, otherwise: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -13,21 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
-from fleetpulse.columnar.blocks import (
-    NO_SIGNALS,
-    ROW_SCHEMA,
-    SIGNAL_SCHEMA,
-    TRUSTS,
-    batch_to_rows,
-    batch_to_signals,
-    from_bytes,
-)
+from fleetpulse.columnar.blocks import NO_SIGNALS, ROW_SCHEMA, SIGNAL_SCHEMA, batch_to_rows, batch_to_signals, from_bytes
+from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.digests import digests, hashes_of
 from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.columnar.layout import BOOT, CLOCK, DEVICE_FIELDS, MEMORY, MODE, SEQ
+from fleetpulse.columnar.layout import BOOT, CLOCK, DEVICE_FIELDS, MEMORY, MODE, SEQ, TRUSTS
 from fleetpulse.columnar.seeds import SEED_SCHEMA
 from fleetpulse.columnar.standing import world_from_plain, world_to_plain
 from fleetpulse.columnar.told import event_times
@@ -39,7 +31,6 @@ from fleetpulse.core.messages import EVERYONE, OF_READING, Row, Trust
 from fleetpulse.core.replay import Deployment, Outcome
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, Column
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 DEVICE, SIGNAL, OWN_ROW, PENDING, GROUP = "device", "signal", "row", "pending", "group"
 OF_ONE_GROUP: Final = ("bytes", "form", "devices")  # of what is told of a group: all else is the same in every one
 COMPARED_PARTS: Final = (DEVICE, SIGNAL, OWN_ROW)  # of devices, and of what waits for one
@@ -204,7 +195,8 @@ def the_world(groups: Iterable[str]) -> str:
     if len(worlds) != 1:
         raise FleetError(
             f"the key groups of a snapshot have come equally far; got {len(worlds)} different stands; it is damaged, or was put "
-            f"together of several: take another"
+            f"together of several: take another",
+            code="snapshot-damaged",
         )
     return worlds.pop()
 

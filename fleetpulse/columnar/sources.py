@@ -5,17 +5,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-_SOURCES: Final = (Path(__file__).parent, Path(__file__).parents[1] / "core")
+from fleetpulse.paths import PACKAGE
+
+_SOURCES: Final = (PACKAGE / "columnar", PACKAGE / "core")
 
 
 def digest_of(folders: Iterable[Path]) -> str:
-    """Return 16 hexadecimal digits that follow from the names and the text of the Python files in folders."""
-    told = hashlib.sha256()
-    for path in (path for folder in folders for path in sorted(folder.glob("*.py"))):
-        text = path.read_bytes()
-        told.update(f"{path.parent.name}/{path.name}:{len(text)}\n".encode())
-        told.update(text)
-    return told.hexdigest()[:16]
+    """Return 16 hexadecimal digits that depend on the names and the text of all Python files in and below folders."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            text = path.read_bytes()
+            digest.update(f"{path.relative_to(folder.parent).as_posix()}:{len(text)}\n".encode())
+            digest.update(text)
+    return digest.hexdigest()[:16]
 
 
 SOURCES_DIGEST: Final = digest_of(_SOURCES)

@@ -136,7 +136,8 @@ def from_stored(stored: bytes) -> tuple[Devices, dict[str, Any]]:
     if form != STORED_FORM and form not in UPGRADES:
         raise FleetError(
             f"state of stored form {form} cannot be read by this version, which reads {min(UPGRADES)} to {STORED_FORM}; "
-            f"run the fleetpulse that wrote it, or begin with an empty home"
+            f"run the fleetpulse that wrote it, or begin with an empty home",
+            code="state-version-unsupported",
         )
     for step in range(form, STORED_FORM):
         UPGRADES[step](packed)

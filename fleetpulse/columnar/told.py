@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
-from fleetpulse.columnar.blocks import KINDS, TRUSTS
+from fleetpulse.columnar.blocks import KINDS
+from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.devices import Devices
 from fleetpulse.columnar.layout import (
     T_AT,
@@ -31,6 +31,7 @@ from fleetpulse.columnar.layout import (
     T_SITE,
     T_TO,
     T_TRIGGER,
+    TRUSTS,
     Matrix,
 )
 from fleetpulse.columnar.packing import firsts, in_use
@@ -40,7 +41,6 @@ from fleetpulse.core.messages import FOR_EVERYONE, Trust
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.tables import JUDGEMENTS
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 ADDED_BY_THE_SHELL: Final = ("judged_at", "generation")
 _TYPES: Final = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "timestamp": pa.int64()}
 TOLD_SCHEMA: Final = pa.schema(

@@ -10,14 +10,13 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
 from fleetpulse.columnar.blocks import SIGNAL_SCHEMA
 from fleetpulse.columnar.choosing import of_one_length
+from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.packing import Packed, Unpacked, extent, narrow
 from fleetpulse.columnar.world import Int64s
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _PLAIN: Final = pa.ipc.IpcWriteOptions(use_threads=False)
 _NARROW: Final = ((2**7, pa.int8()), (2**15, pa.int16()), (2**31, pa.int32()))
 _MANY_WORDS: Final = 256

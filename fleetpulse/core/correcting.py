@@ -12,12 +12,12 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from fleetpulse.core.decoding import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.machine import HELD, Mode
 from fleetpulse.core.messages import POSITION_BITS, Trust
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, RULES
 from fleetpulse.core.registration import LIMITS
 from fleetpulse.core.state import Device
+from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 
 _WHOLE: Final = range(2**53)  # instants, durations and counts: sums of some still fit into 64 bits
 _SEQ: Final = range(2**63)  # as devices may send it

@@ -11,16 +11,14 @@ from hashlib import blake2b
 from typing import Any, Final, cast
 
 from fleetpulse.core.messages import EVERYONE, FOR_EVERYONE, FROM_DEVICES, KNOWN_NAMES, RESERVED, Clock, Kind, Origin, Reason, Row
+from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT, as_text
 from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
 
 MAX_PAYLOAD_BYTES: Final = 262_144
-MAX_ID_BYTES: Final = 128
-MAX_TEXT: Final = 256
 MAX_DEPTH: Final = 16
 MAX_AHEAD_DAYS: Final = 366  # of what is to be in effect later: it waits in the state until then
 NO_TS: Final = "no ts: event_time is received_at"
 _DAY_MS: Final = 86_400_000
-_INT64: Final = range(-(2**63), 2**63)
 _INSTANTS: Final = ("effective_from", "from", "until", "after")  # of our own rows
 _WORDS: Final = ("op", "class", "gateway", "why")  # likewise
 
@@ -262,20 +260,6 @@ def _text(content: Mapping[str, Any], name: str, *, numbers: bool = False) -> st
         rule = "a printable text" + (" or a whole number" if numbers else "")
         raise _Rejected("field", f"{name} is {rule} of 1 to {MAX_TEXT} characters; got {_shown(value)}")
     return text
-
-
-def as_text(value: object, *, numbers: bool = False) -> str | None:
-    """Return a field's value as a text of a row; None where it may not be one.
-
-    Args:
-        value: what the payload says.
-        numbers: whether a whole number may stand for a text.
-    """
-    if numbers and type(value) is int:
-        value = str(value) if value in _INT64 else ""
-    if not isinstance(value, str) or not 1 <= len(value) <= MAX_TEXT or not value.isprintable():
-        return None
-    return value
 
 
 def _metrics(content: Mapping[str, Any]) -> str | None:

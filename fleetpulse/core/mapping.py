@@ -73,7 +73,7 @@ def parse_mappings(content: Mapping[str, Any]) -> tuple[TopicMapping, ...]:
         faults.append("a mapping file holds at least one [[mapping]] table")
     mappings = [_parse(cast("Mapping[str, Any]", table), number, faults) for number, table in enumerate(listed, 1)]
     if faults:
-        raise FleetError("the mapping has faults:\n" + "\n".join(f"  {fault}" for fault in faults))
+        raise FleetError("the mapping has faults:\n" + "\n".join(f"  {fault}" for fault in faults), code="mapping-faulty")
     return tuple(mappings)
 
 

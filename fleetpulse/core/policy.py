@@ -13,8 +13,8 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from fleetpulse.core.decoding import MAX_TEXT, as_text
 from fleetpulse.core.errors import FleetError
+from fleetpulse.core.text import MAX_TEXT, as_text
 from fleetpulse.core.times import format_duration, parse_duration_ms
 
 MAX_ERRORS: Final = 16  # the most errors that a rule may count: it bounds what is remembered of a device
@@ -31,7 +31,7 @@ class PolicyFault(FleetError):
     """A policy with faults; the message lists them all, one a line."""
 
     def __init__(self, faults: list[str]) -> None:
-        super().__init__("the policy has faults:\n" + "\n".join(f"  {fault}" for fault in faults))
+        super().__init__("the policy has faults:\n" + "\n".join(f"  {fault}" for fault in faults), code="policy-faulty")
         self.faults = faults
 
 
@@ -138,12 +138,14 @@ def _duration(least: str, most: str = "3650d") -> tuple[Callable[[Any], int], Ca
 
     def read(value: Any) -> int:
         if not isinstance(value, str):
-            raise FleetError(f'must be a duration such as "5m"; got {value!r}')
+            raise FleetError(f'must be a duration such as "5m"; got {value!r}', code="policy-duration-invalid")
         if value.startswith("-"):
-            raise FleetError(f'must not be negative; got "{value}"; write a duration such as "5m"')
+            raise FleetError(
+                f'must not be negative; got "{value}"; write a duration such as "5m"', code="policy-duration-invalid"
+            )
         duration_ms = parse_duration_ms(value)
         if not least_ms <= duration_ms <= most_ms:
-            raise FleetError(f'must lie between {least} and {most}; got "{value}"')
+            raise FleetError(f'must lie between {least} and {most}; got "{value}"', code="policy-value-out-of-range")
         return duration_ms
 
     return read, lambda value: type(value) is int and least_ms <= value <= most_ms
@@ -155,7 +157,7 @@ def _count(least: int, most: int) -> tuple[Callable[[Any], int], Callable[[Any],
 
     def read(value: Any) -> int:
         if not fits(value):
-            raise FleetError(f"must be a whole number from {least} to {most}; got {value!r}")
+            raise FleetError(f"must be a whole number from {least} to {most}; got {value!r}", code="policy-value-out-of-range")
         return value
 
     return read, fits
@@ -167,7 +169,7 @@ def _is_choice(value: Any) -> bool:
 
 def _choice(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise FleetError(f"must be true or false; got {value!r}")
+        raise FleetError(f"must be true or false; got {value!r}", code="policy-value-invalid")
     return value
 
 
@@ -181,7 +183,7 @@ def _codes(value: Any) -> tuple[str, ...]:
         rule = (
             f"must be a list of 1 to {MAX_SEQUENCE} error codes, each of 1 to {MAX_TEXT} printable characters, as they are sent"
         )
-        raise FleetError(f"{rule}; got {_shown(value)}")
+        raise FleetError(f"{rule}; got {_shown(value)}", code="policy-value-invalid")
     return tuple(value)
 
 

@@ -113,19 +113,23 @@ def corrected(known: Sequence[Entry], heard_at: str, wanted: Correction) -> Entr
         from_ms += 1
     if wanted.decommissioned:
         if out_since is not None:
-            raise FleetError(f"it is out of service since {out_since}; name an earlier instant")
+            raise FleetError(
+                f"it is out of service since {out_since}; name an earlier instant", code="correction-after-decommission"
+            )
         return Entry(from_ms, DECOMMISSION, heard_at)
     if out_since is not None and not wanted.registered:
         raise FleetError(
             f"it is out of service since {out_since}, and an entry behind that would register it anew; "
-            f"name an earlier instant, or say --registered if that is meant"
+            f"name an earlier instant, or say --registered if that is meant",
+            code="correction-after-decommission",
         )
     added = [one for one in known if one.op == ADD]
     before = [one for one in added if one.from_ms <= wanted.from_ms]
     if added and not before and not wanted.registered:
         raise FleetError(
             f"the registry does not know it in service before {format_instant(added[0].from_ms)}; name that or a later instant, "
-            f"or say --registered if it was in service: class and site are then those of its first registration unless named"
+            f"or say --registered if it was in service: class and site are then those of its first registration unless named",
+            code="correction-before-registration",
         )
     base = before[-1] if before else added[0] if added else Entry(from_ms, ADD, heard_at)
     return replace(
@@ -148,13 +152,18 @@ def _check(wanted: Correction) -> None:
     if "" in of_it:
         raise Misuse(
             "a class, a site and a gateway have a name; a gateway cannot be taken away, only another one named, "
-            'and the default class is "default"'
+            'and the default class is "default"',
+            code="correction-name-missing",
         )
     given = any(of_it) or wanted.timeout_ms is not None or wanted.death_grace_ms is not None
     if wanted.decommissioned and (wanted.registered or given):
-        raise Misuse("a device out of service has no class, site, gateway or limit to correct: give --decommissioned alone")
+        raise Misuse(
+            "a device out of service has no class, site, gateway or limit to correct: give --decommissioned alone",
+            code="correction-of-decommissioned",
+        )
     if not (wanted.decommissioned or wanted.registered or given):
         raise Misuse(
             "nothing is corrected; name at least one of --class, --site, --gateway, --timeout, --death-grace, --registered "
-            "or --decommissioned. The id cannot be: a device with another id is another device"
+            "or --decommissioned. The id cannot be: a device with another id is another device",
+            code="correction-empty",
         )

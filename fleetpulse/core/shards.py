@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Any, Final, cast
 
 from fleetpulse.core.coverage import Listening
-from fleetpulse.core.decoding import MAX_ID_BYTES
 from fleetpulse.core.messages import Row, order
+from fleetpulse.core.text import MAX_ID_BYTES
 
 MAX_NAMED_SITES: Final = 1_000  # sites that gap rows name: each key group keeps their names
 _NEVER: Final = 2**62

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from fleetpulse.core.decoding import MAX_TEXT, Address, Rejection, from_content
+from fleetpulse.core.decoding import Address, Rejection, from_content
 from fleetpulse.core.messages import Kind, Row
+from fleetpulse.core.text import MAX_TEXT
 
 PREFIX: Final = "spBv1.0/"
 STATE: Final = f"{PREFIX}STATE/"

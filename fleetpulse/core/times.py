@@ -28,7 +28,9 @@ def parse_duration_ms(text: str) -> int:
     """
     parts = _DURATION.findall(text.strip())
     if not parts or "".join(number + unit for number, unit in parts) != text.strip():
-        raise FleetError(f'a duration is a number and a unit (ms, s, m, h, d); got "{text}"; write one such as "5m"')
+        raise FleetError(
+            f'a duration is a number and a unit (ms, s, m, h, d); got "{text}"; write one such as "5m"', code="duration-invalid"
+        )
     return sum(int(number) * _UNITS_MS[unit] for number, unit in parts)
 
 
@@ -62,7 +64,8 @@ def parse_instant_ms(text: str) -> int:
         moment = None
     if moment is None or moment.tzinfo is None:
         raise FleetError(
-            f'an instant is ISO 8601 with a zone, or epoch milliseconds; got "{text}"; write one such as "2026-01-31T12:00:00Z"'
+            f'an instant is ISO 8601 with a zone, or epoch milliseconds; got "{text}"; write one such as "2026-01-31T12:00:00Z"',
+            code="instant-invalid",
         )
     since_epoch = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return since_epoch.days * 86_400_000 + since_epoch.seconds * 1_000 + since_epoch.microseconds // 1_000

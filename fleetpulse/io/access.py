@@ -78,7 +78,9 @@ def grants(folder: Path) -> list[Grant]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FleetError(f'"{path}" does not say who may come in ({error}); restore it from a backup, or remove it') from None
+        raise FleetError(
+            f'"{path}" does not say who may come in ({error}); restore it from a backup, or remove it', code="grants-damaged"
+        ) from None
 
 
 def grant(folder: Path, name: str, role: Role, devices: Sequence[str] = (), nodes: Sequence[str] = ()) -> str:
@@ -95,18 +97,24 @@ def grant(folder: Path, name: str, role: Role, devices: Sequence[str] = (), node
         FleetError: a name is not such a name, or is ours.
     """
     if name == OURS:
-        raise FleetError(f'"{OURS}" is our own user; name another')
+        raise FleetError(f'"{OURS}" is our own user; name another', code="user-reserved")
     for one in (name, *devices):
         if not _NAME.fullmatch(one):
             raise FleetError(
-                f"who may come in is named by 1 to 128 letters, digits and . _ : @ -, the first a letter or digit; got {one!a}"
+                f"who may come in is named by 1 to 128 letters, digits and . _ : @ -, the first a letter or digit; got {one!a}",
+                code="user-name-invalid",
             )
     for node in nodes:
         if not _NODE.fullmatch(node):
-            raise FleetError(f"an edge node is named GROUP/NODE, both of letters, digits and . _ : @ -; got {node!a}")
+            raise FleetError(
+                f"an edge node is named GROUP/NODE, both of letters, digits and . _ : @ -; got {node!a}", code="edge-node-invalid"
+            )
     if (devices or nodes) and role is not Role.DEVICE:
         bound = ", ".join([*devices, *nodes])
-        raise FleetError(f"the role {role} is not bound to devices; got {bound}; leave them out, or take the role device")
+        raise FleetError(
+            f"the role {role} is not bound to devices; got {bound}; leave them out, or take the role device",
+            code="role-without-devices",
+        )
     import bcrypt
 
     password = secrets.token_urlsafe(24)
@@ -127,7 +135,7 @@ def revoke(folder: Path, name: str) -> None:
         known = grants(folder)
         kept = [one for one in known if one.name != name]
         if len(kept) == len(known):
-            raise FleetError(f'nobody named "{name}" may come in; see: ./fleet access list')
+            raise FleetError(f'nobody named "{name}" may come in; see: ./fleet access list', code="user-unknown")
         _write(folder, kept)
 
 

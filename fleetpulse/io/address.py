@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.durable import sync_folder
+from fleetpulse.io.durable import atomic_write
 
 if TYPE_CHECKING:
     import ssl
@@ -77,13 +77,19 @@ class BrokerAddress:
             if self.tls.ca:
                 context = ssl.create_default_context(cafile=self.tls.ca)
         except OSError as error:
-            raise FleetError(f'the authorities in "{self.tls.ca}" cannot be read ({_why(error)}); name a PEM file') from None
+            raise FleetError(
+                f'the authorities in "{self.tls.ca}" cannot be read ({_why(error)}); name a PEM file',
+                code="tls-authorities-unreadable",
+            ) from None
         try:
             if self.tls.cert:
                 context.load_cert_chain(self.tls.cert, self.tls.key)
         except OSError as error:
             files = f'"{self.tls.cert}"' + (f' and "{self.tls.key}"' if self.tls.key else "")
-            raise FleetError(f"our certificate and key cannot be read from {files} ({_why(error)}); name PEM files") from None
+            raise FleetError(
+                f"our certificate and key cannot be read from {files} ({_why(error)}); name PEM files",
+                code="tls-certificate-unreadable",
+            ) from None
         return context
 
 
@@ -110,21 +116,29 @@ def parse_broker_url(url: str, environment: Mapping[str, str] = os.environ) -> B
         parts, port = urlsplit(""), None
     if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or parts.path.strip("/") or parts.query:
         shown = url if "@" not in url else f"...@{url.rpartition('@')[2]}"
-        raise FleetError(f'a broker is named mqtt://host:port; got "{shown}"; write one such as "mqtt://broker.example:1883"')
+        raise FleetError(
+            f'a broker is named mqtt://host:port; got "{shown}"; write one such as "mqtt://broker.example:1883"',
+            code="broker-url-invalid",
+        )
     if parts.password:
         raise FleetError(
             "a password in a command is read by whoever lists the processes; put it into a file, name that in "
-            "FLEET_MQTT_PASSWORD_FILE, and leave it out of the address"
+            "FLEET_MQTT_PASSWORD_FILE, and leave it out of the address",
+            code="password-in-url",
         )
     username = unquote(parts.username) if parts.username else environment.get("FLEET_MQTT_USERNAME")
     password = _password(environment)
     ca, cert, key = (environment.get(name) for name in _OF_TLS)
     if parts.scheme == "mqtt":
         if said := [name for name in _OF_TLS if environment.get(name)]:
-            raise FleetError(f"{' and '.join(said)} would secure the line, but mqtt:// is an open one; write mqtts://")
+            raise FleetError(
+                f"{' and '.join(said)} would secure the line, but mqtt:// is an open one; write mqtts://", code="tls-on-open-url"
+            )
         return BrokerAddress(parts.hostname, port or DEFAULT_PORT, username, password)
     if key and not cert:
-        raise FleetError("FLEET_MQTT_KEY names a key without its certificate; name that in FLEET_MQTT_CERT")
+        raise FleetError(
+            "FLEET_MQTT_KEY names a key without its certificate; name that in FLEET_MQTT_CERT", code="tls-certificate-missing"
+        )
     address = BrokerAddress(parts.hostname, port or DEFAULT_TLS_PORT, username, password, Tls(ca, cert, key))
     address.context()  # what cannot be read is said at once, and not by each process in its log
     return address
@@ -137,7 +151,9 @@ def _password(environment: Mapping[str, str]) -> str | None:
     try:
         return Path(file).read_text().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise FleetError(f'the password cannot be read from "{file}" ({error}); see FLEET_MQTT_PASSWORD_FILE') from None
+        raise FleetError(
+            f'the password cannot be read from "{file}" ({error}); see FLEET_MQTT_PASSWORD_FILE', code="password-unreadable"
+        ) from None
 
 
 def save_address(path: Path, address: BrokerAddress) -> None:
@@ -156,18 +172,13 @@ def load_address(path: Path) -> BrokerAddress:
         tls = content.pop("tls", None)
         return BrokerAddress(**content, tls=Tls(**tls) if tls else None)
     except FileNotFoundError:
-        raise FleetError(f'no broker is known in "{path}"; start one with: ./fleet up') from None
+        raise FleetError(f'no broker is known in "{path}"; start one with: ./fleet up', code="broker-unknown") from None
     except (ValueError, TypeError, AttributeError) as error:
-        raise FleetError(f'"{path}" does not hold a broker\'s address ({error}); remove it and start again') from None
+        raise FleetError(
+            f'"{path}" does not hold a broker\'s address ({error}); remove it and start again', code="broker-address-damaged"
+        ) from None
 
 
 def write_secret(path: Path, text: str) -> None:
     """Write a file that its owner alone can read, whole or not at all, and on the disk."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    sync_folder(path.parent)
+    atomic_write(path, text, mode=0o600, aside=path.with_name(f".{path.name}.{os.getpid()}"))

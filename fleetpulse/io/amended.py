@@ -6,7 +6,7 @@ Rule: it counts as long as the table of judgements has the number that goes with
 import json
 from dataclasses import asdict, dataclass
 
-from fleetpulse.io.durable import replace_text
+from fleetpulse.io.durable import atomic_write
 from fleetpulse.io.home import Home
 
 _FILE = "amended.json"
@@ -38,4 +38,4 @@ def reached(home: Home) -> Reached | None:
 
 def write_reached(home: Home, now: Reached) -> None:
     """Write down how far amend is, in the place of what was written before."""
-    replace_text(home.path / _FILE, json.dumps(asdict(now)))
+    atomic_write(home.path / _FILE, json.dumps(asdict(now)))

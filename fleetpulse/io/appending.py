@@ -9,7 +9,6 @@ Rule 3: each `CHECKPOINT_EVERY` versions the log gets a checkpoint, and loses wh
 """
 
 import os
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,17 +16,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
+from fleetpulse.columnar.compute import pc
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import INDEXED_COLUMNS
 from fleetpulse.io.commits import Added, change_the_table, leave_checkpoint, numbers_said, open_known, put
 from fleetpulse.io.delta_log import actions_of
 from fleetpulse.io.durable import sync_folder
+from fleetpulse.io.wall_clock import wall_clock_ms
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 CHECKPOINT_EVERY: Final = 100
 _TRIES: Final = 100  # others commit a few times a second, and a try takes milliseconds
 _IDS: Final = ("device_id",)  # texts of which a file holds each a few times
@@ -66,7 +65,9 @@ class Appender:
             OSError: the disk refuses; the table is as it was, or it has the rows and does not know whether they are durable.
         """
         if strange := [name for name in rows.column_names if name not in self._columns]:
-            raise FleetError(f'"{self.path}" has no column {", ".join(strange)}; restart, so that columns are added')
+            raise FleetError(
+                f'"{self.path}" has no column {", ".join(strange)}; restart, so that columns are added', code="column-unknown"
+            )
         return self.commit(write_files(self.path, rows, self._partitioned_by), numbers)
 
     def commit(self, added: Sequence[Added], numbers: Mapping[str, int]) -> int:
@@ -92,7 +93,9 @@ class Appender:
             if put(self._commit_of(self._version + 1), _actions(added, numbers)):
                 self._version += 1
                 return self._version
-        raise FleetError(f'"{self.path}" got a commit of another at each of {_TRIES} tries; see who writes to it')
+        raise FleetError(
+            f'"{self.path}" got a commit of another at each of {_TRIES} tries; see who writes to it', code="commit-conflict"
+        )
 
     def _is_committed(self, added: Added) -> bool:
         """Whether the commit is there that names a file, although making it ended with an error."""
@@ -109,14 +112,16 @@ class Appender:
         while (commit := self._commit_of(self._version + 1)).exists():
             actions = actions_of(commit)
             if further := sorted({action["txn"]["appId"] for action in actions if "txn" in action} & numbers.keys()):
-                raise FleetError(f'another process appends to "{self.path}" as {further[0]}; stop one of the two')
+                raise FleetError(
+                    f'another process appends to "{self.path}" as {further[0]}; stop one of the two', code="appender-superseded"
+                )
             if change_the_table(actions):
                 self._look()
             self._version += 1
 
 
 def _actions(added: Sequence[Added], numbers: Mapping[str, int]) -> Iterable[Mapping[str, Any]]:
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_clock_ms()
     info = {"timestamp": now_ms, "operation": "WRITE", "operationParameters": {"mode": "Append"}, "isBlindAppend": True}
     yield {"commitInfo": {**info, "engineInfo": "fleetpulse"}}
     yield from (file.action(now_ms, data_change=True) for file in added)

@@ -13,15 +13,15 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 from numpy.typing import NDArray
 
+from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.digests import digests
-from fleetpulse.core.decoding import MAX_DEPTH, MAX_TEXT, NO_TS, as_text, as_whole, metrics_text, plain_address
+from fleetpulse.core.decoding import MAX_DEPTH, NO_TS, as_whole, metrics_text, plain_address
 from fleetpulse.core.messages import Clock, Kind, hash64
+from fleetpulse.core.text import MAX_TEXT, as_text
 from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 MOST_BYTES: Final = 4_096  # of a plain payload: no whole number in it is longer than Python reads
 _NONE: Final = type(None)
 _CLOCKS: Final = (Clock.DEVICE.value, Clock.RECEIVED.value, Clock.RECEIVED.value)

@@ -13,7 +13,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.checkpoint import begun, newest_begun
 from fleetpulse.io.delta_log import DeltaLog
-from fleetpulse.io.durable import replace_text
+from fleetpulse.io.durable import atomic_write
 from fleetpulse.io.generations import checkpoint_of
 from fleetpulse.io.home import Home
 
@@ -51,7 +51,8 @@ def require_own(home: Home, number: int) -> None:
     if marked is not None and ours is not None and marked != ours:
         raise FleetError(
             f'the checkpoint of generation {number} of "{home.path}" is to be of this home, whose id is {ours}; '
-            f"got one of the home {marked}; {_CURE}"
+            f"got one of the home {marked}; {_CURE}",
+            code="checkpoint-foreign",
         )
     if not begun(checkpoint):
         return
@@ -59,7 +60,8 @@ def require_own(home: Home, number: int) -> None:
     if version > latest + 1:
         raise FleetError(
             f'the checkpoint of generation {number} of "{home.path}" is to go on with a version of bronze up to {latest + 1}, '
-            f"the next one that comes; got version {version}: it is another home's, or bronze is older than it; {_CURE}"
+            f"the next one that comes; got version {version}: it is another home's, or bronze is older than it; {_CURE}",
+            code="checkpoint-ahead-of-bronze",
         )
 
 
@@ -74,9 +76,12 @@ def mark_own(home: Home, number: int) -> None:
         return
     try:
         checkpoint.mkdir(parents=True, exist_ok=True)
-        replace_text(checkpoint / _MARK, json.dumps({"id": ours}))
+        atomic_write(checkpoint / _MARK, json.dumps({"id": ours}))
     except OSError as error:
-        raise FleetError(f'"{checkpoint / _MARK}" cannot be written ({error.strerror}); see to it, and try again') from None
+        raise FleetError(
+            f'"{checkpoint / _MARK}" cannot be written ({error.strerror}); see to it, and try again',
+            code="checkpoint-mark-unwritable",
+        ) from None
 
 
 def marked_with(checkpoint: Path) -> str | None:
@@ -92,5 +97,6 @@ def marked_with(checkpoint: Path) -> str | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FleetError(
-            f'"{path}" is damaged ({error!r}); where the checkpoint belongs to this home, remove that file'
+            f'"{path}" is damaged ({error!r}); where the checkpoint belongs to this home, remove that file',
+            code="checkpoint-mark-damaged",
         ) from None

@@ -43,7 +43,10 @@ def commit_for_good(table: Path, commit: Commit[_Result], numbers: Mapping[str, 
         result = commit(CommitProperties(custom_metadata={_MARK: mark}, app_transactions=written or None))
         if _stays(table / "_delta_log", before, mark):
             return result
-    raise FleetError(f'each of {_TRIES} commits to "{table}" was replaced by another\'s; see who writes to it besides the job')
+    raise FleetError(
+        f'each of {_TRIES} commits to "{table}" was replaced by another\'s; see who writes to it besides the job',
+        code="commit-replaced",
+    )
 
 
 def _stays(log: Path, before: int, mark: str) -> bool:

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
+from fleetpulse.columnar.compute import pc
 from fleetpulse.io import handover
 from fleetpulse.io.delta_log import DeltaLog
 from fleetpulse.io.pacing import MAX_ROWS, Pacer
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 FORMAT: Final = "fleet_blocks"
 BLOCK_COLUMNS: Final = (
     f"key_group int, received_at timestamp, newest_ms long, started_ms long, signals binary, others binary, {handover.COLUMNS}"

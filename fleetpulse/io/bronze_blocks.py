@@ -10,20 +10,20 @@ a tick goes to group 0: it only moves the watermark. One that flushes goes to al
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.parquet as pq
 
-from fleetpulse.columnar.blocks import KINDS, NO_ROWS, ROW_SCHEMA, SIGNAL_SCHEMA, TRUSTS, WORDS, to_bytes
+from fleetpulse.columnar.blocks import KINDS, NO_ROWS, ROW_SCHEMA, SIGNAL_SCHEMA, WORDS, to_bytes
 from fleetpulse.columnar.choosing import shared_out
+from fleetpulse.columnar.compute import pc
+from fleetpulse.columnar.layout import TRUSTS
 from fleetpulse.columnar.wire import to_wires
 from fleetpulse.core.messages import EVERYONE, FLUSH, FROM_DEVICES, Clock, GatewayEvent, Kind, Trust
 from fleetpulse.io.damage import blaming_file
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _BLOCK_SCHEMA: Final = pa.schema(
     [
         ("key_group", pa.int32()),

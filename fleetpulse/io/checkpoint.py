@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.durable import replace_text
+from fleetpulse.io.durable import atomic_write
 
 _SCHEMAS: Final = "/_stateSchema/"
 _BEGIN: Final = "begun-with.json"
@@ -51,7 +51,7 @@ def judged_up_to(checkpoint: Path) -> tuple[int, int] | None:
 
 def note_begin(checkpoint: Path, newest_ms: int | None) -> None:
     """Write down up to which ``received_at`` all was judged that a new checkpoint begins with: it has no watermark yet."""
-    replace_text(checkpoint / _BEGIN, json.dumps({"newest_ms": newest_ms}))
+    atomic_write(checkpoint / _BEGIN, json.dumps({"newest_ms": newest_ms}))
 
 
 def begun_with(checkpoint: Path) -> int | None:
@@ -112,7 +112,8 @@ def _damaged(checkpoint: Path, what: str, error: Exception) -> FleetError:
     return FleetError(
         f'{what} of the checkpoint "{checkpoint}" is not the lifecycle job\'s, or is damaged ({error!r}); '
         f"restore the checkpoint, or, if it is the current generation's, begin anew from a snapshot: "
-        f"./fleet state bootstrap --damaged"
+        f"./fleet state bootstrap --damaged",
+        code="checkpoint-damaged",
     )
 
 
@@ -136,7 +137,8 @@ def relocate(checkpoint: Path) -> None:
     if damaged:
         raise FleetError(
             f"{damaged[0]}; restore the checkpoint, or, if it is the current generation's, begin anew from a snapshot: "
-            f"./fleet state bootstrap --damaged"
+            f"./fleet state bootstrap --damaged",
+            code="checkpoint-damaged",
         )
 
 
@@ -157,10 +159,9 @@ def _relocate_schemas(path: Path) -> None:
         moved |= here != there
         store["stateSchemaFilePaths"] = here
     if moved:
-        fresh = path.with_name(f".{path.name}.new")
-        fresh.write_text(f"{version}\n{json.dumps(known, separators=(',', ':'))}")
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum of what it was
-        fresh.replace(path)
+        moved_text = f"{version}\n{json.dumps(known, separators=(',', ':'))}"
+        atomic_write(path, moved_text, sync=False, aside=path.with_name(f".{path.name}.new"))
 
 
 def query_id(checkpoint: Path) -> str | None:
@@ -170,7 +171,9 @@ def query_id(checkpoint: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):
-        raise FleetError(f'"{checkpoint / "metadata"}" is no query\'s; restore the checkpoint, or name another home') from None
+        raise FleetError(
+            f'"{checkpoint / "metadata"}" is no query\'s; restore the checkpoint, or name another home', code="checkpoint-damaged"
+        ) from None
 
 
 def stand(checkpoint: Path, batch: int | None = None) -> Stand:
@@ -185,11 +188,15 @@ def stand(checkpoint: Path, batch: int | None = None) -> Stand:
     """
     kept = committed(checkpoint)
     if not kept:
-        raise FleetError(f'the checkpoint "{checkpoint}" has no batch yet; let the job judge something first: ./fleet up')
+        raise FleetError(
+            f'the checkpoint "{checkpoint}" has no batch yet; let the job judge something first: ./fleet up',
+            code="checkpoint-empty",
+        )
     if batch is not None and batch not in kept:
         raise FleetError(
             f"batch {batch} is not in the checkpoint, which keeps {kept[0]} to {kept[-1]}; name one of these, "
-            f"or take an older snapshot by --version or --at"
+            f"or take an older snapshot by --version or --at",
+            code="checkpoint-batch-missing",
         )
     chosen = kept[-1] if batch is None else batch
     try:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.java import cache_dir
+from fleetpulse.io.durable import put_in_place
+from fleetpulse.paths import cache_dir
 
 _SILENT: Final = "-Xlog:cds*=off -Xlog:class+path=off"  # it says on standard output that a file does not fit
 
@@ -58,7 +59,9 @@ def fresh_archive() -> Path:
     try:
         _folder().mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FleetError(f"cannot write {_folder()} ({error.strerror}); free some space and try again") from None
+        raise FleetError(
+            f"cannot write {_folder()} ({error.strerror}); free some space and try again", code="cache-unwritable"
+        ) from None
     for left in _folder().glob("*.new"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > _LEFT_S:
@@ -74,10 +77,8 @@ def keep(fresh: Path, java: Path, jars: Sequence[Path]) -> Path:
     """
     if not fresh.exists():
         _none(java, jars).touch()
-    with fresh.open("rb") as made:
-        os.fsync(made.fileno())
     kept = _folder() / f"{_ours(jars)}-{_key(java, jars)}-{fresh.stat().st_size}.jsa"
-    fresh.replace(kept)
+    put_in_place(fresh, kept)
     for path in _folder().glob(f"{_ours(jars)}-*"):
         if path != kept:
             path.unlink(missing_ok=True)  # a JVM that has it mapped keeps it

@@ -1,10 +1,8 @@
 """The spool of operators' commands: written whole, taken by the bridge, which stamps them."""
 
 import json
-import os
 import re
 import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
@@ -13,9 +11,10 @@ from fleetpulse.core.decoding import Rejection, decode
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.identities import device_of
 from fleetpulse.core.messages import Origin
-from fleetpulse.io.durable import sync_folder
+from fleetpulse.io.durable import atomic_write
 from fleetpulse.io.home import Home
 from fleetpulse.io.locks import folder_held
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 _NUMBER: Final = re.compile(r"(\d{1,18})-")
 MOST_COMMANDS: Final = 500_000  # of one file: they go into one segment, which has fewer than 2^20 rows
@@ -56,30 +55,27 @@ def hand_over(home: Home, commands: Sequence[Command]) -> None:
     """
     if len(commands) > MOST_COMMANDS:
         cure = "give them in parts, one after the other"
-        raise FleetError(f"at most {MOST_COMMANDS:,} commands are given at once; got {len(commands):,}; {cure}")
+        raise FleetError(
+            f"at most {MOST_COMMANDS:,} commands are given at once; got {len(commands):,}; {cure}", code="commands-too-many"
+        )
     faults: list[str] = []
     for topic, payload in commands:
-        row = decode(topic, json.dumps(payload).encode(), int(time.time() * 1000), Origin.COMMAND)
+        row = decode(topic, json.dumps(payload).encode(), wall_clock_ms(), Origin.COMMAND)
         if isinstance(row, Rejection):
             faults.append(row.detail)
     if faults:
-        raise FleetError("; ".join(faults[:20]))
-    name = f"{max(int(time.time() * 1000), _newest(home) + 1)}-{secrets.token_hex(4)}.json"
-    fresh = home.commands / f".{name}.new"
+        raise FleetError("; ".join(faults[:20]), code="commands-faulty")
+    name = f"{max(wall_clock_ms(), _newest(home) + 1)}-{secrets.token_hex(4)}.json"
+    content = json.dumps([{"topic": topic, "payload": payload} for topic, payload in commands])
     try:
-        with fresh.open("w") as file:
-            json.dump([{"topic": topic, "payload": payload} for topic, payload in commands], file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(home.commands / name)
-        sync_folder(home.commands)
+        atomic_write(home.commands / name, content, aside=home.commands / f".{name}.new")
     except OSError as error:
         raise _unwritable(home, error) from None
 
 
 def _unwritable(home: Home, error: OSError) -> FleetError:
     cure = "free some space, or make it yours to write, and try again"
-    return FleetError(f'cannot write to "{home.commands}" ({error.strerror}); {cure}')
+    return FleetError(f'cannot write to "{home.commands}" ({error.strerror}); {cure}', code="commands-unwritable")
 
 
 def _newest(home: Home) -> int:

@@ -8,7 +8,6 @@ Rule 2: who came before is looked at: appends do not matter; a change of the sch
 
 import json
 import os
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.io.damage import open_table
 from fleetpulse.io.delta_log import actions_of
 from fleetpulse.io.durable import sync_file, sync_folder
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -121,7 +121,10 @@ def open_known(table: Path) -> "DeltaTable":
     opened = open_table(table)
     protocol = opened.protocol()
     if (protocol.min_reader_version, protocol.min_writer_version) > _KNOWN:
-        raise FleetError(f'"{table}" has protocol {protocol}; known are {_KNOWN} and older; go on with what changed it')
+        raise FleetError(
+            f'"{table}" has protocol {protocol}; known are {_KNOWN} and older; go on with what changed it',
+            code="table-protocol-unsupported",
+        )
     return opened
 
 
@@ -134,7 +137,7 @@ def _actions(
     data_change: bool,
     numbers: Mapping[str, int],
 ) -> Iterator[dict[str, Any]]:
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_clock_ms()
     info = {"timestamp": now_ms, "operation": operation, "operationParameters": {}, "readVersion": read, "isBlindAppend": False}
     yield {"commitInfo": {**info, "engineInfo": "fleetpulse"}}
     yield from numbers_said(numbers, now_ms)

@@ -6,20 +6,19 @@ Rule 3: of what is removed our own rows stay (registry, policies, gaps, commands
 without them the rest would read differently.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.parquet as pq
 
+from fleetpulse.columnar.compute import pc
 from fleetpulse.core.messages import Kind
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.appending import parquet_options
@@ -28,11 +27,10 @@ from fleetpulse.io.counted import removing
 from fleetpulse.io.damage import blaming_file, open_table
 from fleetpulse.io.delta import arrow_schema
 from fleetpulse.io.delta_log import actions_of
-from fleetpulse.io.durable import sync_folder
+from fleetpulse.io.durable import put_in_place
 from fleetpulse.io.history import FOLDER, Piece, piece_of, remainder_end, remainder_name
 from fleetpulse.io.needs import Need, floor
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 DAY_MS: Final = 86_400_000
 TARGET_BYTES: Final = 64 * 1024 * 1024  # of a piece: Parquet of some millions of messages
 MIN_FILES: Final = 10  # of a day that is not over: each file is so written again a few times, not at each maintenance
@@ -303,7 +301,7 @@ def _write(table: Path, name: str, parts: Iterable[Part], kept: Callable[[pa.Tab
                     held = held.slice(0, 0)
             if held.num_rows:
                 writer.write_table(held.combine_chunks())
-        _make_durable(aside, path)
+        put_in_place(aside, path)
     except BaseException:
         aside.unlink(missing_ok=True)  # of a full disk it would keep what it took
         raise
@@ -339,10 +337,3 @@ def _as_stats(spans: dict[str, list[datetime]]) -> dict[str, dict[str, str]]:
 
 def _instant(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _make_durable(aside: Path, path: Path) -> None:
-    with aside.open("rb") as file:
-        os.fsync(file.fileno())
-    aside.replace(path)
-    sync_folder(path.parent)

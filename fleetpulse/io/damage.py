@@ -28,7 +28,8 @@ class DamagedError(FleetError):
     def __init__(self, what: str, why: str) -> None:
         super().__init__(
             f"{what} cannot be read: a file is damaged or gone ({why}); it is left as it is; give the same command again, and "
-            f"where it says the same, restore the home from a copy"
+            f"where it says the same, restore the home from a copy",
+            code="file-damaged",
         )
 
 

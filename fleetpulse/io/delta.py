@@ -103,9 +103,8 @@ def to_table(table: Table, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 
 def from_columns(table: Table, values: Mapping[str, Sequence[Any] | pa.Array], count: int) -> pa.Table:
     """Return ``count`` rows as a table, from their columns; ``<column>_ms`` becomes the timestamp ``<column>``."""
-    import pyarrow.compute
+    from fleetpulse.columnar.compute import pc
 
-    pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
     schema = arrow_schema(table)
     columns: list[pa.Array] = []
     for field in schema:

@@ -78,7 +78,8 @@ class DeltaLog:
         except FileNotFoundError:
             raise FleetError(
                 f"version {version} of {self.table.name} is gone from its log, and has not been judged; "
-                f"restore it from a backup, or begin a new generation from a snapshot"
+                f"restore it from a backup, or begin a new generation from a snapshot",
+                code="table-version-missing",
             ) from None
 
     def appended(self, version: int) -> list[tuple[str, int]]:

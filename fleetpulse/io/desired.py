@@ -7,7 +7,6 @@ read writes only while that is still the word.
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.durable import replace_text
+from fleetpulse.io.durable import atomic_write
 from fleetpulse.io.home import Home
 from fleetpulse.io.locks import briefly, held, holder
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 RUNNING: Final = "running"
 STOPPED: Final = "stopped"
@@ -50,8 +50,10 @@ def desired(home: Home) -> Desired:
     except FileNotFoundError:
         return Desired()
     except (OSError, ValueError, TypeError) as error:
-        raise FleetError(f'"{home.path}/desired.json" is damaged ({error}); say it again: ./fleet stream start --home {home.path}'
-                         ) from None  # fmt: skip
+        raise FleetError(
+            f'"{home.path}/desired.json" is damaged ({error}); say it again: ./fleet stream start --home {home.path}',
+            code="desired-state-damaged",
+        ) from None
 
 
 def desire(home: Home, what: str, by: str, *, meanwhile: bool = False, only_if: Desired | None = None) -> Desired | None:
@@ -74,11 +76,14 @@ def desire(home: Home, what: str, by: str, *, meanwhile: bool = False, only_if: 
         with briefly(home.path / "word.lock"):
             if only_if is not None and desired(home) != only_if:
                 return None
-            said = Desired(what, by, int(time.time() * 1000), meanwhile)
-            replace_text(home.path / "desired.json", json.dumps(asdict(said)))
+            said = Desired(what, by, wall_clock_ms(), meanwhile)
+            atomic_write(home.path / "desired.json", json.dumps(asdict(said)))
             return said
     except OSError as error:
-        raise FleetError(f'"{home.path}/desired.json" cannot be written ({error.strerror}); see to it and try again') from None
+        raise FleetError(
+            f'"{home.path}/desired.json" cannot be written ({error.strerror}); see to it and try again',
+            code="desired-state-unwritable",
+        ) from None
 
 
 @contextmanager
@@ -92,7 +97,9 @@ def stopped_meanwhile(home: Home, by: str) -> Iterator[None]:
     """
 
     def refused(other: str) -> FleetError:
-        return FleetError(f"{other} has stopped the lifecycle job for its own work; let it end, and try again")
+        return FleetError(
+            f"{other} has stopped the lifecycle job for its own work; let it end, and try again", code="stream-stopped-by-other"
+        )
 
     with held(_at_work(home), by, refused):
         former, ours = desired(home), None

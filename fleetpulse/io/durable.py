@@ -2,6 +2,7 @@
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -12,20 +13,45 @@ def no_room(error: BaseException) -> bool:
     return any(f"(os error {code})" in str(error) or os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file in the place of the one before, in one step, and on the disk: a reader finds either, whole.
+def atomic_write(path: Path, content: str | bytes, *, sync: bool = True, mode: int = 0o666, aside: Path | None = None) -> None:
+    """Replace a file in one step: a reader finds the old one or the new one, whole.
 
-    One writes it at a time, and writes over what one that was killed left half written.
+    Args:
+        path: the file.
+        content: all of it.
+        sync: whether content and name survive a loss of power once this has returned.
+        mode: permission bits of the new file, less the umask.
+        aside: where it is written first, beside the file. By default one name for all writers, of which there is one at a
+            time: it writes over what a killed one left.
 
     Raises:
-        OSError: the system refuses; the one before stays.
+        OSError: the system refuses; the old file stays, and nothing is left aside.
     """
-    fresh = path.with_name(f"{path.name}.new")
-    with fresh.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    fresh = aside or path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_folder(path.parent)
+
+
+def put_in_place(aside: Path, path: Path) -> None:
+    """Replace a file by one that somebody else has written aside, in one step, and on the disk.
+
+    Raises:
+        OSError: the system refuses; both stay as they are.
+    """
+    sync_file(aside)
+    aside.replace(path)
     sync_folder(path.parent)
 
 

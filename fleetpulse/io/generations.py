@@ -7,7 +7,6 @@ Rule 2: a generation that was current stays, with what it stood at, until it is 
 
 import json
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import Any, Final
 
 from fleetpulse.columnar.forms import STORED_FORM
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.durable import replace_text, sync_tree
+from fleetpulse.io.durable import atomic_write, sync_tree
 from fleetpulse.io.process import asked_by
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 _RECORD: Final = "generations.json"
 REPARTITION: Final = "repartition"
@@ -156,7 +156,9 @@ def load_generations(lifecycle: Path) -> Generations:
     except FileNotFoundError:
         return Generations(1, {})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FleetError(f'the record of generations "{path}" is damaged ({error}); restore it from a backup') from None
+        raise FleetError(
+            f'the record of generations "{path}" is damaged ({error}); restore it from a backup', code="generations-damaged"
+        ) from None
 
 
 def made_durable(lifecycle: Path, number: int) -> None:
@@ -170,7 +172,7 @@ def made_durable(lifecycle: Path, number: int) -> None:
         sync_tree(checkpoint)
     except OSError as error:
         raise FleetError(f'"{checkpoint}" cannot be written to the disk ({error.strerror}); nothing has changed; see to it, then '
-                         f"give the same command again") from None  # fmt: skip
+                         f"give the same command again", code="checkpoint-not-durable") from None  # fmt: skip
 
 
 def save_generations(lifecycle: Path, record: Generations) -> None:
@@ -181,10 +183,10 @@ def save_generations(lifecycle: Path, record: Generations) -> None:
     """
     content = {"current": record.current, "generations": [asdict(one) for _, one in sorted(record.known.items())]}
     try:
-        replace_text(lifecycle / _RECORD, json.dumps(content, indent=1))
+        atomic_write(lifecycle / _RECORD, json.dumps(content, indent=1))
     except OSError as error:
         raise FleetError(f'"{lifecycle / _RECORD}" cannot be written ({error.strerror}); nothing has changed; see to it, then '
-                         f"give the same command again") from None  # fmt: skip
+                         f"give the same command again", code="generations-unwritable") from None  # fmt: skip
 
 
 def begin_generation(
@@ -206,9 +208,7 @@ def begin_generation(
     record = none_held(lifecycle)
     record = record if record.known else record.with_one(current)
     record = sweep(lifecycle, record)
-    made = Generation(
-        record.newest() + 1, key_groups, form, made_by, made_from, int(time.time() * 1000), NEW, asked_by=asked_by()
-    )
+    made = Generation(record.newest() + 1, key_groups, form, made_by, made_from, wall_clock_ms(), NEW, asked_by=asked_by())
     shutil.rmtree(checkpoint_of(lifecycle, made.number), ignore_errors=True)
     save_generations(lifecycle, record.with_one(made))
     return made
@@ -224,7 +224,8 @@ def none_held(lifecycle: Path) -> Generations:
     if (held := record.held()) is not None:
         raise FleetError(
             f"generation {held.number}, made by {held.made_by}, is held, and there is one at a time; give it the work: "
-            f"./fleet state switch {held.number}, or remove it: ./fleet state discard {held.number}"
+            f"./fleet state switch {held.number}, or remove it: ./fleet state discard {held.number}",
+            code="generation-held",
         )
     return record
 

@@ -87,7 +87,8 @@ def handed(row: Any, name: str) -> bytes | None:
     if len(found) != row.size:
         raise FleetError(
             f"{row.file}: {len(found)} of a block's {row.size} bytes are left: the file was taken away while it was in use; "
-            "start the stream again: it makes the batch anew from bronze, and nothing is lost"
+            "start the stream again: it makes the batch anew from bronze, and nothing is lost",
+            code="block-file-missing",
         )
     return found
 

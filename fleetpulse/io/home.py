@@ -18,7 +18,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_duration
 from fleetpulse.io.address import write_secret
 from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.durable import no_room, replace_text
+from fleetpulse.io.durable import atomic_write, no_room
 from fleetpulse.io.generations import Generation, checkpoint_of, load_generations
 from fleetpulse.io.locks import folder_held, held, holder
 
@@ -156,20 +156,28 @@ class Home:
             record = json.loads((self.path / "home.json").read_text())
         except FileNotFoundError:
             raise FleetError(
-                f'there is no fleet in "{self.path}"; begin one with: ./fleet up --home {self.path}, or name another with --home'
+                f'there is no fleet in "{self.path}"; begin one with: ./fleet up --home {self.path}, or name another with --home',
+                code="home-missing",
             ) from None
         except NotADirectoryError:
-            raise FleetError(f'a home is a folder; "{self.path}" is, or lies below, a file; {_ANOTHER}') from None
+            raise FleetError(
+                f'a home is a folder; "{self.path}" is, or lies below, a file; {_ANOTHER}', code="home-not-a-folder"
+            ) from None
         except OSError as error:
-            raise FleetError(f'the home "{self.path}" cannot be read ({error.strerror}); {_cure(error)}') from None
+            raise FleetError(
+                f'the home "{self.path}" cannot be read ({error.strerror}); {_cure(error)}', code="home-unreadable"
+            ) from None
         except ValueError as error:
-            raise FleetError(f'"{self.path}/home.json" is damaged ({error}); restore it, or begin another home') from None
+            raise FleetError(
+                f'"{self.path}/home.json" is damaged ({error}); restore it, or begin another home', code="home-damaged"
+            ) from None
         if not isinstance(record, dict) or "version" not in record:
-            raise FleetError(f'"{self.path}/home.json" was not written by fleetpulse; {_ANOTHER}')
+            raise FleetError(f'"{self.path}/home.json" was not written by fleetpulse; {_ANOTHER}', code="home-foreign")
         if record["version"] != HOME_VERSION:
             raise FleetError(
                 f'the home "{self.path}" has form {record["version"]}; this version knows {HOME_VERSION}; '
-                f"use the fleetpulse that made it, or another home"
+                f"use the fleetpulse that made it, or another home",
+                code="home-version-unsupported",
             )
         return record
 
@@ -188,7 +196,8 @@ class Home:
             if found.form > STORED_FORM:
                 raise FleetError(
                     f'generation {found.number} of "{self.path}" writes stored form {found.form}; this version knows forms up to '
-                    f"{STORED_FORM}; use the fleetpulse that made it"
+                    f"{STORED_FORM}; use the fleetpulse that made it",
+                    code="state-version-unsupported",
                 )
             return found
         record = self.record()
@@ -234,12 +243,14 @@ class Home:
             if deployment is not None and deployment != made_for:
                 raise FleetError(
                     f'the home "{self.path}" judges with {_in_words(made_for)}; got {_in_words(deployment)}; '
-                    f"leave them out, or name another --home"
+                    f"leave them out, or name another --home",
+                    code="home-deployment-differs",
                 )
             if identity is not None and identity is not self.identity():
                 raise FleetError(
                     f'the home "{self.path}" identifies devices by {self.identity()}; got identity = "{identity}"; leave the '
-                    f"setting out, or name another --home"
+                    f"setting out, or name another --home",
+                    code="home-identity-differs",
                 )
             self.upgrade()
             if self.id() is None:  # it is from before there were ids
@@ -248,11 +259,13 @@ class Home:
             if odd := [sign for sign in _NOT_IN_PATHS if sign in str(self.path.absolute())]:
                 raise FleetError(
                     f'a home\'s path has none of {" ".join(_NOT_IN_PATHS)}; got {" ".join(odd)} in "{self.path.absolute()}"; '
-                    f"{_ANOTHER}"
+                    f"{_ANOTHER}",
+                    code="home-path-invalid",
                 )
             if strange := self._strangers():
                 raise FleetError(
-                    f'a home begins in a new or an empty folder; "{self.path}" is no home and holds {strange}; {_ANOTHER}'
+                    f'a home begins in a new or an empty folder; "{self.path}" is no home and holds {strange}; {_ANOTHER}',
+                    code="home-folder-not-empty",
                 )
             record = {
                 "version": HOME_VERSION,
@@ -271,14 +284,17 @@ class Home:
             probe = self.path / f"lock.{os.getpid()}"
             probe.unlink(missing_ok=True)
         except OSError as error:
-            raise FleetError(f'the home "{self.path}" cannot be written ({error.strerror}); {_cure(error)}') from None
+            raise FleetError(
+                f'the home "{self.path}" cannot be written ({error.strerror}); {_cure(error)}', code="home-unwritable"
+            ) from None
         try:
             os.link(self.path / "lock", probe)
             probe.unlink()
         except OSError as error:
             raise FleetError(
                 f'the file system of "{self.path}" has no hard links ({error.strerror}), by which a segment gets a number that '
-                f"no other has; {_ANOTHER}, on a local disk"
+                f"no other has; {_ANOTHER}, on a local disk",
+                code="hard-links-missing",
             ) from None
 
     def divide(self, bridges: Mapping[str, Sequence[str]]) -> None:
@@ -294,13 +310,15 @@ class Home:
         if KAFKA in before and KAFKA not in bridges:
             raise FleetError(
                 f'the home "{self.path}" takes messages from Kafka, and Kafka keeps what comes for it; got no setting kafka; '
-                f"leave that, or begin another home"
+                f"leave that, or begin another home",
+                code="kafka-setting-missing",
             )
         for name, sites in before.items():
             if lost := set(sites) - set(bridges.get(name, ())):
                 raise FleetError(
                     f'bridge "{name}" of the home "{self.path}" takes {", ".join(sorted(sites))}, and the broker may keep '
-                    f"messages for it; got it without {', '.join(sorted(lost))}; leave that with it, or begin another home"
+                    f"messages for it; got it without {', '.join(sorted(lost))}; leave that with it, or begin another home",
+                    code="bridge-division-invalid",
                 )
         now = {name: sorted(sites) for name, sites in bridges.items()}
         if now != before:
@@ -326,14 +344,18 @@ class Home:
                 change(record)
                 self._write_record(record)
         except OSError as error:
-            raise FleetError(f'the home "{self.path}" cannot be written ({error.strerror}); {_cure(error)}') from None
+            raise FleetError(
+                f'the home "{self.path}" cannot be written ({error.strerror}); {_cure(error)}', code="home-unwritable"
+            ) from None
 
     def _write_record(self, record: dict[str, Any]) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            replace_text(self.path / "home.json", json.dumps(record, indent=1))
+            atomic_write(self.path / "home.json", json.dumps(record, indent=1))
         except OSError as error:
-            raise FleetError(f'the home "{self.path}" cannot be written ({error.strerror}); {_cure(error)}') from None
+            raise FleetError(
+                f'the home "{self.path}" cannot be written ({error.strerror}); {_cure(error)}', code="home-unwritable"
+            ) from None
 
     @contextmanager
     def locked(self, by: str) -> Iterator[None]:
@@ -351,7 +373,7 @@ class Home:
             cure = "stop them where they are supervised (systemctl stop fleetpulse.target, or docker compose stop)"
         else:
             cure = f"stop it with: ./fleet down --home {self.path}"
-        return FleetError(f'the home "{self.path}" is in use by {other}; {cure}, or {_ANOTHER}')
+        return FleetError(f'the home "{self.path}" is in use by {other}; {cure}, or {_ANOTHER}', code="home-in-use")
 
     @contextmanager
     def state_held(self, by: str) -> Iterator[None]:
@@ -376,7 +398,8 @@ class Home:
     def _state_in_use_by(self, other: str) -> FleetError:
         return FleetError(
             f'the state of the home "{self.path}" is in use by {other}; where that is the job, stop it alone with: '
-            f"./fleet stream stop --home {self.path}, and start it afterwards with: ./fleet stream start --home {self.path}"
+            f"./fleet stream stop --home {self.path}, and start it afterwards with: ./fleet stream start --home {self.path}",
+            code="state-in-use",
         )
 
     def state_holder(self) -> str | None:
@@ -388,5 +411,7 @@ class Home:
         try:
             text = holder(self.path / "lock")
         except OSError as error:
-            raise FleetError(f'the home "{self.path}" cannot be read ({error.strerror}); {_cure(error)}') from None
+            raise FleetError(
+                f'the home "{self.path}" cannot be read ({error.strerror}); {_cure(error)}', code="home-unreadable"
+            ) from None
         return int(text.rsplit(" ", 1)[-1].rstrip(")\n")) if text and "process" in text else None

@@ -3,10 +3,9 @@
 After that no start asks anybody.
 """
 
-import contextlib
 import hashlib
 import os
-import tempfile
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.java import cache_dir
+from fleetpulse.io.durable import atomic_write
+from fleetpulse.paths import cache_dir
 
 MAVEN_CENTRAL: Final = "https://repo1.maven.org/maven2"
 _TRIES: Final = 3
@@ -164,31 +164,22 @@ def _install(folder: Path, jar: Jar) -> None:
     if found != jar.sha256:
         raise FleetError(
             f"{jar.name} must have SHA-256 {jar.sha256}; got {found}; something on the way changes files: "
-            f"check the proxy, or FLEET_MAVEN, and try again"
+            f"check the proxy, or FLEET_MAVEN, and try again",
+            code="jar-checksum-differs",
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _keep(content, folder / jar.name)
     except OSError as error:
         raise FleetError(
-            f"cannot keep {folder / jar.name} ({error.strerror}); check permissions and free disk space, and try again"
+            f"cannot keep {folder / jar.name} ({error.strerror}); check permissions and free disk space, and try again",
+            code="jar-unwritable",
         ) from None
 
 
 def _keep(content: bytes, path: Path) -> None:
     # A name of its own for each writer: two that fetch the same JAR rename the same content.
-    handle, fresh = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(handle)  # or a power cut leaves the name without the content
-        Path(fresh).chmod(0o644)
-        Path(fresh).replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            Path(fresh).unlink()
-        raise
+    atomic_write(path, content, aside=path.with_name(f".{secrets.token_hex(4)}.part"))
 
 
 def _fetch(jar: Jar) -> bytes:
@@ -204,7 +195,8 @@ def _fetch(jar: Jar) -> bytes:
             reason = error
     raise FleetError(
         f"cannot fetch {jar.name} from {address} ({reason}); check the network and the proxy (HTTPS_PROXY), or name "
-        f"a mirror of Maven Central in FLEET_MAVEN, and try again"
+        f"a mirror of Maven Central in FLEET_MAVEN, and try again",
+        code="jar-not-fetched",
     )
 
 

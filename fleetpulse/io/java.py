@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.core.errors import FleetError
+from fleetpulse.io.durable import atomic_write
+from fleetpulse.paths import cache_dir
 
 MINIMUM: Final = 17  # Spark 4 needs it
 _CURE: Final = (
     "install a JDK 17 or newer (on Debian and Ubuntu: apt install openjdk-17-jre-headless; on macOS: "
     "brew install openjdk@17), or name one in JAVA_HOME, and try again"
 )
-
-
-def cache_dir() -> Path:
-    """Return the project's cache: FLEET_CACHE, which ./fleet sets."""
-    return Path(os.environ.get("FLEET_CACHE") or Path(__file__).parents[2] / ".cache")
 
 
 def find_java() -> Path:
@@ -73,7 +70,8 @@ def _fetch(seen: str) -> Path:
         return Path(str(cjdk.java_home(vendor="temurin", version=str(MINIMUM), cache_dir=cache_dir() / "jdk")))
     except Exception as error:  # what it lets through differs with its release: network, archive, disk
         raise FleetError(
-            f"Java {MINIMUM} or newer is needed: {seen}, and none could be fetched ({_reason(error)}); {_CURE}"
+            f"Java {MINIMUM} or newer is needed: {seen}, and none could be fetched ({_reason(error)}); {_CURE}",
+            code="java-missing",
         ) from error
 
 
@@ -86,10 +84,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _remember(fetched: Path, home: Path) -> None:
-    fresh = fetched.with_name(f"{fetched.name}.{os.getpid()}")
     try:
         fetched.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(f"{home}\n")
-        fresh.replace(fetched)
+        atomic_write(fetched, f"{home}\n", aside=fetched.with_name(f"{fetched.name}.{os.getpid()}"))
     except OSError as error:
-        raise FleetError(f"cannot write {fetched} ({error.strerror}); free some space and try again") from None
+        raise FleetError(
+            f"cannot write {fetched} ({error.strerror}); free some space and try again", code="cache-unwritable"
+        ) from None

@@ -13,12 +13,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute
 
 from fleetpulse.columnar.blocks import from_bytes
+from fleetpulse.columnar.compute import pc
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io import delta
 from fleetpulse.io.appending import Appender, remove_files, write_files
@@ -29,7 +29,6 @@ from fleetpulse.io.damage import open_table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _INSTANT: Final = pa.timestamp("us", "UTC")
 
 

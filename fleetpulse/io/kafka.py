@@ -29,10 +29,11 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.times import parse_instant_ms
 from fleetpulse.io.jars import JARS, KAFKA_JARS, resolve_jars
 from fleetpulse.io.kafka_options import Canaries, KafkaOptions, Record, in_order, is_loss, is_silence, topic_of
-from fleetpulse.io.leftovers import remains_of, remove_folders
 from fleetpulse.io.line import Pauses
 from fleetpulse.io.receiver import POLL_BYTES, POLL_MESSAGES, Arrived, Token
+from fleetpulse.io.scratch import remains_of, remove_folders
 from fleetpulse.io.spark import OPTIONS, Size, settings, spark_session
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 _LOG: Final = structlog.get_logger("kafka")
 BATCH: Final = 4_000  # records: all of a batch are in memory at once
@@ -140,7 +141,7 @@ class KafkaReceiver:
         with self._changed:
             self._changed.wait_for(lambda: self._rows or self._back or self._fatal, timeout_s)
             if self._fatal:
-                raise FleetError(self._fatal)
+                raise FleetError(self._fatal, code="kafka-source-failed")
             self.connected, self.connections, self.problem = self._up, self._count, self._why
             arrived: list[Arrived] = []
             size = 0
@@ -165,7 +166,7 @@ class KafkaReceiver:
         """Take a canary, which comes back behind all that is in Kafka by now; nothing else can be published."""
         with self._changed:
             if self._up:
-                self._canaries.send(topic, payload, _now_ms())
+                self._canaries.send(topic, payload, wall_clock_ms())
             return self._up
 
     def reconnect(self, why: str, cause: str = "broker") -> None:
@@ -351,7 +352,3 @@ class KafkaReceiver:
 def _records(table: pa.Table) -> list[Record]:
     columns = (table["timestamp"].cast("int64"), *(table[name] for name in _COLUMNS[1:]))
     return [Record(*row) for row in zip(*(column.to_pylist() for column in columns), strict=True)]
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

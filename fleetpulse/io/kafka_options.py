@@ -139,7 +139,9 @@ def parse_kafka(options: Mapping[str, str]) -> KafkaOptions:
     if ours := sorted(_OURS & set(given)):
         faults.append(f"{', '.join(ours)}: set by us; leave out what is")
     if faults:
-        raise FleetError("the setting kafka has faults:\n" + "\n".join(f"  {fault}" for fault in faults))
+        raise FleetError(
+            "the setting kafka has faults:\n" + "\n".join(f"  {fault}" for fault in faults), code="kafka-setting-faulty"
+        )
     return KafkaOptions(",".join(servers), topics, given)
 
 

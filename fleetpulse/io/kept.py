@@ -7,7 +7,7 @@ import json
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.times import format_instant
-from fleetpulse.io.durable import replace_text
+from fleetpulse.io.durable import atomic_write
 from fleetpulse.io.home import Home
 
 _FILE = "kept.json"
@@ -37,7 +37,8 @@ def require_kept(home: Home, table: str, asked_ms: int, what: str) -> None:
     if kept_ms is not None and asked_ms < kept_ms:
         raise FleetError(
             f"{what} needs {table} from {format_instant(asked_ms)} on; kept are those from {format_instant(kept_ms)} on "
-            f"(the setting keep_{table}); begin there or later, or restore a backup"
+            f"(the setting keep_{table}); begin there or later, or restore a backup",
+            code="rows-not-retained",
         )
 
 
@@ -46,7 +47,7 @@ def promise(home: Home, table: str, kept_ms: int) -> None:
     known = _all(home)
     if known.get(table, kept_ms - 1) >= kept_ms:
         return
-    replace_text(home.path / _FILE, json.dumps({**known, table: kept_ms}, indent=1))
+    atomic_write(home.path / _FILE, json.dumps({**known, table: kept_ms}, indent=1))
 
 
 def _all(home: Home) -> dict[str, int]:
@@ -57,5 +58,6 @@ def _all(home: Home) -> dict[str, int]:
         return {}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise FleetError(
-            f'"{path}" cannot be read ({error}); restore it, or write into it from when on each table is kept'
+            f'"{path}" cannot be read ({error}); restore it, or write into it from when on each table is kept',
+            code="retention-floor-damaged",
         ) from None

@@ -13,9 +13,9 @@ from pathlib import Path
 from platform import machine
 
 from fleetpulse.columnar.sources import SOURCES_DIGEST
-from fleetpulse.io.durable import replace_text
-from fleetpulse.io.java import cache_dir
+from fleetpulse.io.durable import atomic_write
 from fleetpulse.io.locks import briefly
+from fleetpulse.paths import PACKAGE, cache_dir
 
 
 def kernels_are_kept() -> bool:
@@ -35,7 +35,7 @@ def keep_kernels() -> None:
         _mark().parent.mkdir(parents=True, exist_ok=True)
         with briefly(_mark().with_suffix(".lock")):
             if not kernels_are_kept():
-                replace_text(_mark(), str(_compile()))
+                atomic_write(_mark(), str(_compile()))
     except OSError:  # the cache cannot be written: each process compiles for itself
         _compile()
 
@@ -57,7 +57,7 @@ def _compile() -> Path:
 
 
 def _mark() -> Path:
-    folders = f"{Path(__file__).parents[1]}\0{os.environ.get('NUMBA_CACHE_DIR')}"
+    folders = f"{PACKAGE}\0{os.environ.get('NUMBA_CACHE_DIR')}"
     compiler = f"{version('numba')}\0{sys.implementation.cache_tag}\0{machine()}"
     place = sha256(f"{folders}\0{compiler}".encode()).hexdigest()[:8]
     return cache_dir() / "kernels" / f"{SOURCES_DIGEST}-{place}.kept"

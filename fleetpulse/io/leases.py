@@ -8,9 +8,12 @@ finds that segment in its way (`SegmentTakenError`) begins anew where it stands.
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
+
+from fleetpulse.io.durable import atomic_write
 
 LEASE_MS: Final = 15_000
 
@@ -35,12 +38,9 @@ class Lease:
 def write_lease(folder: Path, lease: Lease) -> None:
     """Write a bridge's lease; one that cannot be written is left out: it runs out, and that is what it is for."""
     path = folder / "lease.json"
-    fresh = path.with_suffix(f".{os.getpid()}.tmp")  # see `segments.remove_leftovers`
-    try:
-        fresh.write_text(json.dumps(asdict(lease)))
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
+    with suppress(OSError):
+        aside = path.with_suffix(f".{os.getpid()}.tmp")  # see `segments.remove_leftovers`
+        atomic_write(path, json.dumps(asdict(lease)), sync=False, aside=aside)
 
 
 def read_lease(folder: Path) -> Lease | None:

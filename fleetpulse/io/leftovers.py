@@ -4,7 +4,6 @@ Rule: what a process may have open is never removed; a log that is long is put a
 """
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,13 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from fleetpulse.io.home import Home
+from fleetpulse.io.scratch import BLOCKS, TEMPORARY
 from fleetpulse.io.services import in_use
 
 LONG_BYTES: Final = 64 * 1024 * 1024
 DAY_S: Final = 86_400
-BLOCKS: Final = "blocks-*"  # folders in which a query hands over its blocks; see `lifecycle_query`
-TEMPORARY: Final = "tmp"  # of a session's JVM
-_ASIDE: Final = re.compile(r"\..+\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(\.TID\d+)?\.tmp(\.crc)?")
 
 
 def old_logs(home: Home, keep_ms: int | None, now_s: float) -> list[Path]:
@@ -60,22 +57,6 @@ def spark_remains(home: Home, now_s: float) -> list[Path]:
     return sorted(path for path in left if path.is_dir() and now_s - path.stat().st_mtime > DAY_S)
 
 
-def remains_of(folder: Path) -> list[Path]:
-    """Return what killed sessions left in a folder that only one session uses at a time, for the next one to remove."""
-    return sorted(path for pattern in ("local", TEMPORARY, BLOCKS) for path in folder.glob(pattern) if path.is_dir())
-
-
-def remove_aside(checkpoint: Path) -> None:
-    """Remove what a Spark that was killed was still writing: it writes aside, renames, and never looks for what it left.
-
-    Args:
-        checkpoint: which no query writes to now.
-    """
-    for path in checkpoint.rglob(".*.tmp*"):
-        if _ASIDE.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-
-
 def airflow_logs(home: Home) -> Path:
     """Return where the Airflow of ``./fleet up`` keeps the logs of its tasks and of its reading of the DAGs."""
     return home.path / "airflow" / "logs"
@@ -113,9 +94,3 @@ def _below(folder: Path) -> Iterator[tuple[Path, float]]:
             with suppress(FileNotFoundError):
                 if not path.is_symlink():
                     yield path, path.stat().st_mtime
-
-
-def remove_folders(folders: list[Path]) -> None:
-    """Remove folders with all that is in them; what cannot be removed is left for the next time."""
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)

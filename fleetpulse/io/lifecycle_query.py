@@ -22,9 +22,9 @@ from fleetpulse.io.generations import Generation, checkpoint_of
 from fleetpulse.io.group_processor import OUTPUT, GroupProcessor
 from fleetpulse.io.home import Home
 from fleetpulse.io.judgement_sink import JudgementSink
-from fleetpulse.io.leftovers import remove_aside
 from fleetpulse.io.pacing import MAX_ROWS
 from fleetpulse.io.said_batch import commit_what_was_said
+from fleetpulse.io.scratch import remove_aside
 from fleetpulse.io.spark import folder_of
 from fleetpulse.io.unsaid import say_unsaid
 

@@ -85,7 +85,8 @@ def _alone(paths: Sequence[Path], by: str, say: Callable[[str], None], patience_
                 except _Busy as other:
                     if time.monotonic() > limit:
                         raise FleetError(
-                            f"{other} is still at work after {patience_s:.0f} s; let it end, and try again"
+                            f"{other} is still at work after {patience_s:.0f} s; let it end, and try again",
+                            code="work-still-running",
                         ) from None
                     if not told:
                         say(f"waiting for {other}")

@@ -166,10 +166,11 @@ class Publisher:
                 it was cancelled.
         """
         if not topic or any(sign in topic for sign in " +#"):  # NATS never acknowledges a topic with a space
-            raise FleetError(f'a topic to publish on has neither spaces nor + nor #; got "{topic}"')
+            raise FleetError(f'a topic to publish on has neither spaces nor + nor #; got "{topic}"', code="topic-invalid")
         if len(payload) > MAX_PAYLOAD_BYTES:  # the broker would close the connection, each time anew, and not say why
             raise FleetError(
-                f'a payload has at most {MAX_PAYLOAD_BYTES:,} bytes; got {len(payload):,} on "{topic}"; send it in parts'
+                f'a payload has at most {MAX_PAYLOAD_BYTES:,} bytes; got {len(payload):,} on "{topic}"; send it in parts',
+                code="payload-too-large",
             )
         if len(self._waiting) >= self._limit:
             self._drive_until(lambda: len(self._waiting) <= self._limit // 2, self._patience_s)
@@ -204,9 +205,12 @@ class Publisher:
         deadline_s = time.monotonic() + patience_s
         while not done():
             if self._cancelled():
-                raise FleetError(f"stopped while {len(self._waiting)} messages were not acknowledged")
+                raise FleetError(f"stopped while {len(self._waiting)} messages were not acknowledged", code="publisher-stopped")
             if time.monotonic() > deadline_s:
                 why = self._connection.problem or f"the broker at {self._connection.address} acknowledges nothing"
-                raise FleetError(f"{why} ({patience_s:.0f} s, {len(self._waiting)} messages wait); see whether it runs")
+                raise FleetError(
+                    f"{why} ({patience_s:.0f} s, {len(self._waiting)} messages wait); see whether it runs",
+                    code="publisher-timeout",
+                )
             if self._drive(0.1):
                 deadline_s = time.monotonic() + patience_s

@@ -76,7 +76,8 @@ def batch_ends(checkpoint: Path) -> list[int]:
         except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
             raise FleetError(
                 f'the offsets in "{path}" cannot be read ({error!r}), so it is not known what the job still needs; '
-                f"restore the checkpoint, or begin anew from a snapshot: ./fleet state bootstrap --damaged"
+                f"restore the checkpoint, or begin anew from a snapshot: ./fleet state bootstrap --damaged",
+                code="offsets-damaged",
             ) from None
     return sorted(set(ends))
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fleetpulse.io.delta_log import DeltaLog
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 NEWEST: Final = "newest"  # the writer in bronze's commits whose number is the newest ``received_at`` that has landed, in epoch ms
 MAX_ROWS: Final = 1_000_000  # that a batch aims at: its fixed cost is about the CPU time of 300,000 rows
@@ -81,7 +82,7 @@ class Pacer:
         log: DeltaLog,
         held_ms: int,
         now_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
-        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        wall_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self._log, self._held_ms = log, held_ms
         self._now_ms, self._wall_ms = now_ms, wall_ms

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
+from fleetpulse.io.durable import atomic_write
+
 if TYPE_CHECKING:
     import psutil
 
@@ -43,6 +45,23 @@ def die_with_parent(parent_pid: int | None) -> None:
 
     if not psutil.pid_exists(parent_pid):
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+_DYING: Final = (
+    "import ctypes,os,sys\n"
+    "if sys.platform=='linux': ctypes.CDLL(None).prctl(1,15,0,0,0)\n"
+    "if os.getppid()!=int(sys.argv[1]): sys.exit(1)\n"
+    "try: os.execv(sys.argv[2],sys.argv[2:])\n"
+    "except OSError as e: sys.exit(f'{sys.argv[2]} cannot be started ({e.strerror})')"
+)
+
+
+def ending_with_parent(command: Sequence[str]) -> list[str]:
+    """Return a command line that runs a program which gets a SIGTERM when the thread that starts it ends.
+
+    For programs that cannot call `die_with_parent` themselves; Linux alone can do that.
+    """
+    return [sys.executable, "-I", "-S", "-c", _DYING, str(os.getpid()), *command]
 
 
 class _Absent:
@@ -181,10 +200,8 @@ def write_status(path: Path, mapping: Mapping[str, Any]) -> bool:
     Returns:
         False where the system refused, as a full disk does; the former file stays.
     """
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        fresh.write_text(json.dumps(dict(mapping)))
-        fresh.replace(path)
+        atomic_write(path, json.dumps(dict(mapping)), sync=False, aside=path.with_name(f".{path.name}.{os.getpid()}"))
     except OSError:
         return False
     return True

@@ -65,12 +65,13 @@ def inspect(path: Path) -> Recording:
             raise FleetError(
                 f'line {number} of "{path}": received_at_ms must not run backwards; '
                 f"got {recorded.received_at_ms} after {last_ms}; "
-                f"sort the recording by received_at_ms"
+                f"sort the recording by received_at_ms",
+                code="recording-runs-backwards",
             )
         first_ms = first_ms if lines else recorded.received_at_ms
         last_ms, lines = recorded.received_at_ms, number
     if not lines:
-        raise FleetError(f'the recording "{path}" is empty; {_CURE}')
+        raise FleetError(f'the recording "{path}" is empty; {_CURE}', code="recording-empty")
     return Recording(path, digest.hexdigest()[:16], lines, first_ms, last_ms)
 
 
@@ -100,9 +101,11 @@ def _lines(path: Path) -> Iterator[bytes]:
         with opened as file:
             yield from file
     except FileNotFoundError:
-        raise FleetError(f'there is no recording "{path}"; name a gzip or plain NDJSON file') from None
+        raise FleetError(f'there is no recording "{path}"; name a gzip or plain NDJSON file', code="recording-missing") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise FleetError(f'the recording "{path}" cannot be read to its end ({error}); fetch it again') from None
+        raise FleetError(
+            f'the recording "{path}" cannot be read to its end ({error}); fetch it again', code="recording-truncated"
+        ) from None
 
 
 def _parse(path: Path, number: int, line: bytes) -> Recorded:
@@ -110,14 +113,17 @@ def _parse(path: Path, number: int, line: bytes) -> Recorded:
         content: Any = json.loads(line)
         received_at_ms, topic, payload = content["received_at_ms"], content["topic"], content["payload"]
     except (ValueError, TypeError, KeyError) as error:
-        raise FleetError(f'line {number} of "{path}" is not a recorded message ({error!r}); {_CURE}') from None
+        raise FleetError(
+            f'line {number} of "{path}" is not a recorded message ({error!r}); {_CURE}', code="recording-line-invalid"
+        ) from None
     if type(received_at_ms) is int and received_at_ms not in RECORDED_MS:
         raise FleetError(
             f'line {number} of "{path}": received_at_ms is epoch milliseconds from 2000 up to 2100; got {received_at_ms}; '
-            f"where they are seconds, or a broken clock's, mend the recording"
+            f"where they are seconds, or a broken clock's, mend the recording",
+            code="recording-time-invalid",
         )
     if type(received_at_ms) is not int or not isinstance(topic, str):
-        raise FleetError(f'line {number} of "{path}" is not a recorded message; {_CURE}')
+        raise FleetError(f'line {number} of "{path}" is not a recorded message; {_CURE}', code="recording-line-invalid")
     return Recorded(received_at_ms, topic, _payload(payload))
 
 

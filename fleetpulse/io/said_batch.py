@@ -11,18 +11,18 @@ state of every partition.
 import json
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.parquet as pq
 import structlog
 from deltalake import DeltaTable
 
+from fleetpulse.columnar.compute import pc
 from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, query_id, read_offset, unfinished
 from fleetpulse.io.delta_log import DeltaLog, is_committed
+from fleetpulse.io.durable import atomic_write
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _LOG: Final = structlog.get_logger("lifecycle")
 
 
@@ -51,13 +51,10 @@ def commit_what_was_said(checkpoint: Path, told: Path, messages: Path, first: in
     begin = read_offset(checkpoint, batch - 1)[1] if (checkpoint / "offsets" / str(batch - 1)).exists() else first
     newest_ms = _newest_ms(DeltaLog(messages), begin, end)
     after_ms = watermark_ms if newest_ms is None else max(watermark_ms, newest_ms - WATERMARK_DELAY_MS)
-    fresh = checkpoint / "commits" / f".{batch}.{os.getpid()}.tmp"
-    fresh.parent.mkdir(exist_ok=True)
-    with fresh.open("w", encoding="utf-8") as out:
-        out.write("v1\n" + json.dumps({"nextBatchWatermarkMs": after_ms}, separators=(",", ":")))
-        out.flush()
-        os.fsync(out.fileno())
-    fresh.replace(fresh.with_name(str(batch)))
+    commits = checkpoint / "commits"
+    commits.mkdir(exist_ok=True)
+    text = "v1\n" + json.dumps({"nextBatchWatermarkMs": after_ms}, separators=(",", ":"))
+    atomic_write(commits / str(batch), text, aside=commits / f".{batch}.{os.getpid()}.tmp")
     _LOG.info("the last batch had been said, and is committed", batch=batch)
     return batch
 

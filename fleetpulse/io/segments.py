@@ -235,7 +235,10 @@ def list_segments(directory: Path) -> list[tuple[int, Path]]:
     for path in directory.glob("*.arrow"):
         named = _NAME.fullmatch(path.name)
         if named is None:
-            raise FleetError(f'"{path}" is not a segment; they are named 000000000001.arrow and so on; move it elsewhere')
+            raise FleetError(
+                f'"{path}" is not a segment; they are named 000000000001.arrow and so on; move it elsewhere',
+                code="segment-name-invalid",
+            )
         found.append((int(named[1]), path))
     return sorted(found)
 
@@ -281,12 +284,15 @@ def read_segment(path: Path) -> pa.Table:
     except (pa.ArrowInvalid, OSError) as error:
         raise FleetError(
             f'segment "{path}" is torn or not Arrow ({error}); restore it from a backup, or move it elsewhere and do without '
-            f"the rows that it held"
+            f"the rows that it held",
+            code="segment-damaged",
         ) from None
     if table.schema.equals(_BEFORE):
         table = table.append_column(SEGMENT_SCHEMA.field("refused"), pa.nulls(table.num_rows, pa.string()))
     if not table.schema.equals(SEGMENT_SCHEMA) or b"number" not in (table.schema.metadata or {}) or not table.num_rows:
-        raise FleetError(f'"{path}" is Arrow but not a segment of this version; move it elsewhere')
+        raise FleetError(
+            f'"{path}" is Arrow but not a segment of this version; move it elsewhere', code="segment-version-unsupported"
+        )
     return table
 
 

@@ -32,7 +32,9 @@ def served(home: Home, service: Service) -> Iterator[None]:
     """
 
     def twice(other: str) -> FleetError:
-        return FleetError(f'{other} runs already in "{home.path}"; stop that one, or name another home with --home')
+        return FleetError(
+            f'{other} runs already in "{home.path}"; stop that one, or name another home with --home', code="service-runs-already"
+        )
 
     with shared(home.path / "lock", SERVICES, home.in_use_by), held(_lock(home, service), f"the service {service}", twice):
         yield

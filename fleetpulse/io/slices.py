@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.parquet as pq
 
+from fleetpulse.columnar.compute import pc
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.bronze_blocks import pack, read_bronze
 from fleetpulse.io.damage import blaming_file
@@ -22,7 +22,6 @@ from fleetpulse.io.delta import files_of
 from fleetpulse.io.home import Home
 from fleetpulse.io.pacing import MAX_ROWS
 
-pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _COLUMN: Final = "received_at"
 
 

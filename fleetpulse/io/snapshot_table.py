@@ -199,7 +199,10 @@ def find_snapshot(home: Home, version: int | None = None, at_ms: int | None = No
     """
     known = snapshots(home)
     if not known:
-        raise FleetError(f'the home "{home.path}" has no snapshot; take one: ./fleet state snapshot --home {home.path}')
+        raise FleetError(
+            f'the home "{home.path}" has no snapshot; take one: ./fleet state snapshot --home {home.path}',
+            code="snapshot-missing",
+        )
     if version is not None:
         known = [one for one in known if one.version == version]
     elif at_ms is not None:
@@ -209,14 +212,16 @@ def find_snapshot(home: Home, version: int | None = None, at_ms: int | None = No
         asked = f"of version {version}" if version is not None else f"from before {format_instant(at_ms or 0)}"
         raise FleetError(
             f"there is no snapshot {asked}; kept are {', '.join(str(one.version) for one in reversed(kept))}, the oldest of "
-            f"{format_instant(kept[-1].at_ms or 0)}; name one of these"
+            f"{format_instant(kept[-1].at_ms or 0)}; name one of these",
+            code="snapshot-unknown",
         )
     if not known[0].is_known:
         ours = [str(one.version) for one in snapshots(home) if one.is_known]
         raise FleetError(
             f"snapshot version {known[0].version} was taken by {_taker(known[0])}: its note has form {known[0].form}, and "
             f"this one knows forms up to {NOTE_FORM}; use the fleetpulse that took it, or name another with --version: "
-            f"this one knows {', '.join(reversed(ours)) or 'none of those that are kept'}"
+            f"this one knows {', '.join(reversed(ours)) or 'none of those that are kept'}",
+            code="snapshot-version-unsupported",
         )
     return known[0]
 

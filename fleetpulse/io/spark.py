@@ -13,7 +13,8 @@ from fleetpulse.core.tables import INDEXED_COLUMNS
 from fleetpulse.io.class_archive import class_archive, using
 from fleetpulse.io.jars import jars_of_spark, resolve_jars, spark_home
 from fleetpulse.io.java import find_java
-from fleetpulse.io.leftovers import TEMPORARY
+from fleetpulse.io.scratch import TEMPORARY
+from fleetpulse.paths import LOG4J
 
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 # Spark's usual one starts a process for each file's permissions; both write aside and rename.
@@ -33,7 +34,6 @@ _JVM: Final = (
 )
 OPTIONS: Final = "spark.driver.extraJavaOptions"
 _FOLDER: Final = "spark.fleetpulse.folder"
-_LOG4J: Final = Path(__file__).parents[2] / "infra" / "spark" / "log4j2.properties"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def settings(local_dir: Path, size: Size) -> dict[str, str]:
         # spark.jars would copy them, and serve them over a socket to executors that do not exist.
         "spark.driver.extraClassPath": os.pathsep.join(str(jar) for jar in resolve_jars()),
         # As URI: the project's folder may have a space in its name, and these options are split at spaces.
-        OPTIONS: " ".join([*_JVM, f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}", _temporary(local_dir)]),
+        OPTIONS: " ".join([*_JVM, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", _temporary(local_dir)]),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",

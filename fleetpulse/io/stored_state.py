@@ -243,7 +243,8 @@ def blaming_snapshot(home: Home, version: int) -> Iterator[None]:
 def _unreadable(home: Home, version: int, why: str) -> FleetError:
     return FleetError(
         f"snapshot version {version} cannot be read: {why.splitlines()[0][:300]}; name another with --version; "
-        f"./fleet state snapshots --home {home.path} lists them"
+        f"./fleet state snapshots --home {home.path} lists them",
+        code="snapshot-unreadable",
     )
 
 

@@ -7,7 +7,6 @@ Rule 2: a row is written once: the commit that appends it says up to which batch
 
 import json
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +27,7 @@ from fleetpulse.io.appending import Appender
 from fleetpulse.io.delta_log import DeltaLog, actions_of, holds_table
 from fleetpulse.io.generations import load_generations
 from fleetpulse.io.home import Home
+from fleetpulse.io.wall_clock import wall_clock_ms
 
 _LOG: Final = structlog.get_logger("stream_health")
 KEPT_MS: Final = 7 * 86_400_000
@@ -248,7 +248,7 @@ class StreamHealth:
         version = log.latest()
         if before >= 0 and version // _COMMITS > before // _COMMITS:
             self._appender = None  # what it knows of the table is of before
-            tidy(path, None if self._kept_ms is None else round(time.time() * 1000) - self._kept_ms)
+            tidy(path, None if self._kept_ms is None else wall_clock_ms() - self._kept_ms)
             version = log.latest()
         return version
 

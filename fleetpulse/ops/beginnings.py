@@ -78,7 +78,9 @@ class Begun:
             first = self.snapshot.bronze
             found = rows_behind(home, device_ids, (first, self.snapshot.newest_ms), through_ms)
         if removed_below(home) > first:
-            raise FleetError("messages that it begins with were removed by maintenance meanwhile; run amend again")
+            raise FleetError(
+                "messages that it begins with were removed by maintenance meanwhile; run amend again", code="snapshot-removed"
+            )
         return found
 
     def outcome(self, home: Home, device_ids: Sequence[str]) -> Outcome:
@@ -110,7 +112,9 @@ def rows_of_snapshot(home: Home, taken: Taken, sql: str, parameters: Iterable[An
     except (DeltaError, IOException):
         if is_whole(home.table(DEVICE_SNAPSHOTS.name), taken.version):
             raise
-        raise FleetError(f"snapshot {taken.version} was removed by maintenance meanwhile; run it again") from None
+        raise FleetError(
+            f"snapshot {taken.version} was removed by maintenance meanwhile; run it again", code="snapshot-removed"
+        ) from None
 
 
 def removed_below(home: Home) -> int:

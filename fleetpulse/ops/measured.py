@@ -34,7 +34,10 @@ def fleet_of(home: Home, keep_ms: int | None) -> Fleet:
         tables=[MESSAGES.name],
     )[0]
     if told["messages"] < 100 or not told["span_ms"]:
-        raise FleetError(f'"{home.path}" has {told["messages"]} messages, too few to plan by; let it run, or give --devices')
+        raise FleetError(
+            f'"{home.path}" has {told["messages"]} messages, too few to plan by; let it run, or give --devices',
+            code="messages-too-few",
+        )
     kinds = {row["kind"]: row["n"] for row in query(home, "SELECT kind, count(*) AS n FROM judgements GROUP BY kind")}
     refused = query(home, "SELECT count(*) AS n FROM quarantine", tables=[QUARANTINE.name])[0]["n"]
     devices, messages, span_ms = told["devices"], told["messages"], told["span_ms"]

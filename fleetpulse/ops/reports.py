@@ -120,7 +120,7 @@ def require_known(home: Home, device_id: str) -> None:
     """
     if not is_known(home, device_id):
         listed = f"list them with: ./fleet devices --home {home.path}"
-        raise FleetError(f'no device "{device_id}" was registered or heard in "{home.path}"; {listed}')
+        raise FleetError(f'no device "{device_id}" was registered or heard in "{home.path}"; {listed}', code="device-unknown")
 
 
 @dataclass(frozen=True, slots=True)

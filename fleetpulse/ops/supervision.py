@@ -3,7 +3,6 @@
 Rule: what a look remembers for the next is one file of the home; without it a look is the first.
 """
 
-import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, cast
 
@@ -15,6 +14,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.process import GIVEN_UP, read_status, silent_s, write_status
 from fleetpulse.io.segments import position
 from fleetpulse.io.services import runs
+from fleetpulse.io.wall_clock import wall_clock_ms
 from fleetpulse.ops.reports import health
 
 _MEMORY: Final = "supervised"
@@ -59,7 +59,7 @@ def look_after(home: Home, by: str, stale_after_ms: int, now_ms: int | None = No
         stale_after_ms: for how long nothing may be judged while something waits, nothing may be received, and it may be starting.
         now_ms: the instant; None takes the clock's.
     """
-    now_ms = now_ms or int(time.time() * 1000)
+    now_ms = now_ms or wall_clock_ms()
     before = read_status(home.run(_MEMORY))
     reached = judged_up_to(home.checkpoint)
     judged_ms = reached[1] if reached and reached[1] > 1 else None

@@ -22,6 +22,7 @@ from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
 from fleetpulse.core.messages import FAILURES
+from fleetpulse.io.wall_clock import wall_clock_ms
 from fleetpulse.orchestration.place import PLACE, Place
 
 _LOG: Final = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def tell(place: Place, told: dict[str, str]) -> list[str]:
     try:
         note, mark = place.notes / "failures-told.json", _mark(told)
         before = _told_lately(note)
-        payload = json.dumps({**told, "reason": told["reason"].splitlines()[0][:2_000], "at_ms": int(time.time() * 1000)})
+        payload = json.dumps({**told, "reason": told["reason"].splitlines()[0][:2_000], "at_ms": wall_clock_ms()})
         for name, way in (("webhook", _post), ("topic", _publish)):
             if f"{name} {mark}" in before:
                 continue

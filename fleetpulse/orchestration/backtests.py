@@ -5,7 +5,6 @@ Rule 2: the verb is the same, with the same arguments, whether it is a process o
 """
 
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,17 +16,12 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from fleetpulse.orchestration.operators import FleetOperator, given, leave
 from fleetpulse.orchestration.pages import ReportLink
-from fleetpulse.orchestration.place import PLACE, ROOT, Place
+from fleetpulse.orchestration.place import PLACE, ROOT, Place, folder_of
 from fleetpulse.orchestration.verbs import SENTENCE
 
 SPARK: Final = "spark_default"  # the connection that names the master
 _WORDS: Final = ("backtest", "--from={{ params['from'] or '' }}", "--to={{ params.to or '' }}")
 _RUN: Final = "{{ run_id }}"
-
-
-def folder_of(notes: Path, run: str) -> Path:
-    """Return the folder of a run; its name has no signs that a path or an address would take for its own."""
-    return notes / "backtests" / re.sub(r"[^A-Za-z0-9_.-]", "-", run)
 
 
 def files(place: Place, run: str) -> list[str]:

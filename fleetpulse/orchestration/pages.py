@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink
 
-from fleetpulse.orchestration.place import PLACE, Place
+from fleetpulse.orchestration.place import PLACE, Place, folder_of
 
 PREFIX: Final = "/fleet"
 PASS_S: Final = 43_200
@@ -126,8 +126,6 @@ class ReportLink(BaseOperatorLink):
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         """Return the address, on Airflow's own."""
-        from fleetpulse.orchestration.backtests import folder_of
-
         return f"{PREFIX}/backtests/{folder_of(PLACE.notes, ti_key.run_id).name}/report.html"
 
 

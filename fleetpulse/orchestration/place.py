@@ -4,12 +4,13 @@ Rule: a DAG names no path and no address; what differs between installations is 
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[2]
+from fleetpulse.paths import ROOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +57,8 @@ def _secret(path: str | None) -> str | None:
 
 
 PLACE: Final = Place.of(os.environ)
+
+
+def folder_of(notes: Path, run: str) -> Path:
+    """Return the folder of a run; its name has no signs that a path or an address would take for its own."""
+    return notes / "backtests" / re.sub(r"[^A-Za-z0-9_.-]", "-", run)

@@ -10,28 +10,19 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fleetpulse.io.process import ASKED_BY
+from fleetpulse.io.process import ASKED_BY, ending_with_parent
 
 SENTENCE: Final = "fleet: "  # with it begins what a verb says of a refusal
 STOP_S: Final = 30.0
 _LOOK_S: Final = 0.2
 _KEPT_LINES: Final = 1_000
 _CHUNK: Final = 65_536
-# Linux sends SIGTERM when the worker dies, even by kill -9; elsewhere the verb goes on to its end.
-_DIE_WITH_PARENT: Final = (
-    "import ctypes,os,sys\n"
-    "if sys.platform=='linux': ctypes.CDLL(None).prctl(1,15,0,0,0)\n"
-    "if os.getppid()!=int(sys.argv[1]): sys.exit(1)\n"
-    "try: os.execv(sys.argv[2],sys.argv[2:])\n"
-    "except OSError as e: sys.exit(f'{sys.argv[2]} cannot be started ({e.strerror})')"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +82,7 @@ class Verb:
         self._told: deque[str] = deque(maxlen=_KEPT_LINES)
         self._refusal: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *line],
+            ending_with_parent(line),  # Linux ends it when the worker dies, even by kill -9; elsewhere it goes on to its end
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

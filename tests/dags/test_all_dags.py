@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.airflows import OF_AIRFLOW, ROOT, module
+from fleetpulse.paths import ROOT
+from tests.airflows import OF_AIRFLOW, module
 
 pytestmark = OF_AIRFLOW
 FILES = sorted(path.stem for path in (ROOT / "dags").glob("*.py"))

@@ -14,7 +14,8 @@ import pytest
 
 from fleetpulse.io.desired import STOPPED, desire
 from fleetpulse.io.home import Home
-from tests.airflows import OF_AIRFLOW, ROOT
+from fleetpulse.paths import ROOT
+from tests.airflows import OF_AIRFLOW
 from tests.waiting import await_that
 
 pytestmark = OF_AIRFLOW

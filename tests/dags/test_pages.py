@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.airflows import OF_AIRFLOW, ROOT
+from fleetpulse.paths import ROOT
+from tests.airflows import OF_AIRFLOW
 
 pytestmark = OF_AIRFLOW
 

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tests.airflows import COMMAND, OF_AIRFLOW, ROOT, Stand, built
+from fleetpulse.paths import ROOT
+from tests.airflows import COMMAND, OF_AIRFLOW, Stand, built
 
 pytestmark = OF_AIRFLOW
 Trial = Callable[..., dict[str, str]]

@@ -102,7 +102,7 @@ def test_the_tables_are_those_that_airflow_cleans_and_what_they_take_along_is_no
 
 def test_the_pages_of_backtests_lie_where_maintenance_looks(tmp_path: Path) -> None:
     from fleetpulse.io.leftovers import airflow_logs, old_backtests
-    from fleetpulse.orchestration.backtests import folder_of
+    from fleetpulse.orchestration.place import folder_of
 
     folder = folder_of(place(tmp_path).notes, "manual__1")
     aged(folder / "report.html", 31)

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final
 
-from fleetpulse.core.decoding import MAX_ID_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT, Rejection, decode
+from fleetpulse.core.decoding import MAX_PAYLOAD_BYTES, Rejection, decode
 from fleetpulse.core.mapping import decode_mapped, parse_mappings
 from fleetpulse.core.messages import BRIDGE, FROM_DEVICES, Clock, Origin, Row
 from fleetpulse.core.tables import MESSAGES, QUARANTINE
+from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
 from fleetpulse.io.packets import ProtocolError, Published, Reader
 from fleetpulse.io.receiver import Arrived

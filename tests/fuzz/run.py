@@ -22,10 +22,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as with_seed
 from hypothesis import strategies as st
 
+from fleetpulse.paths import ROOT
 from tests.fuzz.inputs import messages, mutated, packet_seeds, seeds
 from tests.fuzz.laws import Accounts
 
-ROOT: Final = Path(__file__).parents[2]
 _GENERATED, _GUIDED = 0.02, 0.5  # shares; the rest is mutated
 _PACKETS: Final = 0.3  # share of raw bytes from a line in each of the other two
 _WHOLE: Final = 0.5  # beyond it the topic stays as it is, or few would get past it

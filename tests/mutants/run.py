@@ -19,9 +19,9 @@ from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from fleetpulse.paths import ROOT
 from tests.mutants.faults import FAULTS, INTERPRETED, Change, Fault
 
-ROOT: Final = Path(__file__).parents[2]
 SOURCES: Final = ("fleetpulse", "streaming", "batch", "cli", "dags", "bench", "infra", "docs", "requirements", "tests")
 FILES: Final = ("pyproject.toml", "fleet", "docker-compose.yml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 _LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "node_modules", "images")

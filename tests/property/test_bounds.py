@@ -10,10 +10,10 @@ from fleetpulse.columnar.group import KeyGroup
 from fleetpulse.columnar.layout import MEMORY
 from fleetpulse.columnar.stored import from_stored
 from fleetpulse.core.coverage import MAX_DEAF
-from fleetpulse.core.decoding import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.messages import Row
 from fleetpulse.core.policy import MAX_AHEAD, MAX_SEQUENCE
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from tests.histories import row, tick
 from tests.property.test_laws import DEPLOYMENTS, Stream, histories
 

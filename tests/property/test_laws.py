@@ -15,12 +15,12 @@ from fleetpulse.columnar import waiting
 from fleetpulse.columnar.blocks import is_signal, signals_to_batch
 from fleetpulse.columnar.group import KeyGroup, begin
 from fleetpulse.columnar.told import said_by
-from fleetpulse.core.decoding import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.judgements import COMPARED, MAX_REASON, Judgement, Verdict, compared
 from fleetpulse.core.machine import HELD, TRANSITIONS, Mode
 from fleetpulse.core.messages import EVERYONE, FLUSH, RESERVED, Clock, Kind, Row, key_group
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, parse_policy
 from fleetpulse.core.replay import Deployment, outcome, replay
+from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from tests.floors import Floor
 from tests.histories import (
     OWN,

@@ -6,8 +6,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.core.decoding import MAX_ID_BYTES, MAX_TEXT, Rejection
+from fleetpulse.core.decoding import Rejection
 from fleetpulse.core.messages import FROM_DEVICES, Row
+from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.io.sparkplug.codec import decode_sparkplug
 from fleetpulse.io.sparkplug.sparkplug_b_pb2 import Payload
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from fleetpulse.core.replay import Deployment
+from fleetpulse.paths import ROOT
 from tests.histories import signal, tick
 from tests.homes import landed_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.extended]
-ROOT = Path(__file__).parents[2]
 _SUBMIT = """
 import json, pathlib, sys
 from fleetpulse.orchestration.backtests import BacktestOnSpark

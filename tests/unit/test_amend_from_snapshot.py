@@ -29,6 +29,7 @@ from fleetpulse.ops.verdicts import said_by_device
 from tests.histories import START, row, signal, tick
 from tests.kept import DAY_MS, DEPLOYMENT, begun, day, late
 from tests.maintained import KEEP, run_maintain
+from tests.refusals import refused
 from tests.unit.test_amend import seen, sent
 
 pytestmark = pytest.mark.unit
@@ -298,7 +299,7 @@ def test_a_snapshot_that_maintenance_removes_when_it_was_chosen_ends_the_amend_i
     else:
         for path in table.rglob("*.parquet"):
             path.unlink()
-    with pytest.raises(FleetError, match=f"^snapshot {begins.snapshot.version} was removed .*; run it again$"):
+    with refused("snapshot-removed", match=f"^snapshot {begins.snapshot.version} was removed .*; run it again$"):
         begins.outcome(kept.home, ["d"])
 
 
@@ -307,7 +308,7 @@ def test_rows_that_maintenance_removes_when_it_was_chosen_where_to_begin_end_the
     kept.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
     kept.forget()
     for begins in (Begun(), Begun(replace(snapshots(kept.home)[0], bronze=1))):
-        with pytest.raises(FleetError, match="were removed by maintenance meanwhile; run amend again"):
+        with refused("snapshot-removed"):
             begins.rows(kept.home, ["d"], None)
     [begins] = reach(kept.home, ["d"], kept.rows[-1].received_at_ms).begun
     assert begins.rows(kept.home, ["d"], None), "it begins where all are there"
@@ -361,20 +362,20 @@ def test_since_is_refused_before_what_is_kept_with_the_oldest_instant_that_can_b
     assert kept_ms is not None
     before = delta.version(kept.home.table(JUDGEMENTS.name))
     for wanted in (Wanted(since_ms=kept_ms - 1), Wanted(("d",), since_ms=0), Wanted(since_ms=0, dry_run=True)):
-        with pytest.raises(
-            FleetError, match=rf"reaches back to {format_instant(kept_ms)} at .*keep_messages.*; name .* or later"
+        with refused(
+            "amend-not-retained", match=rf"reaches back to {format_instant(kept_ms)} at .*keep_messages.*; name .* or later"
         ):
             amend_home(kept.home, wanted)
     assert delta.version(kept.home.table(JUDGEMENTS.name)) == before
     [done] = amend_home(kept.home, Wanted(since_ms=kept_ms))
     assert (done.retracted, done.added) == (1, 1)
     promise(kept.home, "came_late", kept_ms + 1)
-    with pytest.raises(FleetError, match=rf"reaches back to {format_instant(kept_ms + 1)} at .*keep_late"):
+    with refused("amend-not-retained", match=rf"reaches back to {format_instant(kept_ms + 1)} at .*keep_late"):
         amend_home(kept.home, Wanted(since_ms=kept_ms))
     assert [one.device_id for one in amend_home(kept.home, Wanted())] == ["d"], "without it, it goes on where it was"
 
 
 def test_since_is_an_instant_of_the_past(tmp_path: Path) -> None:
     kept = begun(tmp_path / "home")
-    with pytest.raises(Misuse, match=r"--since is an instant of the past; got 2999"):
+    with refused("instant-not-past", Misuse):
         amend_by_command(kept.home.path, since="2999-01-01T00:00:00Z")

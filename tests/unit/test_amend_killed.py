@@ -20,13 +20,13 @@ from fleetpulse.io.amended import reached
 from fleetpulse.io.home import Home
 from fleetpulse.ops.beginnings import DONE
 from fleetpulse.ops.verdicts import said_by_device
+from fleetpulse.paths import ROOT
 from tests.histories import row, tick
 from tests.histories import signal as heartbeat
 from tests.homes import Judged, empty
 from tests.unit.test_amend import DEPLOYMENT, RULES, agrees, sent
 
 pytestmark = pytest.mark.unit
-ROOT = Path(__file__).parents[2]
 # What is written, in order, by an amend behind which the job has not judged yet what corrects, and by the next one.
 ROUNDS: Final = (("append_of", "spool", "append_of", "write_reached"), ("write_reached", "append_of"))
 IN_DEFAULT: Final = ((0, 2, "after"), (1, 1, "before"))  # between two writes that belong together

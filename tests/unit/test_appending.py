@@ -13,7 +13,6 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import MESSAGES, QUARANTINE
 from fleetpulse.io import appending, delta
@@ -22,6 +21,7 @@ from fleetpulse.io.commits import Added, exchange
 from fleetpulse.io.delta_log import DeltaLog
 from fleetpulse.io.home import Home
 from tests.homes import empty
+from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
 _AT = datetime(2026, 3, 1, tzinfo=UTC)
@@ -107,7 +107,7 @@ def test_a_column_that_came_meanwhile_is_known_at_the_next_append(home: Home) ->
     table = home.table("messages")
     appender = Appender(table)
     more = rows(2).append_column("further", pa.array(["x"]))
-    with pytest.raises(FleetError, match="has no column further"):
+    with refused("column-unknown"):
         appender.append(more, {})
     write_deltalake(str(table), more, mode="append", schema_mode="merge")
     appender.append(rows(1), {})
@@ -119,7 +119,7 @@ def test_a_column_that_came_meanwhile_is_known_at_the_next_append(home: Home) ->
 def test_two_that_append_in_one_name_are_told_apart(home: Home) -> None:
     one, other = Appender(home.table("messages")), Appender(home.table("messages"))
     one.append(rows(1), {"landing": 1})
-    with pytest.raises(FleetError, match="as landing; stop one of the two"):
+    with refused("appender-superseded"):
         other.append(rows(1), {"landing": 1})
     assert found(home) == [1]
     assert len([*home.table("messages").glob("*.parquet")]) == 1, "what could not be committed goes"
@@ -178,7 +178,7 @@ def test_a_protocol_that_is_not_known_is_not_written_to(home: Home) -> None:
     table = DeltaTable(str(home.table("messages")))
     table.alter.set_table_properties({"delta.enableDeletionVectors": "true"}, raise_if_not_exists=False)
     assert DeltaTable(str(home.table("messages"))).protocol().min_reader_version > 2
-    with pytest.raises(FleetError, match="protocol"):
+    with refused("table-protocol-unsupported"):
         Appender(home.table("messages"))
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from fleetpulse.paths import ROOT
+
 ROOMS = {  # room -> what it may import besides the standard library and itself
     "fleetpulse/core": set(),
-    "fleetpulse/columnar": {"fleetpulse.core", "numpy", "pyarrow", "numba"},
+    "fleetpulse/columnar": {"fleetpulse.core", "fleetpulse.paths", "numpy", "pyarrow", "numba"},
     "fleetpulse/orchestration": {"airflow", "deltalake", "fastapi", "fleetpulse.core", "fleetpulse.io", "fleetpulse.ops"}
-    | {"fleetpulse.settings"},  # a task is an entry, where settings are read once
+    | {"fleetpulse.paths", "fleetpulse.settings"},  # a task is an entry, where settings are read once
     "dags": {"airflow", "fleetpulse.core", "fleetpulse.orchestration"},
 }
 

@@ -11,7 +11,7 @@ from batch import backtest as job
 from batch.backtest import backtest
 from cli.backtest import backtest as verb
 from fleetpulse.columnar.differing import CHANGES
-from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.errors import Misuse
 from fleetpulse.core.judgements import Verdict
 from fleetpulse.core.messages import Kind, Row
 from fleetpulse.core.policy import Policy, parse_policy
@@ -25,6 +25,7 @@ from fleetpulse.ops.backtest import Backtest, verdicts
 from fleetpulse.ops.backtest_page import page
 from tests.histories import START, row, signal, tick
 from tests.homes import landed_home, shorten
+from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
 DEPLOYMENT = Deployment(10_000, 300_000, 60_000)
@@ -102,21 +103,21 @@ def test_before_the_instant_from_which_it_acts_nothing_differs(home: Home) -> No
 def test_a_home_without_history_is_refused_with_what_to_do(tmp_path: Path) -> None:
     empty = Home(tmp_path / "empty")
     empty.prepare(DEPLOYMENT)
-    with pytest.raises(FleetError, match=r"has no messages to judge; play some with: \./fleet replay"):
+    with refused("messages-missing"):
         backtest(empty, SHORT, None, None)
     young = landed_home(tmp_path / "young", [signal(0)], DEPLOYMENT)
-    with pytest.raises(FleetError, match="nothing can be judged yet"):
+    with refused("interval-not-judged"):
         backtest(young, SHORT, None, None)
 
 
 def test_a_range_that_is_not_kept_is_refused_and_the_oldest_instant_named(home: Home) -> None:
     oldest = format_instant(START)
     for bounds in ((START - 1, None), (None, START - 1), (None, START + 9_000_000), (START + 9_000_000, None)):
-        with pytest.raises(FleetError, match=f"{oldest} is the oldest instant"):
+        with refused("interval-not-retained", match=f"{oldest} is the oldest instant"):
             backtest(home, SHORT, *bounds)
-    with pytest.raises(Misuse, match="--from lies before --to"):
+    with refused("interval-reversed", Misuse):
         backtest(home, SHORT, START + 2, START + 1)
-    with pytest.raises(FleetError, match="can be judged yet"):
+    with refused("interval-not-judged"):
         backtest(home, SHORT, START + 1_495_000, None)  # received, and behind it the frontier
 
 
@@ -129,7 +130,7 @@ def test_what_retention_removed_is_refused_and_nothing_of_it_is_compared(tmp_pat
     kept_ms = shorten(home, 2, DAY_MS)
     kept = format_instant(kept_ms)
     for bounds in ((kept_ms - 1, None), (START, None), (None, kept_ms - 1)):
-        with pytest.raises(FleetError, match=f"a backtest --.* kept are those from {kept} on .*keep_messages"):
+        with refused("rows-not-retained", match=f"a backtest --.* kept are those from {kept} on .*keep_messages"):
             backtest(home, SHORT, *bounds)
     answer = backtest(home, SHORT, None, None)
     assert answer.figures.from_ms == kept_ms
@@ -139,12 +140,12 @@ def test_what_retention_removed_is_refused_and_nothing_of_it_is_compared(tmp_pat
 
 
 def test_a_policy_file_that_is_not_there_or_has_faults_is_named(home: Home, tmp_path: Path) -> None:
-    with pytest.raises(FleetError, match=r'none\.toml" cannot be read \(No such file'):
+    with refused("file-unreadable"):
         verb(tmp_path / "none.toml", home.path)
     (tmp_path / "bad.toml").write_text('[rules]\ntimeout = "-5m"\n')
-    with pytest.raises(FleetError, match="must not be negative"):
+    with refused("policy-faulty"):
         verb(tmp_path / "bad.toml", home.path)
-    with pytest.raises(FleetError, match="there is no fleet in"):
+    with refused("home-missing"):
         verb(tmp_path / "bad.toml", tmp_path / "nowhere")
 
 

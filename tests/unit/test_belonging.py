@@ -15,6 +15,7 @@ from fleetpulse.io.generations import checkpoint_of
 from fleetpulse.io.home import Home
 from tests.histories import signal
 from tests.homes import commit_batch, empty, land
+from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
 
@@ -47,7 +48,7 @@ def test_a_checkpoint_ahead_of_bronze_is_refused(home: Home, committed: bool) ->
     _goes_on_with(home, 1, 2, committed=committed)  # bronze's newest version is 1
     require_own(home, 1)
     _goes_on_with(home, 2, 3, committed=committed)
-    with pytest.raises(FleetError, match=r"generation 1 .* version of bronze up to 2, the next one that comes; got version 3"):
+    with refused("checkpoint-ahead-of-bronze"):
         require_own(home, 1)
 
 
@@ -70,7 +71,7 @@ def test_a_checkpoint_that_was_started_in_another_home_is_refused(home: Home, tm
     other = empty(tmp_path / "other", Deployment())
     shutil.copytree(home.checkpoint, other.checkpoint)
     assert home.id() != other.id()
-    with pytest.raises(FleetError, match=f"whose id is {other.id()}; got one of the home {home.id()}; restore"):
+    with refused("checkpoint-foreign", match=f"whose id is {other.id()}; got one of the home {home.id()}; restore"):
         require_own(other, 1)
     mark_own(other, 1)
     assert marked_with(other.checkpoint) == home.id(), "what it says stays"
@@ -106,5 +107,5 @@ def test_a_generation_that_is_made_is_marked_before_spark_makes_its_checkpoint(h
 
 def test_a_damaged_mark_is_refused_with_what_to_do(home: Home) -> None:
     (home.checkpoint / "home-id.json").write_text("{")
-    with pytest.raises(FleetError, match=r"is damaged .* remove that file"):
+    with refused("checkpoint-mark-damaged"):
         require_own(home, 1)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io import beside_spark, delta
@@ -20,6 +19,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.tidying import remove_rows
 from tests.histories import START
 from tests.homes import empty
+from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
 
@@ -103,7 +103,7 @@ def test_a_writer_that_was_killed_is_not_waited_for_for_ever(home: Home, monkeyp
 
 def test_who_is_always_replaced_is_told(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside_spark, "_TRIES", 1)
-    with spark(home, 1, replace_it), pytest.raises(FleetError, match="was replaced by another's"):
+    with spark(home, 1, replace_it), refused("commit-replaced"):
         append(home, 1)
     assert numbers(home) == []
 

@@ -22,9 +22,9 @@ from fleetpulse.core.shards import Shards
 from fleetpulse.core.state import Device
 from fleetpulse.io.segments import Position
 from fleetpulse.io.stored_state import VARIABLES
+from fleetpulse.paths import ROOT
 
 pytestmark = pytest.mark.unit
-ROOT = Path(__file__).parents[2]
 KEPT = (Device, Devices, KeyGroup, Waiting, Chunk, Row, Shards, Listening, Coverage, Policies, Dated, Policy, Rules, Position)
 OF_SPARK = "state variable"
 _WORD = re.compile(r"`([^`]+)`")

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from cli.main import VERBS, Verb, app
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.home import Home
+from fleetpulse.paths import ROOT
 
 pytestmark = pytest.mark.unit
-ROOT = Path(__file__).parents[2]
 HEAVY = {"deltalake", "duckdb", "numba", "numpy", "pandas", "pyarrow", "pydantic_settings", "pyspark"}
 
 

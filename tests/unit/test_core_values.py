@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from fleetpulse.core.coverage import Coverage, Listening
 from fleetpulse.core.decoding import Rejection, decode
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.mapping import decode_mapped, parse_mappings
 from fleetpulse.core.messages import Clock, Origin, Row
 from fleetpulse.core.policy import Policy, PolicyFault, from_normalised, from_row, parse_policy
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.times import format_duration, format_instant, parse_duration_ms, parse_instant_ms
 from tests.histories import START, row, signal, tick
+from tests.refusals import refused
 
 NOW = 1_700_000_000_000
 
@@ -105,7 +105,7 @@ def test_event_time_is_whole_milliseconds_rounded_down() -> None:
 
 
 def test_a_policy_names_all_its_faults_at_once() -> None:
-    with pytest.raises(PolicyFault) as caught:
+    with refused("policy-faulty", PolicyFault) as caught:
         parse_policy({"rules": {"timeout": "-5m", "degraded": {"errors": 99}}, "classes": {"m": {"tmeout": "1m"}}, "x": 1})
     assert len(caught.value.faults) == 4
     assert any('rules.timeout must not be negative; got "-5m"' in fault for fault in caught.value.faults)
@@ -127,7 +127,7 @@ def _classes(count: int, code: str = "E", name: str = "") -> dict[str, Any]:
     ],
 )
 def test_a_policy_beyond_what_a_key_group_keeps_is_refused_wherever_it_is_read(content: dict[str, Any], says: str) -> None:
-    with pytest.raises(PolicyFault, match=re.escape(says)) as caught:
+    with refused("policy-faulty", PolicyFault, match=re.escape(says)) as caught:
         parse_policy(content)
     assert len(caught.value.faults) == 1 and len(caught.value.faults[0]) < 400
 
@@ -243,6 +243,6 @@ def test_a_mapping_takes_in_a_foreign_device() -> None:
 
 
 def test_a_mapping_names_all_its_faults() -> None:
-    with pytest.raises(FleetError, match="kind stands in the topic") as caught:
+    with refused("mapping-faulty") as caught:
         parse_mappings({"mapping": [{"topic": "a/{thing}", "ts_unit": "h"}]})
     assert len(str(caught.value).splitlines()) == 6

@@ -14,7 +14,8 @@ from bench.compare import COLUMNS
 from bench.generate import Fleet, Input, prepare
 from bench.harness import Crashed, DidNotFinish, Run
 from bench.lifecycle import _require_equal, _round, beside_python, figures, flatness, heard, json_line
-from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.errors import Misuse
+from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
 
@@ -86,7 +87,7 @@ def test_python_called_for_each_device_is_told_in_times_over_the_same_input() ->
 
 @pytest.mark.parametrize(("plan", "devices"), [(courses.QUICK, 10), (courses.FLAT, 7_000_000), (courses.FLAT, 100)])
 def test_a_size_that_cannot_be_generated_is_refused(plan: str, devices: int) -> None:
-    with pytest.raises(Misuse, match="take another size"):
+    with refused("bench-input-invalid", Misuse):
         courses.PLANS[plan]([devices])
 
 
@@ -94,10 +95,10 @@ def test_batches_of_another_size_go_with_the_flat_plan_alone() -> None:
     fleets = [course.fleet for course in courses.planned(courses.FLAT, [10_000, 1_000_000], 3_000_000).courses]
     assert fleets == [Fleet(10_000, 300, batches=3), Fleet(1_000_000, 3, batches=3)]
     assert courses.planned(courses.FLAT, ()) == courses.planned(courses.FLAT, (), courses.FLAT_ROWS)
-    with pytest.raises(Misuse, match="take another size"):
+    with refused("bench-input-invalid", Misuse):
         courses.planned(courses.FLAT, [1_000_000], 999_999)
     for plan in courses.PLANS.keys() - {courses.FLAT}:
-        with pytest.raises(Misuse, match="--rows goes with --flat alone"):
+        with refused("option-conflict", Misuse):
             courses.planned(plan, (), 3_000_000)
 
 
@@ -155,7 +156,7 @@ def test_a_peer_that_fails_is_a_row_that_says_why_and_the_others_run() -> None:
     ("error", "said"), [(Crashed("it failed: why"), "failed: why"), (DidNotFinish(), "did not finish in 600 s")]
 )
 def test_without_ours_or_the_reference_the_benchmark_ends(name: str, error: Exception, said: str) -> None:
-    with pytest.raises(FleetError, match=said):
+    with refused("contender-unfinished", match=said):
         _one_round({name: _Process(error)})
 
 
@@ -167,12 +168,12 @@ def test_an_input_in_which_nobody_falls_silent_is_no_comparison(tmp_path: Path) 
         (tmp_path / name / "said.json").write_text("\n".join(lines))
     found = {name: replace(_run(1, 1.0), out=tmp_path / name) for name in ("one", "other")}
     source = Input(Fleet(1_000, 6), Path(), (1, 1), 100_000)
-    with pytest.raises(FleetError, match="nothing of silence was compared: one has no such transition"):
+    with refused("contenders-compare-nothing"):
         _require_equal(found, source, 1)
 
 
 def test_a_contender_that_a_plan_does_not_run_is_refused_by_name() -> None:
-    with pytest.raises(Misuse, match=r"runs ours, scala-flat-map-groups; got python-apply-in-pandas"):
+    with refused("contender-not-planned", Misuse):
         courses.planned(courses.QUICK, ()).restricted([courses.OURS, "python-apply-in-pandas"])
 
 

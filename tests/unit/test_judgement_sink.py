@@ -11,7 +11,6 @@ from deltalake import DeltaTable
 
 from fleetpulse.columnar.blocks import to_bytes
 from fleetpulse.columnar.told import from_judgements
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import Judgement, Verdict
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
@@ -20,6 +19,7 @@ from fleetpulse.io.delta_log import actions_of
 from fleetpulse.io.home import Home
 from fleetpulse.io.judgement_sink import JudgementSink, filed
 from tests.homes import empty
+from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
 QUERY = "7a0c"
@@ -114,6 +114,6 @@ def test_two_jobs_of_one_query_do_not_both_commit(home: Home) -> None:
     one, other = sink(home), sink(home)
     one(Batch(home, rows=[2]), 0)
     other(Batch(home, rows=[2]), 1)
-    with pytest.raises(FleetError, match=f"another process appends to .* as {QUERY}"):
+    with refused("appender-superseded", match=f"another process appends to .* as {QUERY}"):
         one(Batch(home, rows=[2]), 1)
     assert counts(home) == {"late": 2, "transition": 2}

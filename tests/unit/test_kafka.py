@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetpulse.core.decoding import Rejection, decode
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.mapping import decode_mapped, parse_mappings
 from fleetpulse.core.messages import KAFKA, Origin, Row
 from fleetpulse.io.address import BrokerAddress
@@ -20,6 +19,7 @@ from fleetpulse.io.segments import list_segments, read_segment
 from fleetpulse.settings import Settings, load_settings
 from streaming.bridge import Bridge, BridgeSettings
 from tests.lines import Records
+from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
 LOGIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="who" password="hush-hush";'
@@ -120,7 +120,7 @@ def test_options_are_those_of_kafka_with_or_without_its_name_before_them() -> No
 
 
 def test_all_faults_of_the_options_are_said_without_a_value() -> None:
-    with pytest.raises(FleetError) as caught:
+    with refused("kafka-setting-faulty") as caught:
         parse_kafka({"bootstrap.servers": "nobody", "group.id": "g", "sasl.jaas.config": LOGIN})
     assert all(word in str(caught.value) for word in ("bootstrap.servers", "topics", "group.id"))
     assert "hush" not in str(caught.value)
@@ -169,14 +169,14 @@ def test_the_settings_take_kafka_as_toml_reads_it(tmp_path: Path) -> None:
 
 def test_a_fault_among_the_options_of_kafka_shows_no_value(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text('kafka = "hush-hush"\n')
-    with pytest.raises(FleetError) as caught:
+    with refused("settings-faulty") as caught:
         load_settings(tmp_path)
     assert "kafka" in str(caught.value) and "hush" not in str(caught.value)
 
 
 def test_no_bridge_of_sites_takes_the_name_of_kafkas(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text('[bridges]\nkafka = ["oslo"]\n')
-    with pytest.raises(FleetError, match="kafka"):
+    with refused("settings-faulty"):
         load_settings(tmp_path)
 
 
@@ -185,7 +185,7 @@ def test_a_home_that_takes_from_kafka_stays_so(tmp_path: Path) -> None:
     home.prepare(None)
     home.divide({KAFKA: ()})
     assert KAFKA in home.bridges() and bridge_job(KAFKA) == "bridge-kafka"
-    with pytest.raises(FleetError, match="kafka"):
+    with refused("kafka-setting-missing"):
         home.divide({})
 
 

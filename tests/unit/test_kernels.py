@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleetpulse.io import kernels
+from fleetpulse.paths import ROOT
 
 pytestmark = pytest.mark.unit
 
@@ -60,7 +61,7 @@ def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(tmp_path: Pa
 
 
 def _run(script: str) -> None:
-    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"}
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
 

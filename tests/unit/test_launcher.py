@@ -11,8 +11,7 @@ import pytest
 
 from cli.environment import EnvironmentFault, gist, is_ready, kind_to_install, only_one, sync
 from fleetpulse import __version__
-
-ROOT = Path(__file__).parents[2]
+from fleetpulse.paths import ROOT
 
 
 def start(launcher: Path, *words: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:

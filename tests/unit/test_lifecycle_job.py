@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io import delta
 from fleetpulse.io.home import Home
-from fleetpulse.io.leftovers import remove_aside
 from fleetpulse.io.lifecycle_query import start_patiently
 from fleetpulse.io.process import Stop
+from fleetpulse.io.scratch import remove_aside
 from fleetpulse.io.spark import OPTIONS, Size, settings
 from streaming import lifecycle
 from streaming.lifecycle import Habits, run_lifecycle
+from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
 
@@ -43,7 +43,7 @@ def test_a_jvm_that_is_gone_is_said_and_figures_are_written(
     monkeypatch.setattr(lifecycle, "spark_session", lambda *_, **__: Gone(error))
     monkeypatch.setattr(lifecycle, "start", lambda *_, **__: Gone(error))
     monkeypatch.setattr(lifecycle, "StreamHealth", lambda *_, **__: health)
-    with pytest.raises(FleetError, match="Spark's JVM, which judges, ended by itself"):
+    with refused("jvm-ended"):
         run_lifecycle(home, Stop(), Habits(0, 200, None, 0), Size())
     assert stopped == ["figures"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cli.develop import lock_faults, read_lock
+from fleetpulse.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 
 

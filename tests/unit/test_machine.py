@@ -1,11 +1,11 @@
 """The table has a second witness: a matrix reviewed by hand."""
 
 from itertools import product
-from pathlib import Path
 
 from fleetpulse.core.machine import TRANSITIONS, Mode, Trigger, next_mode
+from fleetpulse.paths import ROOT
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "transitions.txt"
+GOLDEN = ROOT / "tests" / "golden" / "transitions.txt"
 
 
 def _golden() -> set[tuple[str, str, str]]:

@@ -19,6 +19,7 @@ from fleetpulse.io.counted import removed_in
 from fleetpulse.io.generations import begin_generation, checkpoint_of, load_generations, save_generations
 from fleetpulse.io.home import BRIDGE, Home
 from fleetpulse.io.snapshot_table import snapshots
+from fleetpulse.paths import ROOT
 from streaming.landing import LANDED
 from streaming.merging import PLACES
 from tests.form import IS_DEFAULT
@@ -28,7 +29,6 @@ from tests.maintained import DAYS, EACH, KEEP_LITTLE, date, four_days, judged_up
 from tests.unit.test_maintain import Read, read_on
 
 pytestmark = pytest.mark.unit
-ROOT = Path(__file__).parents[2]
 VERSIONS: Final = DAYS * EACH
 # Before which change each is killed, in the order in which they come: what is changed, as a pattern, and the how manieth of them.
 # Each goes on where the one before was killed.

@@ -15,7 +15,7 @@ from batch import aged
 from batch.maintain import maintain
 from batch.steps import FULL
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, QUARANTINE
-from fleetpulse.io import compaction, delta, leftovers, tidying
+from fleetpulse.io import compaction, delta, leftovers, scratch, tidying
 from fleetpulse.io.generations import begin_generation, checkpoint_of, load_generations, save_generations
 from fleetpulse.io.home import Home
 from fleetpulse.io.making import making
@@ -293,10 +293,10 @@ def test_what_a_killed_spark_left_goes_by_maintenance_or_by_the_next_of_its_plac
         (one.table, one.files, one.size_bytes) for one in maintain(home, KEEP, dry_run=False, now_s=NOW_S) if one.table == "spark"
     ]
     assert told == [("spark", 5, 50)] and not any(folder.exists() for folder in left)
-    assert leftovers.remains_of(place) == [young, place / "local", place / "tmp"], (
+    assert scratch.remains_of(place) == [young, place / "local", place / "tmp"], (
         "whoever starts there is alone there, however young they are"
     )
-    leftovers.remove_folders(leftovers.remains_of(place))
+    scratch.remove_folders(scratch.remains_of(place))
     assert {path.name for path in place.iterdir()} == {path.name for path in kept}
 
 
@@ -317,7 +317,7 @@ def test_a_full_disk_stops_what_writes_and_nothing_that_deletes(
     log.write_text("a line")
     os.utime(log, (NOW_S - 40 * DAY_S, NOW_S - 40 * DAY_S))
     with monkeypatch.context() as disk:
-        for module, name in ((compaction, "_make_durable"), (aged, "promise"), (tidying, "leave_checkpoint")):
+        for module, name in ((compaction, "put_in_place"), (aged, "promise"), (tidying, "leave_checkpoint")):
             disk.setattr(module, name, full)
         disk.setattr(leftovers.shutil, "copyfile", half_copied)
         disk.setattr(leftovers, "LONG_BYTES", 3)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fleetpulse.paths import ROOT
 from tests.mutants.faults import FAULTS, INTERPRETED, Change, Fault
-from tests.mutants.run import ROOT, main, planted, stale
+from tests.mutants.run import main, planted, stale
 
 pytestmark = pytest.mark.unit
 FILE = "some.py"

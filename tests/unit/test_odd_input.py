@@ -8,7 +8,6 @@ import pytest
 
 from fleetpulse.core.decoding import MAX_PAYLOAD_BYTES, Rejection, decode
 from fleetpulse.core.envelope import Envelope, wrap
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.mapping import decode_mapped, parse_mappings
 from fleetpulse.core.messages import BRIDGE, Clock, Origin, Row
 from fleetpulse.io.packets import Reader
@@ -18,6 +17,7 @@ from streaming.intake import MAX_TOPIC, Intake
 from streaming.landed import decode_parts
 from streaming.landing import LANDED
 from streaming.merging import Part
+from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
 NOW = 1_700_000_000_000
@@ -106,7 +106,7 @@ def test_a_recording_of_no_time_that_can_be_is_refused_and_says_which_line(recei
     path = tmp_path / "odd.ndjson"
     lines = [{"received_at_ms": at_ms, "topic": "t", "payload": {}} for at_ms in (946_684_800_000, received_at_ms)]
     path.write_text("\n".join(json.dumps(line) for line in lines))
-    with pytest.raises(FleetError, match=rf"line 2 of .* from 2000 up to 2100; got {received_at_ms};"):
+    with refused("recording-time-invalid", match=rf"line 2 of .* from 2000 up to 2100; got {received_at_ms};"):
         inspect(path)
 
 

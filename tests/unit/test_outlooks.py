@@ -21,11 +21,11 @@ from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.home import Home
 from fleetpulse.ops.reports import shards
+from fleetpulse.paths import ROOT
 from tests.histories import START, signal, tick
 from tests.homes import Judged, commit_batch, empty, shorten
 
 pytestmark = pytest.mark.unit
-ROOT = Path(__file__).parents[2]
 SHORT = '[rules]\ntimeout = "30s"\n'
 AT = format_instant(START + 400_000)
 

@@ -7,7 +7,6 @@ import pytest
 
 from batch.calibrate import built, load, newest_file, piece_bytes, save, signals, snapshot_files, transitions
 from cli.planning import show_plan
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Origin
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
@@ -32,6 +31,7 @@ from fleetpulse.ops.planning import (
 from streaming.landing import Landing
 from tests.histories import START, signal
 from tests.homes import commit_batch, landed_home
+from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
 FIGURES = Figures()
@@ -171,7 +171,7 @@ def test_figures_are_kept_and_read_back(tmp_path: Path) -> None:
     save(own, tmp_path / "cache")
     assert load(tmp_path / "cache") == own
     (tmp_path / "cache" / "planning.json").write_text('{"unknown": 1}')
-    with pytest.raises(FleetError, match="measure anew with: fleet plan --calibrate"):
+    with refused("calibration-unreadable"):
         load(tmp_path / "cache")
 
 

@@ -16,6 +16,7 @@ from fleetpulse.io.address import BrokerAddress, load_address, parse_broker_url,
 from fleetpulse.io.locks import held, holder
 from fleetpulse.io.process import Stop, read_status, write_status
 from streaming.spool import Spool
+from tests.refusals import refused
 
 
 def test_a_signal_stops_a_wait_at_once() -> None:
@@ -125,19 +126,19 @@ def test_addresses_are_read_and_their_password_is_never_shown(tmp_path: Path) ->
 
 @pytest.mark.parametrize("url", ["host:1883", "http://host", "mqtt://", "mqtt://h:x", "mqtt://u:secret@h:99999", "mqtt://h/path"])
 def test_a_wrong_address_is_refused_without_its_password(url: str) -> None:
-    with pytest.raises(FleetError) as refused:
+    with refused("broker-url-invalid") as caught:
         parse_broker_url(url)
-    assert "secret" not in str(refused.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_a_password_on_the_command_line_is_refused_and_not_repeated() -> None:
-    with pytest.raises(FleetError, match="FLEET_MQTT_PASSWORD_FILE") as refused:
+    with refused("password-in-url") as caught:
         parse_broker_url("mqtt://me:secret@host")
-    assert "secret" not in str(refused.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_a_home_without_a_broker_says_so(tmp_path: Path) -> None:
-    with pytest.raises(FleetError, match="fleet up"):
+    with refused("broker-unknown"):
         load_address(tmp_path / "broker.json")
 
 

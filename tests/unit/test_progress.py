@@ -21,7 +21,6 @@ from batch.progress import EVERY_S, Paced, Steps, tasks_of, watched
 from batch.rejudging import Origin, judged_again
 from batch.verbs import Work
 from cli.main import app
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
@@ -31,6 +30,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.slices import pieces_of, slices_of
 from tests.histories import START, signal, tick
 from tests.homes import commit_batch, empty, landed_home
+from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
 
@@ -168,7 +168,7 @@ def test_a_query_has_all_the_time_that_it_needs_while_it_comes_on(monkeypatch: p
         return False
 
     query.awaitTermination = awaited  # type: ignore[method-assign,assignment]
-    with pytest.raises(FleetError, match="no batch of the state was judged for 60 s"):
+    with refused("judging-timeout"):
         await_end(query)
     assert list(steps) == []
 

@@ -19,7 +19,6 @@ from batch.rejudging import Origin, judged_again, origin_of
 from batch.worked_out import snapshot_state
 from fleetpulse.columnar.snapshots import GROUP
 from fleetpulse.core.coverage import Coverage, Listening
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import Policies, parse_policy
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.shards import Shards
@@ -34,6 +33,7 @@ from fleetpulse.io.suite_rows import opened
 from tests.histories import START, positioned, row, signal
 from tests.homes import commit_batch, empty, land, shorten
 from tests.looked_at import eventful, judged_home, state_rows, write_state
+from tests.refusals import refused
 from tests.unit.test_quality import NAMED, looked_at, plant
 
 pytestmark = [
@@ -152,7 +152,7 @@ def test_a_state_whose_groups_do_not_say_how_far_they_are_is_a_fault_with_a_sent
     write_state(home, pa.Table.from_pylist(told, sound.schema), like=sound)
     state = snapshot_state(home)
     assert state is not None
-    with pytest.raises(FleetError, match=r"could not be evaluated: it cannot be worked out: .*how far the state has come"):
+    with refused("quality-gate-shut"):
         refuse(gate(home, state), "nothing may be built on it")
 
 
@@ -357,5 +357,5 @@ def test_a_generation_with_verdicts_to_emit_is_not_succeeded() -> None:
     summary, verdict = (json.dumps({"kind": kind, "device_id": "d"}) for kind in ("summary", "transition"))
     require_emitted([])
     require_emitted([summary])
-    with pytest.raises(FleetError, match=r'verdicts to emit \(1; the first is of device "d"\).*\./fleet up'):
+    with refused("generation-has-verdicts"):
         require_emitted([summary, verdict])

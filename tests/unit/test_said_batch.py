@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io import delta
@@ -15,6 +14,7 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.said_batch import commit_what_was_said
 from tests.histories import START, signal, tick
 from tests.homes import landed_home
+from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
 QUERY = "a-query"
@@ -94,5 +94,5 @@ def test_what_is_damaged_is_named(home: Home) -> None:
     begin(home, 1, START + 999, 3)
     say(home, 1)
     (home.checkpoint / "offsets" / "1").write_text("v1\n{}\n")
-    with pytest.raises(FleetError, match=r"batch 1 of the checkpoint .* is damaged"):
+    with refused("checkpoint-damaged"):
         looked_after(home)

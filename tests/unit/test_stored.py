@@ -17,13 +17,14 @@ from fleetpulse.columnar.blocks import is_signal, signals_to_batch
 from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.group import KeyGroup, begin
 from fleetpulse.columnar.waiting import waiting_to_plain
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment
+from fleetpulse.paths import ROOT
 from tests.histories import GRID_S, any_own_row, any_policy, any_signal, as_the_bridge_says, for_every_group, row, signal
+from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = ROOT / "tests" / "golden"
 FORMS = sorted(GOLDEN.glob("stored-*.bin"))
 DEPLOYMENT = Deployment(60_000, 30_000)
 SINCE = {
@@ -123,8 +124,9 @@ def test_a_form_of_another_version_is_refused(version: int) -> None:
     known = f'"version":{STORED_FORM},'.encode()
     stored = (GOLDEN / f"stored-{STORED_FORM}.bin").read_bytes()
     assert stored.count(known) == 1
-    with pytest.raises(
-        FleetError, match=f"stored form {version} cannot be read .* which reads 4 to {STORED_FORM}; run the fleetpulse"
+    with refused(
+        "state-version-unsupported",
+        match=f"stored form {version} .* 4 to {STORED_FORM}",
     ):
         KeyGroup.from_bytes(stored.replace(known, f'"version":{version},'.encode()))
 

@@ -10,7 +10,6 @@ import pytest
 from cli.airflow_environment import USERS, environment, folder, passwords
 from cli.beside import Beside, airflow_port
 from cli.processes import Job, Run
-from fleetpulse.core.errors import FleetError
 from fleetpulse.core.supervision import (
     FIRST_WAIT_MS,
     LONGEST_CHANGE_MS,
@@ -27,7 +26,9 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.process import GIVEN_UP, read_status, write_status
 from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
 from fleetpulse.ops.supervision import look_after
+from fleetpulse.paths import ROOT
 from tests.homes import commit_batch
+from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
 NOW_MS = 1_800_000_000_000
@@ -86,7 +87,7 @@ def test_a_job_is_judged_by_what_is_wanted_and_what_can_be_seen(seen: Seen, stan
 
 
 def test_the_runbook_names_each_standing_for_which_its_dag_is_red() -> None:
-    text = (Path(__file__).parents[2] / "dags" / "fleet_supervise.py").read_text()
+    text = (ROOT / "dags" / "fleet_supervise.py").read_text()
     red = text[text.index("**Red**") : text.index("**To undo**")]
     assert {one for one in Standing if f"*{one.value}*" in red} == set(Standing) - SOUND
 
@@ -184,7 +185,7 @@ def test_a_supervised_job_that_dies_too_often_is_left_until_somebody_says_anew_t
 
 def test_a_job_that_nobody_supervises_ends_the_run_where_it_dies_too_often(home: Home) -> None:
     job = died(home, supervised=False)
-    with pytest.raises(FleetError, match="ended by itself"):
+    with refused("job-ended"):
         job.watch()
 
 
@@ -192,7 +193,7 @@ def test_a_job_that_was_given_up_ends_the_run_when_nobody_supervises_it_any_more
     job = died(home, supervised=True)
     job.watch()
     job.supervised = False
-    with pytest.raises(FleetError, match="ended by itself"):
+    with refused("job-ended"):
         job.watch()
 
 
@@ -226,6 +227,6 @@ def test_a_port_in_use_is_refused_before_anything_is_started() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(FleetError, match=r"--airflow-port 0 takes a free one.*--no-airflow"):
+        with refused("port-in-use"):
             airflow_port(taken.getsockname()[1])
     assert airflow_port(0) > 0

@@ -10,8 +10,8 @@ import pytest
 
 import fleetpulse
 from fleetpulse.columnar.sources import SOURCES_DIGEST, digest_of
+from fleetpulse.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 _SOURCES = Path(fleetpulse.__file__).parent
 _FOLD = """
 from fleetpulse.columnar.warm import warm
@@ -58,7 +58,19 @@ def test_a_fold_finds_everything_compiled_until_a_table_changes(tmp_path: Path) 
     assert len(list(cache.rglob("fold-*"))) == 1, "what was compiled of the table before is still there"
 
 
+def test_a_change_in_any_source_of_the_kernels_changes_their_digest(tmp_path: Path) -> None:
+    folder = tmp_path / "columnar"
+    (folder / "fold").mkdir(parents=True)
+    digests = [digest_of([folder])]
+    for name, text in (("one.py", ""), ("fold/one.py", ""), ("fold/one.py", "x = 1"), ("fold/two.py", "x = 1")):
+        (folder / name).write_text(text)
+        digests.append(digest_of([folder]))
+    (folder / "fold" / "two.py").rename(folder / "two.py")
+    digests.append(digest_of([folder]))
+    assert len(set(digests)) == 6
+
+
 def test_what_is_compiled_is_known_by_all_sources_that_it_holds() -> None:
     assert digest_of([_SOURCES / "columnar", _SOURCES / "core"]) == SOURCES_DIGEST
-    bare = [path.name for path in (_SOURCES / "columnar").glob("*.py") if "njit" in path.read_text()]
+    bare = [path.name for path in (_SOURCES / "columnar").rglob("*.py") if "njit" in path.read_text()]
     assert bare == ["compiled.py"], "who compiles by numba's own decorator keeps it by one file alone"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 
-from fleetpulse.core.decoding import MAX_PAYLOAD_BYTES, MAX_TEXT, Rejection, digest64
+from fleetpulse.core.decoding import MAX_PAYLOAD_BYTES, Rejection, digest64
 from fleetpulse.core.mapping import TopicMapping, decode_mapped
 from fleetpulse.core.messages import Origin, Row
 from fleetpulse.core.sparkplug import (
@@ -22,6 +22,7 @@ from fleetpulse.core.sparkplug import (
     parse_source,
     sparkplug_row,
 )
+from fleetpulse.core.text import MAX_TEXT
 from fleetpulse.io.sparkplug.sparkplug_b_pb2 import Payload as Message
 
 
