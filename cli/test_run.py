@@ -48,11 +48,13 @@ from cli.test_plan import (
     usual_jobs,
     wholly_extended,
 )
-from fleetpulse.io.java import cache_dir
+from fleetpulse.io.durable import atomic_write
 from fleetpulse.io.kernels import compile_beside
+from fleetpulse.paths import ROOT, cache_dir
 
-ROOT: Final = Path(__file__).parents[1]
 EVERY_S: Final = 10.0  # a line of progress; on a terminal a second
+IDLE_S: Final = 15.0  # over which the cores are watched before a further part starts
+IDLE_SHARE: Final = 0.3  # of the time of all cores
 _JOBS_VARIABLE: Final = "FLEET_TEST_JOBS"
 _POLL_S: Final = 0.1
 _ENDS_S: Final = 30.0  # patience with parts of a run that is broken off
@@ -174,6 +176,38 @@ class Screen:
             self._write(words() + "\n")
 
 
+def _core_times() -> tuple[float, float]:
+    times = psutil.cpu_times()
+    return times.idle + getattr(times, "iowait", 0.0), sum(times)
+
+
+class IdleCores:
+    """Tells whether a share of the cores' time was idle: most end-to-end tests wait for a part of their time.
+
+    Args:
+        times: returns the idle time and the whole time of all cores since some instant, seconds.
+        clock: a monotonic clock, seconds.
+    """
+
+    def __init__(
+        self, times: Callable[[], tuple[float, float]] = _core_times, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._times, self._clock = times, clock
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a span of `IDLE_S` seconds."""
+        self._since_s, self._seen = self._clock(), self._times()
+
+    def found(self) -> bool:
+        """Whether a span has ended in which at least `IDLE_SHARE` was idle; the next span begins where one has ended."""
+        if self._clock() - self._since_s < IDLE_S:
+            return False
+        (idle_s, whole_s), (idle_before_s, whole_before_s) = self._times(), self._seen
+        self.begin()
+        return idle_s - idle_before_s >= IDLE_SHARE * (whole_s - whole_before_s)
+
+
 @dataclass
 class Scheduler:
     """Runs parts, so many at a time.
@@ -184,6 +218,7 @@ class Scheduler:
         root: folder in which the parts run.
         folder: for files of the run.
         jobs: parts at a time.
+        further: parts beyond these, one after the other, while cores are idle.
         screen: where lines go.
         has_terminal: whether a part reads and writes the terminal itself.
         stops: whether no further part starts once one has failed.
@@ -203,6 +238,7 @@ class Scheduler:
     collects: bool = False
     reaps: bool = False
     expected: Callable[[Part], int] = lambda _: 0
+    further: int = 0
 
     def run(self, parts: Sequence[Part]) -> list[Running]:
         """Run parts to their end; return them in the order in which they ended.
@@ -210,10 +246,11 @@ class Scheduler:
         A run that is broken off ends what it has started.
         """
         waiting, running, ended = list(parts), list[Running](), list[Running]()
-        began_s = time.monotonic()
+        began_s, idle = time.monotonic(), IdleCores()
         try:
             while waiting or running:
-                while len(running) < self.jobs and (part := next_part(waiting, [one.part for one in running])):
+                while self._has_room(len(running), idle) and (part := next_part(waiting, [one.part for one in running])):
+                    idle.begin()
                     waiting.remove(part)
                     running.append(self._start(part, len(ended) + len(running)))
                 if self.has_terminal:
@@ -233,6 +270,9 @@ class Scheduler:
         finally:
             _end_all([one.process for one in running], interrupted=self.has_terminal)
         return ended
+
+    def _has_room(self, running: int, idle: IdleCores) -> bool:
+        return running < self.jobs or (running < self.jobs + self.further and idle.found())
 
     def _start(self, part: Part, number: int) -> Running:
         folder = self.folder / f"part-{number}"
@@ -386,6 +426,7 @@ def run_tests(chosen: Chosen) -> bool:
             root=ROOT,
             folder=Path(folder),
             jobs=jobs,
+            further=0 if chosen.interactive or chosen.jobs or _JOBS_VARIABLE in os.environ else 1,
             screen=screen,
             has_terminal=chosen.interactive,
             collects=chosen.collects,
@@ -568,7 +609,6 @@ def _keep(path: Path, chosen: Chosen, ended: Sequence[Running]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{os.getpid()}-{path.name}")
-        aside.write_text(json.dumps(fresh.recorded(), separators=(",", ":")))
-        aside.replace(path)
+        atomic_write(path, json.dumps(fresh.recorded(), separators=(",", ":")), sync=False, aside=aside)
     except OSError as error:
         _write(f"== durations are not recorded: {error}\n")

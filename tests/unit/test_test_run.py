@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from cli.test_plan import Finished, Form, Part, choose
-from cli.test_run import ROOT, Scheduler, Screen, files_of
+from cli.test_run import IDLE_S, IdleCores, Scheduler, Screen, files_of
+from fleetpulse.paths import ROOT
 
 pytestmark = pytest.mark.unit
 ONE = """
@@ -36,6 +37,17 @@ def scheduler(folder: Path, written: list[str]) -> Scheduler:
         jobs=2,
         screen=Screen(written.append, is_terminal=False),
     )
+
+
+def test_a_further_part_may_start_when_the_cores_were_idle_for_a_while() -> None:
+    at_s, idle_s = 0.0, 0.0
+    cores = IdleCores(lambda: (idle_s, 2 * at_s), lambda: at_s)
+    assert not cores.found(), "it has not watched them yet"
+    at_s, idle_s = IDLE_S, 0.31 * 2 * IDLE_S
+    assert cores.found()
+    assert not cores.found(), "it watches them anew"
+    at_s = 2 * IDLE_S
+    assert not cores.found(), "they were busy"
 
 
 def test_parts_run_at_once_and_only_the_output_of_one_that_fails_is_shown(tmp_path: Path) -> None:
