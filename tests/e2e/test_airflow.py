@@ -23,7 +23,8 @@ from fleetpulse.io.desired import RUNNING, desired
 from fleetpulse.io.home import Home
 from fleetpulse.io.process import read_status
 from fleetpulse.io.snapshot_table import snapshots
-from tests.e2e.test_replay import ROOT, await_none_left, begin, told_equals_the_definition
+from fleetpulse.paths import ROOT
+from tests.e2e.test_replay import await_none_left, begin, told_equals_the_definition
 from tests.form import IS_DEFAULT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

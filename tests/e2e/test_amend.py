@@ -16,10 +16,10 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.process import read_status
 from fleetpulse.ops import reports
+from fleetpulse.paths import ROOT
 from tests.waiting import await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]  # each wait has its own, shorter limit
-ROOT = Path(__file__).parents[2]
 SETTINGS = 'allowed_lateness = "2s"\ncanary_interval = "500ms"\n'
 POLICY = '[rules]\ntimeout = "20s"\n'
 DELAY_MS = 4_000  # more than the lateness

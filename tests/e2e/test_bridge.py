@@ -27,6 +27,7 @@ from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.process import read_status
 from fleetpulse.io.receiver import Receiver
 from fleetpulse.io.segments import list_segments, position, read_segment
+from fleetpulse.paths import ROOT
 from tests import waiting
 
 pytestmark = pytest.mark.e2e
@@ -66,7 +67,7 @@ class Running:
                 [sys.executable, "-W", "error", "-c", BRIDGE, str(home), str(os.getpid()), settings],
                 stdout=log,
                 stderr=log,
-                cwd=Path(__file__).parents[2],
+                cwd=ROOT,
             )
 
     def kill(self) -> None:
@@ -293,7 +294,7 @@ def test_a_host_application_says_when_it_is_there_and_the_broker_when_it_is_lost
 
 def test_the_broker_ends_with_a_killed_parent(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PARENT, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as parent:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as parent:
         assert parent.stdout is not None
         broker = psutil.Process(int(parent.stdout.readline()))
         parent.kill()

@@ -22,10 +22,10 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.process import read_status
 from fleetpulse.io.receiver import Receiver
 from fleetpulse.ops import bronze, reports
+from fleetpulse.paths import ROOT
 from tests import waiting
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]  # each wait has its own, shorter limit
-ROOT = Path(__file__).parents[2]
 CLIENTS = Path(__file__).parent / "clients"
 SETTINGS = 'allowed_lateness = "2s"\ncanary_interval = "500ms"\nsparkplug_host = "fleetpulse"\n'
 POLICY = '[rules]\ntimeout = "10m"\ndeath_grace = "2s"\n'

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from fleetpulse import __version__
-from fleetpulse.io.java import cache_dir
+from fleetpulse.paths import ROOT, cache_dir
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
 
 

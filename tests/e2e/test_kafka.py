@@ -22,13 +22,13 @@ from fleetpulse.io.home import Home, bridge_job
 from fleetpulse.io.kafka import BATCH
 from fleetpulse.io.process import read_status
 from fleetpulse.io.segments import list_segments, read_segment
+from fleetpulse.paths import ROOT
 from streaming.landing import Landing
 from tests.kafka_node import Node, Producer
 from tests.waiting import await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
 PART = 5_000  # more than a batch of the bridge
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

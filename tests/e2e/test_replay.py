@@ -23,6 +23,7 @@ from fleetpulse.io import recording
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
 from fleetpulse.ops import bronze, reports
+from fleetpulse.paths import ROOT
 from tests.begun import kept_in_mind
 from tests.form import IS_DEFAULT
 from tests.histories import START, row
@@ -32,7 +33,6 @@ from tests.recordings import record, record_rows
 from tests.waiting import PATIENCE_S, await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]  # each step has its own, shorter limit
-ROOT = Path(__file__).parents[2]
 RECORDED_FLEET = Path(os.environ.get("FLEET_RECORDING", ""))
 needs_the_recording = pytest.mark.skipif(
     not RECORDED_FLEET.is_file(), reason="the recorded fleet is not in this tree; name it in FLEET_RECORDING"

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
 import psutil
 import pytest
@@ -25,7 +24,8 @@ from fleetpulse.io.home import Home
 from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.services import Service, services
 from fleetpulse.ops import bronze, reports
-from tests.e2e.test_replay import ROOT, await_none_left, begin, fleet
+from fleetpulse.paths import ROOT
+from tests.e2e.test_replay import await_none_left, begin, fleet
 from tests.waiting import PATIENCE_S, await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
@@ -117,5 +117,9 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     began = query(
         home, "SELECT run_id, epoch(began_at) AS began_s FROM stream_health ORDER BY began_s", tables=[STREAM_HEALTH.name]
     )
-    apart_s = [after["began_s"] - before["began_s"] for before, after in pairwise(began) if before["run_id"] == after["run_id"]]
-    assert median(apart_s) > 0.9 * BATCH_EVERY_S
+    runs: dict[str, list[float]] = {}
+    for one in began:
+        runs.setdefault(one["run_id"], []).append(one["began_s"])
+    assert max(map(len, runs.values())) > 2
+    for at_s in runs.values():  # Spark begins the first at once and the second at the next multiple, and one late if need be
+        assert (len(at_s) - 2) * BATCH_EVERY_S <= at_s[-1] - at_s[0] + 1, "batches are few"

@@ -23,6 +23,7 @@ from fleetpulse.io.mqtt import Publisher
 from fleetpulse.io.process import read_status
 from fleetpulse.io.segments import position
 from fleetpulse.ops.reports import shards
+from fleetpulse.paths import ROOT
 from streaming.landing import Landing
 from tests import waiting
 
@@ -52,7 +53,7 @@ class Installation:
     def start(self, bridge: str) -> None:
         command = [sys.executable, "-m", "cli", "job", "bridge", "--home", str(self.home.path), "--name", bridge]
         with (self.home.path / "bridges.log").open("ab") as log:
-            self.jobs[bridge] = subprocess.Popen(command, stdout=log, stderr=log, cwd=Path(__file__).parents[2])
+            self.jobs[bridge] = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
 
     def land(self) -> None:
         self._landing.start()

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fleetpulse.core.scenario import Scenario
-from tests.e2e.test_replay import ROOT, defined, told
+from fleetpulse.paths import ROOT
+from tests.e2e.test_replay import defined, told
 from tests.histories import START
 from tests.recordings import record
 from tests.waiting import PATIENCE_S
@@ -46,5 +47,5 @@ def test_a_replay_whose_source_connects_too_late_starts_its_query_again_and_tell
     assert done.returncode == 0, done.stderr
     assert marker.exists(), "the first process of the source was slow"
     log = (home / "logs" / "lifecycle.log").read_text()
-    assert log.count("did not connect within Spark's 10 s") == 1
+    assert log.count("did not connect within Spark's 10 s") >= 1, "on a busy machine the next process may be late, too"
     assert told(home) == defined(recording, {"rules": {"timeout": "20m"}}, 60_000)

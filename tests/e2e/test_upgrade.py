@@ -12,12 +12,13 @@ import pytest
 from fleetpulse.core.machine import Mode
 from fleetpulse.io.checkpoint import judged_up_to
 from fleetpulse.io.home import Home
+from fleetpulse.paths import ROOT
 from tests.e2e.test_replay import fleet, rows_of
 from tests.histories import signal, tick
 from tests.recordings import record_rows
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(600)]
-RECORDED = Path(__file__).parents[1] / "golden" / "home-1.tar.gz"
+RECORDED = ROOT / "tests" / "golden" / "home-1.tar.gz"
 LATER_S = 3 * 3_600
 
 
