@@ -22,6 +22,7 @@ from batch.verbs import Work, bootstrap, migrate, repartition, rollback
 from bench.contenders import key_groups
 from bench.generate import LATENESS_MS, Fleet, prepare
 from bench.measure import Meter, size_bytes
+from fleetpulse.columnar.forms import WRITTEN_FORMS
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
@@ -92,12 +93,12 @@ def _measured(
     yield _size(spark, home)
     taken = snapshot.take(spark, home, None, say)
     if taken.devices < devices * _JUDGED:
-        raise FleetError(f"{taken.devices:,} devices are in the state; there are {devices:,}")
+        raise FleetError(f"{taken.devices:,} devices are in the state; there are {devices:,}", code="bench-devices-missing")
     _plain(spark, home)  # warm
     verbs: dict[str, Callable[[], object]] = {
         "snapshot": lambda: snapshot.take(spark, home, None, say),
         "bootstrap": lambda: bootstrap(work, find_snapshot(home)),
-        "migrate": lambda: migrate(work, 3 if home.generation().form == 4 else 4),
+        "migrate": lambda: migrate(work, next(form for form in WRITTEN_FORMS if form != home.generation().form)),
         "repartition": lambda: repartition(work, stand(home.checkpoint).partitions + 1),
         "rollback": lambda: rollback(work, home.generation().number - 1),
     }
@@ -146,7 +147,9 @@ def require_few_bytes(rows: Iterable[Mapping[str, Any]]) -> None:
     for row in rows:
         size = row.get("bytes_a_device", 0)
         if size > BYTES_BAR:
-            raise FleetError(f"the state has at most {BYTES_BAR} bytes a device; got {size}: see columnar/stored.py")
+            raise FleetError(
+                f"the state has at most {BYTES_BAR} bytes a device; got {size}: see columnar/stored.py", code="state-too-large"
+            )
 
 
 def _plain(spark: SparkSession, home: Home) -> None:

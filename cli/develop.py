@@ -18,8 +18,8 @@ import typer
 from cli.environment import KINDS, EnvironmentFault, find_uv
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.times import parse_duration_ms
+from fleetpulse.paths import ROOT
 
-ROOT: Final = Path(__file__).parents[1]
 LOCKS: Final = {  # in this order: the smaller are held to the versions of the larger, which have less choice
     "dev": ["pyproject.toml", "--extra", "operations", "--extra", "dev"],
     "operations": ["pyproject.toml", "--extra", "operations", "--constraint", "requirements/dev.txt"],
@@ -43,6 +43,7 @@ def register(app: typer.Typer) -> None:
     bench.command("soak")(bench_soak)
     bench.command("expiry")(bench_expiry)
     bench.command("idle")(bench_idle)
+    bench.command("starts")(bench_starts)
     bench.command("state")(bench_state)
     bench.command("quality")(bench_quality)
     app.add_typer(bench, name="bench")
@@ -95,7 +96,7 @@ def lint() -> None:
         typer.echo("\n".join(faults))
         failed.append("locks")
     if failed:
-        raise FleetError(f"checks failed: {', '.join(failed)}")
+        raise FleetError(f"checks failed: {', '.join(failed)}", code="checks-failed")
 
 
 def _passes(name: str, command: list[str]) -> bool:
@@ -164,23 +165,23 @@ def lock(
     """Compile the locks: versions and hashes, no addresses."""
     if check:
         if faults := lock_faults():
-            raise FleetError("\n".join(faults))
+            raise FleetError("\n".join(faults), code="lock-failed")
         return
     cache = Path(os.environ.get("FLEET_CACHE") or ROOT / ".cache")
     try:
         uv = find_uv(ROOT, cache, pinned=True)
     except EnvironmentFault as fault:
-        raise FleetError(str(fault)) from None
+        raise FleetError(str(fault), code="lock-failed") from None
     for kind, sources in LOCKS.items():
         command = [str(uv), "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes"]
         # Whatever mirror this machine uses stays its own affair.
         command += ["--no-emit-index-url", "--no-emit-find-links", "--custom-compile-command", "./fleet lock"]
         command += ["--upgrade"] if upgrade else []
         if _call([*command, *sources, "--output-file", f"requirements/{kind}.txt"], stdin="uv\n" if kind == "uv" else None):
-            raise FleetError(f"uv cannot compile requirements/{kind}.txt; its own words are above")
+            raise FleetError(f"uv cannot compile requirements/{kind}.txt; its own words are above", code="lock-failed")
     wanted, target = PEER_LOCK
     if _call([*command, "--no-annotate", wanted, "--output-file", target]):
-        raise FleetError(f"uv cannot compile {target}; its own words are above")
+        raise FleetError(f"uv cannot compile {target}; its own words are above", code="lock-failed")
 
 
 def bench_lifecycle(
@@ -199,7 +200,7 @@ def bench_lifecycle(
     plans = {"quick": quick, "small": small, "python": python, "flat": flat}
     chosen = [name for name, given in plans.items() if given]
     if len(chosen) > 1:
-        raise Misuse("--quick, --small, --python and --flat exclude each other")
+        raise Misuse("--quick, --small, --python and --flat exclude each other", code="option-conflict")
     run((chosen or ["full"])[0], json_lines=json_lines, only=only or (), devices=devices or (), rows=rows)
 
 
@@ -256,6 +257,17 @@ def bench_idle(
     )
 
 
+def bench_starts(
+    before: Annotated[str, typer.Option("--before", help="The commit to compare with.")] = "716d995",
+    alone: Annotated[bool, typer.Option("--alone", help="Without the other commit.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+) -> None:
+    """Measure what starts cost: the command itself, a replay, a snapshot, and a fleet up to its first verdict."""
+    from bench.starts import bench_starts as run
+
+    run(before=before, alone=alone, json_lines=json_lines)
+
+
 def bench_expiry(
     devices: Annotated[int, typer.Option("--devices", min=1, help="How many share the deadline.")] = 1_000_000,
     jitter: Annotated[str, typer.Option("--jitter", help="Of the second case; the first has none.")] = "10m",
@@ -280,7 +292,7 @@ def bench_state(
     from bench.state import require_few_bytes
 
     if recording is not None and not recording.is_file():
-        raise Misuse(f'there is no recording "{recording}"')
+        raise Misuse(f'there is no recording "{recording}"', code="recording-missing")
     measured = run(quick=quick, say=_told) if recording is None else bench_backtest(recording, _told)
     require_few_bytes(_show_measured(measured, "moving the state", json_lines=json_lines))
 

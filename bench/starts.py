@@ -1,0 +1,145 @@
+"""Starts: CPU and wall time of commands that a person waits for, beside another commit of this project.
+
+Rule 1: each command runs as a person types it, in a process tree of its own; the contenders take turns.
+Rule 2: the caches are warm: kernels are compiled and Spark's classes are kept, as they are from the second start on.
+"""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import psutil
+
+from bench.folders import own_folder
+from bench.generate import START_MS
+from bench.idle import OURS, Contender, checkout
+from bench.measure import Meter
+from cli.output import as_json, as_table, console
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.scenario import Scenario
+from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.io.delta_log import is_committed
+from fleetpulse.io.home import Home
+from fleetpulse.paths import ROOT, cache_dir
+from tests.recordings import record
+
+COLUMNS: Final = ("command", "contender", "wall_s", "cpu_s", "runs")
+_SHORT: Final = 5  # runs of a command that starts no Spark
+_LIMIT_S: Final = 300.0
+
+
+def bench_starts(*, before: str, alone: bool, json_lines: bool) -> None:
+    """Run each command of each contender, and print a row each.
+
+    Args:
+        before: the commit to compare with.
+        alone: leave the other commit out.
+        json_lines: one object a line instead of a table.
+
+    Raises:
+        FleetError: a command failed, or took longer than five minutes.
+    """
+    rows: list[dict[str, Any]] = []
+    with own_folder(Path(tempfile.mkdtemp(prefix="fleet-starts-"))) as place, ExitStack() as others:
+        contenders = [] if alone else [others.enter_context(checkout(before))]
+        contenders.append(Contender(OURS, ROOT))
+        recording = record(place / "fleet.ndjson.gz", Scenario(5, 10, START_MS, history_ms=90 * 60_000))
+        for number, one in enumerate(contenders):
+            for run in range(2):  # the first one fills the caches
+                home = place / f"replayed-{number}-{run}"
+                replay = _measure(one, 1, "replay", str(recording), "--home", str(home), "--lateness", "1m")
+            home = place / f"replayed-{number}-0"
+            rows += [
+                _measure(one, _SHORT, "--help"),
+                _measure(one, _SHORT, "version"),
+                _measure(one, _SHORT, "status", "--home", str(home)),
+                replay,
+                _measure(one, 2, "state", "snapshot", "--home", str(home)),
+                _first_verdict(one, place / f"live-{number}"),
+            ]
+    rows.sort(key=lambda row: [one["command"] for one in rows].index(row["command"]))
+    if json_lines:
+        as_json(rows)
+    else:
+        console().print(as_table(rows, COLUMNS, "starts"))
+
+
+def _start(contender: Contender, words: tuple[str, ...]) -> "subprocess.Popen[bytes]":
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"FLEET_VENV": str(Path(sys.executable).parents[1]), "FLEET_CACHE": str(cache_dir())}
+    return subprocess.Popen(
+        [str(contender.tree / "fleet"), *words],
+        cwd=contender.tree,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def _measure(contender: Contender, runs: int, *words: str) -> dict[str, Any]:
+    wall_s, cpu_s = list[float](), list[float]()
+    for _ in range(runs):
+        began_s, before_s = time.monotonic(), _waited_cpu_s()
+        running = _start(contender, words)
+        with Meter(psutil.Process(running.pid)) as meter:
+            try:
+                _, errors = running.communicate(timeout=_LIMIT_S)
+            finally:
+                _end(running)
+            seen_s = meter.read().cpu_s
+        if running.returncode:
+            raise FleetError(f"./fleet {' '.join(words)} failed: {errors.decode()[-500:]}", code="command-failed")
+        wall_s.append(time.monotonic() - began_s)
+        cpu_s.append(max(seen_s, _waited_cpu_s() - before_s))  # Spark's workers are seen, and waited for by nobody
+    return _row(words, contender, wall_s, cpu_s)
+
+
+def _first_verdict(contender: Contender, home: Path) -> dict[str, Any]:
+    words = ("up", "--no-airflow", "--devices", "20", "--port", "0", "--home", str(home))
+    table, began_s = Home(home).table(JUDGEMENTS.name), time.monotonic()
+    running = _start(contender, words)
+    try:
+        with Meter(psutil.Process(running.pid)) as meter:
+            while not (is_committed(table) and any(table.glob("kind=transition/*.parquet"))):
+                if running.poll() is not None or time.monotonic() - began_s > _LIMIT_S:
+                    raise FleetError(f"no verdict within {_LIMIT_S:.0f} s of ./fleet {' '.join(words)}", code="wait-timeout")
+                time.sleep(0.1)
+            return _row(("up", "to the first verdict"), contender, [time.monotonic() - began_s], [meter.read().cpu_s])
+    finally:
+        _end(running)
+
+
+def _end(running: "subprocess.Popen[bytes]") -> None:
+    if running.poll() is None:
+        running.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            running.communicate(timeout=60)
+    if running.poll() is None:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.communicate()
+
+
+def _row(words: tuple[str, ...], contender: Contender, wall_s: list[float], cpu_s: list[float]) -> dict[str, Any]:
+    named = " ".join(word for word in words[:2] if not word.startswith(("/", "--home")))
+    return {
+        "command": named,
+        "contender": contender.name,
+        "wall_s": round(median(wall_s), 2),
+        "cpu_s": round(median(cpu_s), 2),
+        "runs": len(wall_s),
+    }
+
+
+def _waited_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
