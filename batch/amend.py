@@ -13,26 +13,26 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from batch.progress import Paced, Say, silent
-from fleetpulse.core.amending import Histories, amend, content, corrections, histories, transitions
+from batch.common.progress import Paced, Say, silent
+from fleetpulse.core.amendments import Histories, amend, content, corrections, histories, transitions
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import AMENDMENTS, Judgement, Verdict
-from fleetpulse.core.messages import Kind
 from fleetpulse.core.replay import Deployment, Outcome
+from fleetpulse.core.rows import Kind
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.core.times import format_instant
-from fleetpulse.io import delta
-from fleetpulse.io.amended import Reached, write_reached
-from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS, judged_up_to
-from fleetpulse.io.commands import commanded, spool
-from fleetpulse.io.damage import open_table
-from fleetpulse.io.delta_log import holds_table
-from fleetpulse.io.home import Home
-from fleetpulse.io.kept import oldest_kept_ms
-from fleetpulse.io.locks import held
-from fleetpulse.io.wall_clock import wall_clock_ms
-from fleetpulse.ops.beginnings import CAME_LATE, DONE, Begun, reach
-from fleetpulse.ops.verdicts import said_by_device
+from fleetpulse.io.checkpoints.checkpoint import WATERMARK_DELAY_MS, judged_up_to
+from fleetpulse.io.delta.corruption import open_table
+from fleetpulse.io.delta.log import holds_table
+from fleetpulse.io.home.amend_progress import Reached, write_reached
+from fleetpulse.io.home.command_spool import commanded, spool
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.retention_floor import oldest_kept_ms
+from fleetpulse.io.system.locks import held
+from fleetpulse.io.system.wall_clock import wall_clock_ms
+from fleetpulse.io.tables import tables
+from fleetpulse.reports.device_judgements import said_by_device
+from fleetpulse.reports.replay_origin import CAME_LATE, DONE, Begun, reach
 
 _AT_ONCE: Final = 500  # devices whose rows are in memory together
 LOOKED_AT: Final = f"(kind = '{Verdict.LATE}' OR (kind = '{Verdict.REFUSED}' AND message_kind = '{Kind.REGISTRY}'))"
@@ -127,7 +127,7 @@ def amend_home(home: Home, wanted: Wanted, say: Say = silent) -> list[Amended]:
         if judged is None or judged[1] <= WATERMARK_DELAY_MS or not holds_table(home.table(JUDGEMENTS.name)):
             return []
         _check_columns(home)
-        through_ms, before_ms = judged[1], delta.landed(home, JUDGEMENTS, DONE)
+        through_ms, before_ms = judged[1], tables.landed(home, JUDGEMENTS, DONE)
         concerned = _concerned(home, wanted, before_ms, through_ms)
         counts = not (wanted.device_ids or wanted.dry_run or wanted.since_ms is not None)
         order = sorted(concerned, key=lambda device_id: (concerned[device_id], device_id))
@@ -147,7 +147,7 @@ def amend_home(home: Home, wanted: Wanted, say: Say = silent) -> list[Amended]:
                 still = [at_ms for device_id, at_ms in concerned.items() if device_id not in done or _is_unmet(done[device_id])]
                 if counts and still and min(still) - 1 > before_ms:  # who is broken off now has not to begin anew
                     before_ms = min(still) - 1
-                    delta.append_of(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), {DONE: before_ms})
+                    tables.append_of(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, []), {DONE: before_ms})
         if concerned:
             say(f"devices looked at: {len(done):,} of {len(concerned):,}")
         if counts:
@@ -156,7 +156,7 @@ def amend_home(home: Home, wanted: Wanted, say: Say = silent) -> list[Amended]:
             done_ms = max(before_ms, min([last_ms, *(concerned[device_id] - 1 for device_id in unmet)]))
             write_reached(home, Reached(done_ms, through_ms, tuple(unmet)))
             if done_ms > before_ms:
-                delta.append_of(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), {DONE: done_ms})
+                tables.append_of(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, []), {DONE: done_ms})
         return [done[device_id] for device_id in sorted(done)]
 
 
@@ -197,7 +197,7 @@ def _concerned(home: Home, wanted: Wanted, before_ms: int, through_ms: int) -> d
     if wanted.device_ids and wanted.since_ms is None:
         return dict.fromkeys(wanted.device_ids, 0)
     after_ms = before_ms if wanted.since_ms is None else wanted.since_ms - 1
-    found = {one["device_id"]: one["first_ms"] for one in delta.query(home, _CONCERNED, [after_ms, through_ms])}
+    found = {one["device_id"]: one["first_ms"] for one in tables.query(home, _CONCERNED, [after_ms, through_ms])}
     return {one: first_ms for one, first_ms in found.items() if not wanted.device_ids or one in wanted.device_ids}
 
 
@@ -226,7 +226,7 @@ def _amend_some(home: Home, group: _Group, through_ms: int, wanted: Wanted) -> l
     fresh = amend(told, ours)
     if fresh and not wanted.dry_run:
         rows = [_row(one) for some in fresh.values() for one in some]
-        delta.append_of(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), {})
+        tables.append_of(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, rows), {})
     apart = [device_id for device_id in ours if told.differ(device_id)]
     corrected, why = _correct(home, apart, group.begun, before, wanted) if apart else (dict[str, int](), "")
     kept_ms = oldest_kept_ms(home, MESSAGES.name)

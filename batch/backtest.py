@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from batch.progress import Paced, Say, Steps, silent, watched
-from fleetpulse.columnar.blocks import NO_SIGNALS, batch_to_rows, from_bytes
-from fleetpulse.columnar.rejudged import Found, Question, Rejudged, together
-from fleetpulse.columnar.wire import from_wire
+from batch.common.progress import Paced, Say, Steps, silent, watched
+from fleetpulse.columnar.backtest.replay import Found, Question, Rejudged, together
+from fleetpulse.columnar.codec.arrow import NO_SIGNALS, batch_to_rows, from_bytes
+from fleetpulse.columnar.codec.wire import from_wire
 from fleetpulse.core.errors import FleetError, Misuse
-from fleetpulse.core.messages import Row
 from fleetpulse.core.policy import Policy
+from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.core.times import format_instant
-from fleetpulse.io.home import Home
-from fleetpulse.io.kept import oldest_kept_ms, require_kept
-from fleetpulse.io.process import do_with
-from fleetpulse.io.slices import Piece, Slice, blocks_of, pieces_of, slices_of
-from fleetpulse.io.workers import settle
-from fleetpulse.ops.backtest import Backtest, figures
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.retention_floor import oldest_kept_ms, require_kept
+from fleetpulse.io.spark.python_worker import settle
+from fleetpulse.io.system.process import do_with
+from fleetpulse.io.tables.bronze_slices import Piece, Slice, blocks_of, pieces_of, slices_of
+from fleetpulse.reports.backtest import Backtest, figures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -189,7 +189,7 @@ def unpacked(blocks: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, list[Row]
 
 def _on_spark(question: Question, slices: Sequence[Slice], home: Home, say: Say) -> Found:
     do_with("pandas")  # Spark asks for it
-    from fleetpulse.io.spark import Size, spark_session
+    from fleetpulse.io.spark.session import Size, spark_session
     from fleetpulse.settings import load_settings
 
     size = Size(max(2, os.cpu_count() or 1), load_settings(home.path).heap)

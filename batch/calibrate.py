@@ -16,19 +16,20 @@ import numpy as np
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from fleetpulse.columnar.blocks import KINDS, SIGNAL_SCHEMA
+from fleetpulse.columnar.codec.arrow import KINDS, SIGNAL_SCHEMA
 from fleetpulse.columnar.compute import pc
-from fleetpulse.columnar.group import KeyGroup, Step, begin
-from fleetpulse.columnar.snapshots import taken
+from fleetpulse.columnar.fold.key_group import KeyGroup, Step, begin
+from fleetpulse.columnar.snapshot.rows import taken
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import Verdict
-from fleetpulse.core.messages import Kind, hash64
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Kind, hash64
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, STREAM_HEALTH
-from fleetpulse.io import compaction, delta
-from fleetpulse.io.home import Home
-from fleetpulse.io.needs import Need
-from fleetpulse.ops.planning import Figures, Fleet, Parquet, group_bytes
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.maintenance import compaction
+from fleetpulse.io.maintenance.readers import Need
+from fleetpulse.io.tables import tables
+from fleetpulse.planning.model import Figures, Fleet, Parquet, group_bytes
 
 START_MS: Final = 1_700_006_400_000  # a midnight and some hours
 DEPLOYMENT: Final = Deployment(30_000)
@@ -204,19 +205,19 @@ def bronze(rows: int, devices: int, number: int, *, metrics: bool = False) -> pa
     if metrics:
         told = zip(rng.integers(3_300, 4_100, rows).tolist(), (rng.integers(120, 300, rows) / 10).tolist(), strict=True)
         columns["metrics"] = pa.array([f'{{"temperature":{degrees:04.1f},"battery":{volt}}}' for volt, degrees in told])
-    return delta.from_columns(MESSAGES, columns, rows)
+    return tables.from_columns(MESSAGES, columns, rows)
 
 
 def _of_bronze(figures: Figures, home: Home) -> Figures:
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     number, found = 0, list[float]()
     for rows, devices in _SIZES:
         number += 1
-        delta.append(home, MESSAGES, bronze(rows, devices, number), "calibrate", number)
+        tables.append(home, MESSAGES, bronze(rows, devices, number), "calibrate", number)
         found.append(newest_file(home, MESSAGES.name))
     landed = _fit(_SIZES, found)
     number += 1
-    delta.append(home, MESSAGES, bronze(20_000, 20_000, number, metrics=True), "calibrate", number)
+    tables.append(home, MESSAGES, bronze(20_000, 20_000, number, metrics=True), "calibrate", number)
     share = (newest_file(home, MESSAGES.name) - found[-1]) / (20_000 * _METRICS)
     sizes = ((12_000, 2_000), (60_000, 60_000), (120_000, 5_000))
     pieces = [piece_bytes(Home(home.path / f"piece-{rows}"), rows, devices) for rows, devices in sizes]
@@ -226,9 +227,9 @@ def _of_bronze(figures: Figures, home: Home) -> Figures:
 def piece_bytes(home: Home, rows: int, devices: int, versions: int = 12) -> float:
     """Return the bytes of a piece of so many rows, put together from several versions in a home of its own."""
     home.prepare(DEPLOYMENT)
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     for number in range(1, versions + 1):
-        delta.append(home, MESSAGES, bronze(rows // versions, devices, number), "calibrate", number)
+        tables.append(home, MESSAGES, bronze(rows // versions, devices, number), "calibrate", number)
     planned = compaction.plan(home.table(MESSAGES.name), [Need("calibration", versions + 1, by_version=True)], None, START_MS)
     assert planned is not None, "there are rows"
     assert len(planned.merges) == 1, "they are a day's"
@@ -260,15 +261,15 @@ def transitions(devices: int) -> pa.Table:
     columns: dict[str, Any] = {name: changes[name] for name in changes.schema.names}
     columns["judged_at_ms"] = pa.array(np.full(changes.num_rows, _end_ms(_AWAY.stop)))
     columns["generation"] = pa.array(np.ones(changes.num_rows, np.int32))
-    return delta.from_columns(JUDGEMENTS, columns, changes.num_rows)
+    return tables.from_columns(JUDGEMENTS, columns, changes.num_rows)
 
 
 def _of_judgements(home: Home) -> Parquet:
-    delta.create(home, JUDGEMENTS)
+    tables.create(home, JUDGEMENTS)
     sizes, found = list[int](), list[float]()
     for number, devices in enumerate((200, 2_000, 8_000), 1):
         rows = transitions(devices)
-        delta.append(home, JUDGEMENTS, rows, "calibrate", number)
+        tables.append(home, JUDGEMENTS, rows, "calibrate", number)
         sizes.append(rows.num_rows)
         found.append(newest_file(home, JUDGEMENTS.name))
     slope, constant = np.polyfit(sizes, found, 1, w=1 / np.array(found)).tolist()
@@ -293,7 +294,7 @@ def _of_snapshots(figures: Figures, folder: Path) -> Figures:
 
 
 def _of_health(home: Home) -> float:
-    delta.create(home, STREAM_HEALTH)
+    tables.create(home, STREAM_HEALTH)
     rng = np.random.default_rng(1)
     numbers = {"long": 10**6, "int": 8, "double": 10**4}
     rows = [
@@ -306,7 +307,7 @@ def _of_health(home: Home) -> float:
         }
         for number in range(1_000)
     ]  # fmt: skip
-    delta.append(home, STREAM_HEALTH, delta.to_table(STREAM_HEALTH, rows), "calibrate", 1)
+    tables.append(home, STREAM_HEALTH, tables.to_table(STREAM_HEALTH, rows), "calibrate", 1)
     return newest_file(home, STREAM_HEALTH.name) / len(rows)
 
 

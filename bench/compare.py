@@ -12,7 +12,7 @@ import duckdb
 from deltalake import DeltaTable
 
 from bench.contenders import OURS
-from fleetpulse.io.delta_log import holds_table
+from fleetpulse.io.delta.log import holds_table
 
 COLUMNS: Final = ("device_id", "transition_no", "from_mode", "to_mode", "trigger", "event_time_ms", "runtime_ms")
 NEEDED: Final = frozenset({"signal", "silence", "errors"})  # where a comparison lacks one, its input was too short or too small

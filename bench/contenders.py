@@ -19,9 +19,9 @@ from bench.generate import DEGRADED_WINDOW_MS, FILES, KINDS, LATENESS_MS, Input
 from bench.python_fold import Rules
 from fleetpulse.core import policy
 from fleetpulse.core.replay import Deployment
-from fleetpulse.io.generations import Generation
-from fleetpulse.io.lifecycle_query import judged, written
-from fleetpulse.ops import planning
+from fleetpulse.io.checkpoints.generations import Generation
+from fleetpulse.io.lifecycle.query import judged, written
+from fleetpulse.planning import model
 
 REFERENCE: Final = "scala-flat-map-groups"
 OURS: Final = "ours"
@@ -59,7 +59,7 @@ def rules(source: Input) -> Rules:
 
 def key_groups(devices: int) -> int:
     """Return how many key groups ours takes: what `./fleet plan` advises for two partitions."""
-    return planning.key_groups(devices, 2)
+    return model.key_groups(devices, 2)
 
 
 def messages(spark: SparkSession, source: Input) -> DataFrame:

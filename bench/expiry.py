@@ -28,21 +28,21 @@ from rich.console import Console
 
 from bench.contenders import key_groups, start_ours
 from bench.generate import LATENESS_MS, START_MS
-from cli.output import as_table, console
-from fleetpulse.columnar.seeds import REGISTERED_SCHEMA
-from fleetpulse.core.decoding import decode
+from cli.common.output import as_table, console
+from fleetpulse.columnar.snapshot.bootstrap import REGISTERED_SCHEMA
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import EVERYONE, Origin, Row, hash64
+from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.policy import Dated, Policies, parse_policy
+from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.shards import Shards
+from fleetpulse.core.rows import EVERYONE, Origin, Row, hash64
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.core.times import format_duration
-from fleetpulse.io.delta import arrow_schema, to_table
-from fleetpulse.io.generations import Generation
-from fleetpulse.io.lifecycle_query import Begin, judged
-from fleetpulse.io.registry import initial_state
-from fleetpulse.io.spark import Size, spark_session
+from fleetpulse.io.checkpoints.generations import Generation
+from fleetpulse.io.lifecycle.initial_state import initial_state
+from fleetpulse.io.lifecycle.query import Begin, judged
+from fleetpulse.io.spark.session import Size, spark_session
+from fleetpulse.io.tables.tables import arrow_schema, to_table
 from fleetpulse.paths import ROOT, cache_dir
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them

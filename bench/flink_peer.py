@@ -21,11 +21,11 @@ import pyspark
 from bench.contenders import rules
 from bench.generate import KINDS, Input
 from bench.worker import MEMORY
-from cli.environment import EnvironmentFault, find_uv, gist
+from cli.common.bootstrap import EnvironmentFault, find_uv, gist
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.delta_log import DeltaLog
-from fleetpulse.io.jars import Jar, resolve_jars
-from fleetpulse.io.java import find_java
+from fleetpulse.io.delta.log import DeltaLog
+from fleetpulse.io.spark.jars import Jar, resolve_jars
+from fleetpulse.io.spark.java import find_java
 from fleetpulse.paths import ROOT, cache_dir
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them

@@ -12,11 +12,11 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from cli.output import as_table, console
-from fleetpulse.columnar.blocks import KINDS, SIGNAL_SCHEMA
-from fleetpulse.columnar.group import KeyGroup, begin
-from fleetpulse.core.messages import Kind
+from cli.common.output import as_table, console
+from fleetpulse.columnar.codec.arrow import KINDS, SIGNAL_SCHEMA
+from fleetpulse.columnar.fold.key_group import KeyGroup, begin
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Kind
 
 _START_MS: Final = 1_700_000_000_000
 _SPAN_MS: Final = 60_000

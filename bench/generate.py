@@ -21,10 +21,10 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
 from fleetpulse.core.errors import Misuse
-from fleetpulse.core.messages import EVERYONE, hash64
 from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.rows import EVERYONE, hash64
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.delta import arrow_schema
+from fleetpulse.io.tables.tables import arrow_schema
 from fleetpulse.paths import cache_dir
 
 FORMAT: Final = 2  # of what is generated: raise it with every change, or a stored input is taken for a new one

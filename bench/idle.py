@@ -26,15 +26,15 @@ import psutil
 
 from bench.folders import own_folder
 from bench.measure import Meter, own_bytes
-from cli.output import as_json, as_table, console
-from cli.processes import ROOT
+from cli.common.output import as_json, as_table, console
+from cli.supervisor.processes import ROOT
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io.address import load_address
-from fleetpulse.io.delta_log import DeltaLog, is_committed
-from fleetpulse.io.home import Home
-from fleetpulse.io.mqtt import Publisher
-from fleetpulse.io.process import read_status
+from fleetpulse.io.delta.log import DeltaLog, is_committed
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.mqtt.address import load_address
+from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.io.system.process import read_status
 from fleetpulse.paths import cache_dir
 
 BEFORE: Final = "716d995"  # the commit in which batches did not adapt yet

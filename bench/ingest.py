@@ -27,15 +27,15 @@ from deltalake import DeltaTable
 
 from bench.folders import own_folder
 from bench.measure import own_bytes, read, resident_bytes
-from cli.output import as_table, console
-from cli.processes import Run
+from cli.common.output import as_table, console
+from cli.supervisor.processes import Run
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io import packets
-from fleetpulse.io.address import BrokerAddress
-from fleetpulse.io.delta_log import holds_table
-from fleetpulse.io.home import BRIDGE, Home
-from fleetpulse.io.receiver import Receiver
+from fleetpulse.io.delta.log import holds_table
+from fleetpulse.io.home.home import BRIDGE, Home
+from fleetpulse.io.mqtt import codec
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.subscriber import Receiver
 
 COLUMNS: Final = (
     "contender", "messages", "messages_per_s", "cpu_us_per_message", "broker_us_per_message", "peak_rss_mb", "peak_pss_mb",
@@ -73,17 +73,17 @@ def fill(address: BrokerAddress, count: int) -> None:
         FleetError: the broker does not let us in, or stops acknowledging.
     """
     with socket.create_connection((address.host, address.port), 5.0) as line:
-        line.sendall(packets.connect("fleetpulse-bench", address.username, address.password, keep_session=False))
+        line.sendall(codec.connect("fleetpulse-bench", address.username, address.password, keep_session=False))
         if line.recv(4)[-1:] != b"\x00":
             raise FleetError(f"the broker at {address} does not let the benchmark in", code="broker-refuses")
         line.setblocking(False)
-        reader, unsent, now_ms = packets.Reader(0), bytearray(), time.time_ns() // 1_000_000
+        reader, unsent, now_ms = codec.Reader(0), bytearray(), time.time_ns() // 1_000_000
         sent = acknowledged = 0
         heard_s = time.monotonic()
         while acknowledged < count:
             while sent < count and sent - acknowledged < _IN_FLIGHT and len(unsent) < _SEND_BYTES:
                 topic = f"fleet/site-{sent % 5}/meter-{sent % DEVICES:06d}/heartbeat"
-                unsent += packets.publish(sent % 65_535 + 1, topic, payload(sent, now_ms))
+                unsent += codec.publish(sent % 65_535 + 1, topic, payload(sent, now_ms))
                 sent += 1
             readable, writable, _ = select.select([line], [line] if unsent else [], [], 1.0)
             if writable:

@@ -30,7 +30,7 @@ from bench.generate import Input, prepare
 from bench.harness import Crashed, DidNotFinish, Run, Warm
 from bench.pace import Pace
 from bench.scala_jobs import compiled
-from cli.output import as_table, console
+from cli.common.output import as_table, console
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.paths import cache_dir
 

@@ -13,11 +13,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from fleetpulse.core.decoding import decode
-from fleetpulse.core.messages import Origin, Row, hash64
+from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.rows import Origin, Row, hash64
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io import delta
+from fleetpulse.io.tables import tables
 
 START_MS: Final = 1_700_000_000_000
 LATENESS_MS: Final = 30_000
@@ -91,7 +91,7 @@ class Load:
             "segment": pa.array(np.full(count, number)),
             **{name: pa.array([value] * count) for name, value in _ARRIVAL.items()},
         }
-        schema = delta.arrow_schema(MESSAGES)
+        schema = tables.arrow_schema(MESSAGES)
         return pa.table([columns.get(field.name, pa.nulls(count, field.type)) for field in schema], schema=schema)
 
     def _own(self, number: int) -> Iterator[Row]:
@@ -114,7 +114,7 @@ class Load:
 
 def _landed(rows: Iterable[Row], number: int) -> pa.Table:
     arrived = {**_ARRIVAL, "segment": number}
-    return delta.to_table(MESSAGES, ({**asdict(row), "device_hash": hash64(row.device_id), **arrived} for row in rows))
+    return tables.to_table(MESSAGES, ({**asdict(row), "device_hash": hash64(row.device_id), **arrived} for row in rows))
 
 
 def _policy(timeout_s: int) -> dict[str, Any]:

@@ -19,23 +19,23 @@ import pyarrow.compute
 from deltalake import CommitProperties, write_deltalake
 
 from batch.backtest import unpacked
-from batch.quality import lazy_session, run
+from batch.quality.run import lazy_session, run
 from bench.load import LATENESS_MS, Load
 from bench.measure import Reading, read
-from fleetpulse.columnar.blocks import NO_SIGNALS
-from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.columnar.snapshots import taken
+from fleetpulse.columnar.codec.arrow import NO_SIGNALS
+from fleetpulse.columnar.fold.key_group import KeyGroup
+from fleetpulse.columnar.snapshot.rows import taken
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import Kind
+from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.shards import Shards
+from fleetpulse.core.rows import Kind
 from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS, MESSAGES, TABLES
-from fleetpulse.io import delta
-from fleetpulse.io.counted import Counted
-from fleetpulse.io.home import Home
-from fleetpulse.io.slices import blocks_of, pieces_of, slices_of
-from fleetpulse.io.snapshot_table import Taken
-from fleetpulse.io.spark import Size
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.spark.session import Size
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.bronze_slices import blocks_of, pieces_of, slices_of
+from fleetpulse.io.tables.row_accounting import Counted
+from fleetpulse.io.tables.snapshots import Taken
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _DAY: Final = Load(devices=230, leaving=1)  # a message each in 20 s: 1,000,000 a day
@@ -88,14 +88,14 @@ def _land(home: Home, steps: int) -> int:
     """Write bronze, and what landing keeps of our own rows; return how many messages there are."""
     home.prepare(Deployment(LATENESS_MS))
     for table in TABLES:
-        delta.create(home, table)
+        tables.create(home, table)
     count = 0
     for number, first in enumerate(range(0, steps, _A_COMMIT), 1):
         rows = pa.concat_tables([_DAY.step(step) for step in range(first, min(first + _A_COMMIT, steps))])
         for table, kind in ((COVERAGE, Kind.GAP), (DEVICES, Kind.REGISTRY)):
-            delta.append(home, table, delta.to_table(table, _own(rows, kind)), "bench", number)
+            tables.append(home, table, tables.to_table(table, _own(rows, kind)), "bench", number)
         count += rows.num_rows
-        delta.append_of(home, MESSAGES, rows, {"bench": number, **Counted(count, 0).numbers()})
+        tables.append_of(home, MESSAGES, rows, {"bench": number, **Counted(count, 0).numbers()})
     return count
 
 
@@ -146,7 +146,7 @@ def _judge(home: Home) -> int:
 def _say(home: Home, told: list[pa.RecordBatch], number: int) -> int:
     said = pa.Table.from_batches(told)
     columns = dict(zip(said.column_names, said.columns, strict=True))
-    delta.append(home, JUDGEMENTS, delta.from_columns(JUDGEMENTS, columns, said.num_rows), "bench", number)
+    tables.append(home, JUDGEMENTS, tables.from_columns(JUDGEMENTS, columns, said.num_rows), "bench", number)
     return said.num_rows
 
 

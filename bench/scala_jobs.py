@@ -9,8 +9,8 @@ import pyspark
 
 from bench.generate import fingerprint
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.jars import Jar, resolve_jars
-from fleetpulse.io.java import find_java
+from fleetpulse.io.spark.jars import Jar, resolve_jars
+from fleetpulse.io.spark.java import find_java
 from fleetpulse.paths import cache_dir
 
 SOURCES: Final = Path(__file__).parent / "scala"

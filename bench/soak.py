@@ -25,14 +25,14 @@ from rich.console import Console
 from bench.folders import own_folder
 from bench.load import LATENESS_MS, Load
 from bench.measure import open_files, resident_bytes, size_bytes
-from cli.output import as_table, console
-from cli.processes import ROOT, Run
+from cli.common.output import as_table, console
+from cli.supervisor.processes import ROOT, Run
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
-from fleetpulse.io import delta
-from fleetpulse.io.appending import Appender
-from fleetpulse.io.home import Home
+from fleetpulse.io.delta.appender import Appender
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
 from fleetpulse.paths import cache_dir
 
 COLUMNS = ("series", "samples", "before", "after", "change", "verdict")
@@ -159,12 +159,12 @@ class Soak:
     def feed(self, home: Home, load: Load, number: int, appender: Appender) -> None:
         """Let a step of the load come in, by an appender that is kept, as landing keeps one: its cost stays the same too."""
         rows = load.step(number)
-        delta.append_of(home, MESSAGES, rows, {_WRITER: number + 1}, appender)
+        tables.append_of(home, MESSAGES, rows, {_WRITER: number + 1}, appender)
         self.messages += rows.num_rows
 
     def take_health(self, home: Home) -> None:
         """Take what the job said of each of its batches that had rows."""
-        for batch in delta.query(home, _BATCHES, tables=[STREAM_HEALTH.name]):
+        for batch in tables.query(home, _BATCHES, tables=[STREAM_HEALTH.name]):
             self.note("devices", sum(json.loads(batch.pop("devices")).values()))
             for name, value in batch.items():
                 self.note(name, value)
@@ -277,7 +277,7 @@ def run(asked: Plan, shown: Console, folder: Path | None = None) -> Soak:
 def _soak(asked: Plan, home: Home, shown: Console) -> Soak:
     found, load, number = Soak(), asked.load, 0
     for table in (MESSAGES, JUDGEMENTS):
-        delta.create(home, table)
+        tables.create(home, table)
     appender = Appender(home.table(MESSAGES.name))
     with (
         home.locked("bench soak"),

@@ -22,12 +22,12 @@ from bench.folders import own_folder
 from bench.generate import START_MS
 from bench.idle import OURS, Contender, checkout
 from bench.measure import Meter
-from cli.output import as_json, as_table, console
+from cli.common.output import as_json, as_table, console
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.scenario import Scenario
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io.delta_log import is_committed
-from fleetpulse.io.home import Home
+from fleetpulse.io.delta.log import is_committed
+from fleetpulse.io.home.home import Home
 from fleetpulse.paths import ROOT, cache_dir
 from tests.recordings import record
 
@@ -65,7 +65,8 @@ def bench_starts(*, before: str, alone: bool, json_lines: bool) -> None:
                 _measure(one, 2, "state", "snapshot", "--home", str(home)),
                 _first_verdict(one, place / f"live-{number}"),
             ]
-    rows.sort(key=lambda row: [one["command"] for one in rows].index(row["command"]))
+    commands = list(dict.fromkeys(row["command"] for row in rows))
+    rows.sort(key=lambda row: commands.index(row["command"]))
     if json_lines:
         as_json(rows)
     else:

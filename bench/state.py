@@ -15,25 +15,25 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from batch import snapshot
-from batch.generation import await_end
-from batch.session import batch_session
-from batch.verbs import Work, bootstrap, migrate, repartition, rollback
+from batch.common.spark_session import batch_session
+from batch.state import snapshot
+from batch.state.generation import await_end
+from batch.state.operations import Work, bootstrap, migrate, repartition, rollback
 from bench.contenders import key_groups
 from bench.generate import LATENESS_MS, Fleet, prepare
 from bench.measure import Meter, size_bytes
-from fleetpulse.columnar.forms import WRITTEN_FORMS
+from fleetpulse.columnar.codec.versions import WRITTEN_FORMS
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.checkpoint import stand
-from fleetpulse.io.generations import Generation, Generations, save_generations
-from fleetpulse.io.home import Home
-from fleetpulse.io.lifecycle_query import start
-from fleetpulse.io.snapshot_table import find_snapshot, snapshots
-from fleetpulse.io.spark import Size
-from fleetpulse.io.stored_state import overview
+from fleetpulse.io.checkpoints.checkpoint import stand
+from fleetpulse.io.checkpoints.generations import Generation, Generations, save_generations
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.query import start
+from fleetpulse.io.lifecycle.state_reader import overview
+from fleetpulse.io.spark.session import Size
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.snapshots import find_snapshot, snapshots
 
 BAR: Final = 3.0  # times the yardstick
 BYTES_BAR: Final = 64  # of state a device, with nothing waiting
@@ -148,13 +148,14 @@ def require_few_bytes(rows: Iterable[Mapping[str, Any]]) -> None:
         size = row.get("bytes_a_device", 0)
         if size > BYTES_BAR:
             raise FleetError(
-                f"the state has at most {BYTES_BAR} bytes a device; got {size}: see columnar/stored.py", code="state-too-large"
+                f"the state has at most {BYTES_BAR} bytes a device; got {size}: see fleetpulse/columnar/state/codec.py",
+                code="state-too-large",
             )
 
 
 def _plain(spark: SparkSession, home: Home) -> None:
     """Read a snapshot and write it again: as many rows, as wide, by nothing but Spark."""
-    version = delta.version(home.table(DEVICE_SNAPSHOTS.name))
+    version = tables.version(home.table(DEVICE_SNAPSHOTS.name))
     rows = spark.read.format("delta").option("versionAsOf", version).load(str(home.table(DEVICE_SNAPSHOTS.name)))
     rows.write.format("delta").mode("overwrite").partitionBy("part").save(str(home.path / "plain"))
 

@@ -33,7 +33,7 @@ def run(provider: str, folder: Path, keys: int, batches: int) -> dict[str, Any]:
     """Run so many batches on a checkpoint, and say what they took."""
     from pyspark.sql import functions as F  # noqa: N812 - the field's name for them
 
-    from fleetpulse.io.spark import Size, spark_session
+    from fleetpulse.io.spark.session import Size, spark_session
 
     extra = {
         "spark.sql.streaming.stateStore.providerClass": PROVIDERS[provider],

@@ -13,8 +13,8 @@ from bench.contenders import ON_SPARK, start
 from bench.generate import Fleet, Input
 from bench.scala_jobs import compiled
 from bench.serving import serve
-from fleetpulse.io.jars import resolve_jars
-from fleetpulse.io.spark import Size, spark_session
+from fleetpulse.io.spark.jars import resolve_jars
+from fleetpulse.io.spark.session import Size, spark_session
 
 MEMORY: Final = "4g"  # heap of the JVM, for everyone
 _REPORTS: Final = "1000"  # progress reports kept: more than a run has batches

@@ -9,8 +9,8 @@ import sys
 import typer
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.damage import DamagedError, damage_in
-from fleetpulse.io.durable import no_room
+from fleetpulse.io.delta.corruption import DamagedError, damage_in
+from fleetpulse.io.system.fsync import no_room
 
 _JOB = "job"
 
@@ -19,11 +19,11 @@ def run() -> None:
     """The entry: errors are sentences, and their exit code says what kind they are."""
     try:
         if sys.argv[1:2] == [_JOB]:
-            from cli.jobs import jobs
+            from cli.commands.run.job import jobs
 
             jobs(sys.argv[2:], prog_name=f"fleet {_JOB}")
         else:
-            from cli.main import app
+            from cli.app import app
 
             app(prog_name="fleet")
     except FleetError as error:

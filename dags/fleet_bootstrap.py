@@ -19,8 +19,8 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
-from fleetpulse.orchestration.factory import change_state, fleet_dag
-from fleetpulse.orchestration.place import PLACE
+from fleetpulse.orchestration.config import PLACE
+from fleetpulse.orchestration.dag_factory import change_state, fleet_dag
 
 FORM = {
     "version": Param(

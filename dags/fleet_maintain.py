@@ -16,7 +16,7 @@ from datetime import timedelta
 from airflow.sdk import DAG
 
 from fleetpulse.orchestration.assets import COVERAGE, DEVICES, GATEWAYS, JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
-from fleetpulse.orchestration.factory import fleet_dag
+from fleetpulse.orchestration.dag_factory import fleet_dag
 from fleetpulse.orchestration.operators import Recurring
 from fleetpulse.orchestration.pools import STATE_POOL
 

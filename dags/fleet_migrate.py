@@ -15,7 +15,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
-from fleetpulse.orchestration.factory import change_state, fleet_dag
+from fleetpulse.orchestration.dag_factory import change_state, fleet_dag
 
 FORM = {
     "form": Param(

@@ -17,7 +17,7 @@ from datetime import timedelta
 from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable, Param, chain
 
 from fleetpulse.orchestration.assets import ALERTS, DEVICE_SNAPSHOTS, QUALITY_FAILURES, QUALITY_RESULTS
-from fleetpulse.orchestration.factory import fleet_dag
+from fleetpulse.orchestration.dag_factory import fleet_dag
 from fleetpulse.orchestration.operators import BuildDocs, Looks, Outcome
 from fleetpulse.orchestration.pools import HEAVY_POOL
 

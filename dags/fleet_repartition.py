@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
-from fleetpulse.orchestration.factory import change_state, fleet_dag
+from fleetpulse.orchestration.dag_factory import change_state, fleet_dag
 
 FORM = {"partitions": Param(2, type="integer", minimum=1, maximum=10_000, title="Partitions", description="of the state")}
 

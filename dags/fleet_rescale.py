@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
-from fleetpulse.orchestration.factory import change_state, fleet_dag
+from fleetpulse.orchestration.dag_factory import change_state, fleet_dag
 
 FORM = {"key_groups": Param(8, type="integer", minimum=1, maximum=65_536, title="Key groups", description="of the state")}
 

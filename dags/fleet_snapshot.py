@@ -16,7 +16,7 @@ from datetime import timedelta
 from airflow.sdk import DAG
 
 from fleetpulse.orchestration.assets import DEVICE_SNAPSHOTS
-from fleetpulse.orchestration.factory import fleet_dag
+from fleetpulse.orchestration.dag_factory import fleet_dag
 from fleetpulse.orchestration.operators import TakeSnapshot
 
 

@@ -18,7 +18,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG
 
-from fleetpulse.orchestration.factory import fleet_dag
+from fleetpulse.orchestration.dag_factory import fleet_dag
 from fleetpulse.orchestration.operators import FleetOperator
 
 

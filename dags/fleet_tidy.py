@@ -14,9 +14,9 @@ from datetime import timedelta
 
 from airflow.sdk import DAG
 
-from fleetpulse.orchestration.factory import fleet_dag
+from fleetpulse.orchestration.dag_factory import fleet_dag
+from fleetpulse.orchestration.db_cleanup import TidyAirflow
 from fleetpulse.orchestration.pools import HEAVY_POOL
-from fleetpulse.orchestration.tidying import TidyAirflow
 
 
 def build(*, alarmed: bool = True) -> DAG:

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Final, cast
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from fleetpulse.core.coverage import MAX_OURS
-from fleetpulse.core.decoding import site_fault
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.identities import DeviceIdentity
-from fleetpulse.core.messages import BRIDGE, KAFKA
+from fleetpulse.core.messages.decode import site_fault
+from fleetpulse.core.presence.coverage import MAX_OURS
+from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import BRIDGE, KAFKA
 from fleetpulse.core.text import MAX_ID_BYTES
 from fleetpulse.core.times import format_duration, parse_duration_ms
 

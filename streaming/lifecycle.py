@@ -14,18 +14,18 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
-from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.delta_log import holds_table
-from fleetpulse.io.home import Home
-from fleetpulse.io.kernels import compile_beside
-from fleetpulse.io.lifecycle_query import start
-from fleetpulse.io.making import is_maintaining, is_making
-from fleetpulse.io.pacing import trigger_ms
-from fleetpulse.io.process import Stop, write_status
-from fleetpulse.io.scratch import remains_of, remove_folders
-from fleetpulse.io.spark import Size, spark_session
-from fleetpulse.io.stream_health import StreamHealth
-from fleetpulse.io.tidying import shorten_log
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.delta.log import holds_table
+from fleetpulse.io.home.exclusive import is_maintaining, is_making
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.query import start
+from fleetpulse.io.maintenance.vacuum import shorten_log
+from fleetpulse.io.spark.scratch import remains_of, remove_folders
+from fleetpulse.io.spark.session import Size, spark_session
+from fleetpulse.io.system.kernel_cache import compile_beside
+from fleetpulse.io.system.process import Stop, write_status
+from fleetpulse.io.tables.adaptive_batching import trigger_ms
+from fleetpulse.io.tables.stream_health import StreamHealth
 
 _LOG: Final = structlog.get_logger("lifecycle")
 _SPARK: Final = "spark"  # in the home; what lies in `local` and `blocks-*` there is this job's alone

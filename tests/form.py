@@ -3,7 +3,7 @@
 import os
 from typing import Final
 
-from cli.test_plan import FORM_VARIABLE, Form
+from cli.dev.test_plan import FORM_VARIABLE, Form
 
 FORM: Final = Form(os.environ.get(FORM_VARIABLE, Form.ALL))
 IS_DEFAULT: Final = FORM is Form.DEFAULT

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from fleetpulse.core.decoding import decode
-from fleetpulse.core.gateways import Gateways
 from fleetpulse.core.judgements import COMPARED, Judgement, Verdict
-from fleetpulse.core.messages import OF_READING, Clock, GatewayEvent, Kind, Origin, Row, for_everyone
+from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.presence.gateways import Gateways
+from fleetpulse.core.rows import OF_READING, Clock, GatewayEvent, Kind, Origin, Row, for_everyone
 
 START = 1_700_000_000_000
 GRID_S = 5  # a coarse grid: deadlines, windows and ties meet often

@@ -12,14 +12,15 @@ from typing import Any
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from fleetpulse.core.judgements import Judgement
-from fleetpulse.core.messages import Row, hash64
 from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.rows import Row, hash64
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, TABLES
-from fleetpulse.io import compaction, delta
-from fleetpulse.io.counted import Counted, counted_in
-from fleetpulse.io.home import Home
-from fleetpulse.io.kept import promise
-from fleetpulse.io.needs import Need
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.retention_floor import promise
+from fleetpulse.io.maintenance import compaction
+from fleetpulse.io.maintenance.readers import Need
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.row_accounting import Counted, counted_in
 
 
 def empty(path: Path, deployment: Deployment) -> Home:
@@ -27,7 +28,7 @@ def empty(path: Path, deployment: Deployment) -> Home:
     home = Home(path)
     home.prepare(deployment)
     for table in TABLES:
-        delta.create(home, table)
+        tables.create(home, table)
     return home
 
 
@@ -37,7 +38,7 @@ def land(home: Home, rows: Sequence[Row], number: int, refused: int = 0) -> None
     table = [{**asdict(one), "device_hash": hash64(one.device_id), **arrival} for one in rows]
     counted = counted_in(DeltaTable(str(home.table(MESSAGES.name)))) or Counted(0, 0)
     numbers = {"test": number, **counted.more(len(rows) + refused, refused).numbers()}
-    delta.append_of(home, MESSAGES, delta.to_table(MESSAGES, table), numbers)
+    tables.append_of(home, MESSAGES, tables.to_table(MESSAGES, table), numbers)
 
 
 def landed_home(path: Path, rows: Sequence[Row], deployment: Deployment, cuts: Sequence[int] = ()) -> Home:
@@ -51,7 +52,7 @@ def landed_home(path: Path, rows: Sequence[Row], deployment: Deployment, cuts: S
     """
     home = Home(path)
     home.prepare(deployment)
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     edges = [0, *sorted(cuts), len(rows)]
     for number, (begin, end) in enumerate(pairwise(edges), 1):
         land(home, rows[begin:end], number)
@@ -80,7 +81,7 @@ def take_snapshot(home: Home, batch: int = 1, mode: Any = "overwrite", **more: A
     taken = {"generation": 1, "batch": batch, "bronze": 1, "newest_ms": 1, "frontier_ms": 1, "devices": 1, "key_groups": 1}
     parts = [{"part": part, "key_group": 0, "device_id": str(batch)} for part in ("device", "group")]
     note = CommitProperties(custom_metadata={"userMetadata": json.dumps({**taken, **more})})
-    path, rows = str(home.table(DEVICE_SNAPSHOTS.name)), delta.to_table(DEVICE_SNAPSHOTS, parts)
+    path, rows = str(home.table(DEVICE_SNAPSHOTS.name)), tables.to_table(DEVICE_SNAPSHOTS, parts)
     write_deltalake(path, rows, mode=mode, commit_properties=note)
 
 
@@ -117,5 +118,5 @@ class Judged:
         newest_ms = max(one.received_at_ms for one in self.rows)
         more = {"judged_at_ms": newest_ms}
         told = [{**asdict(one), **more, "last_errors": json.dumps(one.last_errors)} for one in fresh.elements()]
-        delta.append(self.home, JUDGEMENTS, delta.to_table(JUDGEMENTS, told), "test", self._number)
+        tables.append(self.home, JUDGEMENTS, tables.to_table(JUDGEMENTS, told), "test", self._number)
         commit_batch(self.home.checkpoint, self._number, newest_ms - 1)

@@ -11,9 +11,9 @@ from typing import Final, Self
 
 import pyspark
 
-from fleetpulse.io.jars import KAFKA_JARS, Jar, resolve_jars
-from fleetpulse.io.java import find_java
-from fleetpulse.io.ports import free_port
+from fleetpulse.io.spark.jars import KAFKA_JARS, Jar, resolve_jars
+from fleetpulse.io.spark.java import find_java
+from fleetpulse.io.system.ports import free_port
 from fleetpulse.paths import ROOT
 
 # What the server of Kafka needs beside its clients and what pyspark ships.

@@ -8,15 +8,15 @@ from typing import Any
 
 from deltalake import CommitProperties, write_deltalake
 
-from fleetpulse.core.amending import content, histories, shown, transitions
-from fleetpulse.core.messages import Row
+from fleetpulse.core.amendments import content, histories, shown, transitions
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, outcome
+from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.snapshot_table import Taken, snapshots
-from fleetpulse.ops.beginnings import done_with
-from fleetpulse.ops.verdicts import said_by_device
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.snapshots import Taken, snapshots
+from fleetpulse.reports.device_judgements import said_by_device
+from fleetpulse.reports.replay_origin import done_with
 from tests.histories import row, signal, tick
 from tests.homes import Judged, empty, shorten
 from tests.property.test_laws import Stream
@@ -34,7 +34,7 @@ class Kept(Judged):
     def snapshot(self) -> Taken:
         """Write the state after all that was taken in so far, as the job would have it."""
         newest_ms, frontier_ms = self.rows[-1].received_at_ms, outcome(self.rows, DEPLOYMENT).frontier_ms
-        bronze = delta.version(self.home.table(MESSAGES.name)) + 1
+        bronze = tables.version(self.home.table(MESSAGES.name)) + 1
         amended_ms, unmet = done_with(self.home, newest_ms)
         return self.write(Taken(1, 0, bronze, newest_ms, frontier_ms, 2, 2, amended_ms, unmet=unmet))
 
@@ -52,7 +52,7 @@ class Kept(Judged):
         """Let messages older than a day be removed that no snapshot needs."""
         shorten(
             self.home,
-            min((one.bronze for one in snapshots(self.home)), default=delta.version(self.home.table(MESSAGES.name))),
+            min((one.bronze for one in snapshots(self.home)), default=tables.version(self.home.table(MESSAGES.name))),
             DAY_MS,
         )
 

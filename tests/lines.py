@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fleetpulse.io.receiver import Arrived, Token
+from fleetpulse.io.mqtt.subscriber import Arrived, Token
 
 
 class Records:

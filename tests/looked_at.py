@@ -9,19 +9,19 @@ from random import Random
 import pyarrow as pa
 from deltalake import CommitProperties, write_deltalake
 
-from fleetpulse.columnar.blocks import is_signal, signals_to_batch
-from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.columnar.snapshots import taken
-from fleetpulse.columnar.standing import world_from_plain
+from fleetpulse.columnar.codec.arrow import is_signal, signals_to_batch
+from fleetpulse.columnar.codec.world_json import world_from_plain
+from fleetpulse.columnar.fold.key_group import KeyGroup
+from fleetpulse.columnar.snapshot.rows import taken
 from fleetpulse.core.judgements import Judgement
-from fleetpulse.core.messages import Kind, Row, for_everyone
 from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment, replay
-from fleetpulse.core.shards import Shards
+from fleetpulse.core.rows import Kind, Row, for_everyone
 from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS, QUARANTINE
-from fleetpulse.io import delta
-from fleetpulse.io.home import Home
-from fleetpulse.io.snapshot_table import Taken
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.snapshots import Taken
 from tests.histories import OWN, START, any_own_row, any_signal, positioned, row
 from tests.homes import commit_batch, empty, land
 
@@ -45,14 +45,14 @@ def judged_home(
             land(home, those, number, refused=int(those[0] is rows[0]))
     refused = {"received_at_ms": rows[0].received_at_ms, "topic": "fleet/s/d/heartbeat", "payload": b"{", "reason": "json",
                "detail": "it is cut", "origin": "mqtt", "bridge": "b", "segment": 0, "place": 0}  # fmt: skip
-    delta.append(home, QUARANTINE, delta.to_table(QUARANTINE, [refused]), "test", 1)
+    tables.append(home, QUARANTINE, tables.to_table(QUARANTINE, [refused]), "test", 1)
     _land_ours(home, rows)
     newest_ms = rows[-1].received_at_ms
     told = [
         {**asdict(one), "judged_at_ms": newest_ms, "last_errors": json.dumps(one.last_errors) if one.last_errors else None}
         for one in (replay(rows, deployment) if said is None else said)
     ]
-    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, told), "test", 1)
+    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, told), "test", 1)
     commit_batch(home.checkpoint, 1, newest_ms - 1)
     write_state(home, state_rows(rows, deployment))
     return home
@@ -73,7 +73,7 @@ def _land_ours(home: Home, rows: Sequence[Row]) -> None:
     ]  # fmt: skip
     for table, found in ((COVERAGE, spans), (DEVICES, changes)):
         if found:
-            delta.append(home, table, delta.to_table(table, found), "test", 1)
+            tables.append(home, table, tables.to_table(table, found), "test", 1)
 
 
 def state_rows(rows: Sequence[Row], deployment: Deployment) -> pa.Table:

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from batch.maintain import maintain
-from batch.steps import Keep, Step
-from fleetpulse.core.messages import Row, hash64
+from batch.maintenance.maintain import maintain
+from batch.maintenance.plan import Keep, Step
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Row, hash64
 from fleetpulse.core.tables import MESSAGES, TABLES
-from fleetpulse.io import delta
-from fleetpulse.io.home import Home
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
 from tests.histories import row, tick
 from tests.histories import signal as heartbeat
 
@@ -30,7 +30,7 @@ def four_days(path: Path) -> Home:
     made = Home(path)
     made.prepare(Deployment())
     for table in TABLES:
-        delta.create(made, table)
+        tables.create(made, table)
     number = 0
     for day in range(DAYS):
         for each in range(EACH):
@@ -48,7 +48,7 @@ def land_live(home: Home, rows: Sequence[Row], number: int) -> None:
     """Append rows to bronze, as a live bridge has them."""
     arrival = {"origin": "mqtt", "bridge": "b", "segment": number}
     table = [{**asdict(one), "device_hash": hash64(one.device_id), **arrival} for one in rows]
-    delta.append(home, MESSAGES, delta.to_table(MESSAGES, table), "test", number)
+    tables.append(home, MESSAGES, tables.to_table(MESSAGES, table), "test", number)
 
 
 def judged_up_to(home: Home, *ends: int, generation: str = "gen-0001") -> None:

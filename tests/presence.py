@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fleetpulse.core.judgements import Verdict
-from fleetpulse.core.messages import Row
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Row
 from tests.histories import positioned, row, signal, tick
 
 DEPLOYMENT: Final = Deployment(60_000)

@@ -7,7 +7,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from fleetpulse.core.messages import Clock, Row
+from fleetpulse.core.rows import Clock, Row
 from fleetpulse.core.scenario import Scenario, simulate
 
 _SAID = ("boot", "session", "seq", "code", "firmware", "gateway")

@@ -10,27 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SAYING = (  # the modules whose words a verb of `./fleet state` says
-    "batch/canary.py",
-    "batch/generation.py",
-    "batch/holding.py",
-    "batch/pruning.py",
-    "batch/snapshot.py",
-    "batch/unsaid.py",
-    "batch/verbs.py",
-    "cli/generations.py",
-    "cli/state.py",
-    "cli/state_work.py",
-    "cli/trial.py",
-    "fleetpulse/io/making.py",
+    "batch/state/canary.py",
+    "batch/state/generation.py",
+    "batch/state/handoff.py",
+    "batch/state/prune.py",
+    "batch/state/snapshot.py",
+    "batch/state/recover.py",
+    "batch/state/operations.py",
+    "cli/commands/state/generations.py",
+    "cli/commands/state/commands.py",
+    "cli/commands/state/session.py",
+    "cli/commands/state/canary.py",
+    "fleetpulse/io/home/exclusive.py",
 )
 OF_OTHERS = frozenset(  # they say what other commands do
     {
         "batch/amend.py",
         "batch/backtest.py",
-        "batch/drill.py",
-        "batch/maintain.py",
-        "batch/progress.py",
-        "batch/rejudging.py",
+        "batch/state/drill.py",
+        "batch/maintenance/maintain.py",
+        "batch/common/progress.py",
+        "batch/quality/rejudge.py",
     }
 )
 

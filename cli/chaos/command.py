@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from cli.chaos.victims import Victim
-from cli.output import as_json, as_table, console
+from cli.chaos.targets import Victim
+from cli.common.output import as_json, as_table, console
 from fleetpulse.core.errors import FleetError
 
 COLUMNS: Final = (
@@ -46,8 +46,8 @@ def chaos(
 
     The fleet is one of its own, in a temporary home and on free ports.
     """
-    from cli.chaos.course import Plan
-    from cli.chaos.course import chaos as run
+    from cli.chaos.scenario import Plan
+    from cli.chaos.scenario import chaos as run
 
     chosen = SystemRandom().randrange(10**6) if seed is None else seed
     shown = Console(stderr=True)

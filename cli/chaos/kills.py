@@ -15,18 +15,18 @@ from typing import Final
 
 import psutil
 
-from cli.chaos.victims import Victim
-from cli.processes import Job, Run
-from cli.running import WATCH_S
+from cli.chaos.targets import Victim
+from cli.supervisor.processes import Job, Run
+from cli.supervisor.up import WATCH_S
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import BRIDGE, Origin
+from fleetpulse.core.rows import BRIDGE, Origin
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.process import Stop
-from fleetpulse.io.segments import list_segments, read_segment
-from fleetpulse.io.wall_clock import wall_clock_ms
-from streaming.landing import places_of
-from streaming.merging import place
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.ingest.segments import list_segments, read_segment
+from fleetpulse.io.system.process import Stop
+from fleetpulse.io.system.wall_clock import wall_clock_ms
+from streaming.landing.landing import places_of
+from streaming.landing.merge import place
 
 RECOVERY_S: Final = 600.0  # the longest that is waited for one
 _LOOK_S: Final = 0.1

@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import Kind
-from fleetpulse.io.address import BrokerAddress
-from fleetpulse.io.mqtt import Publisher
-from fleetpulse.io.wall_clock import wall_clock_ms
+from fleetpulse.core.rows import Kind
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.io.system.wall_clock import wall_clock_ms
 
 PUBLISHERS: Final = 2
 PATIENCE_S: Final = 180.0  # of a publisher with a broker that does not acknowledge

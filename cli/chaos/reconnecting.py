@@ -19,9 +19,9 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from cli.chaos.load import Acknowledged, Message
-from fleetpulse.core.messages import Kind
-from fleetpulse.io.address import BrokerAddress
-from fleetpulse.io.wall_clock import wall_clock_ms
+from fleetpulse.core.rows import Kind
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.system.wall_clock import wall_clock_ms
 
 CLOCKS_S: Final = (-3_600, -600, -5, -1, 0, 1, 600, 3_600)  # seconds that clocks are ahead
 _ANSWER_S: Final = 5.0  # for the broker to answer

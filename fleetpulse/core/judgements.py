@@ -7,8 +7,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
-from fleetpulse.core.machine import Mode, Trigger
-from fleetpulse.core.messages import Row, Trust
+from fleetpulse.core.lifecycle import Mode, Trigger
+from fleetpulse.core.rows import Row, Trust
 from fleetpulse.core.times import format_duration
 
 

@@ -157,7 +157,7 @@ def _count(least: int, most: int) -> tuple[Callable[[Any], int], Callable[[Any],
 
     def read(value: Any) -> int:
         if not fits(value):
-            raise FleetError(f"must be a whole number from {least} to {most}; got {value!r}", code="policy-value-out-of-range")
+            raise FleetError(f"must be a whole number from {least} to {most}; got {value!r}", code="policy-value-invalid")
         return value
 
     return read, fits

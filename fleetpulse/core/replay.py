@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
-from fleetpulse.core.clocks import present, trusted
-from fleetpulse.core.coverage import MAX_DEAF
-from fleetpulse.core.device import Device, Fold, World, settle
+from fleetpulse.core.fold import Device, Fold, World, settle
 from fleetpulse.core.judgements import Judgement, Verdict, about, clock_behind
-from fleetpulse.core.messages import FOR_EVERYONE, RANK, SIGNALS, Identity, Kind, Row, Trust, for_everyone, identity, order
 from fleetpulse.core.policy import MAX_AHEAD, Dated, Policies, PolicyFault, from_row
-from fleetpulse.core.shards import Advance, Scope, Shards
+from fleetpulse.core.presence.coverage import MAX_DEAF
+from fleetpulse.core.presence.presence_time import present, trusted
+from fleetpulse.core.presence.shards import Advance, Scope, Shards
+from fleetpulse.core.rows import FOR_EVERYONE, RANK, SIGNALS, Identity, Kind, Row, Trust, for_everyone, identity, order
 
 AMENDED: Final = SIGNALS | {Kind.REGISTRY}  # what an amended history takes as on time
 

@@ -6,7 +6,7 @@ Types are those that every reader has: string, long, int, double, timestamp (UTC
 from dataclasses import dataclass
 from typing import Final
 
-from fleetpulse.core.messages import REASONS
+from fleetpulse.core.rows import REASONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ JUDGEMENTS: Final = Table(
 
 STREAM_HEALTH: Final = Table(
     "stream_health",
-    "Metrics of the lifecycle job, one row for each micro-batch; core/health.py rates some of them.",
+    "Metrics of the lifecycle job, one row for each micro-batch; core/monitoring/health.py rates some of them.",
     ("run_id", "batch_id"),
     (
         Column("began_at", "timestamp", "when the batch began", required=True),
@@ -343,7 +343,7 @@ DEVICE_SNAPSHOTS: Final = Table(
         Column("event_time", "timestamp", "of a signal: when it happened; null if invalid"),
         Column("position", "long", "of a signal: its place among its bridge's rows of one received_at"),
         Column("connection", "string", "of a signal: its session"),
-        Column("message_kind", "int", "of a signal: the number of its kind, see columnar/blocks.py"),
+        Column("message_kind", "int", "of a signal: the number of its kind, see columnar/codec/arrow.py"),
         Column("device_clock", "int", "of a signal: 1 where event_time is the device's"),
         Column("code", "string", "of a signal: its error code"),
         Column("digest", "long", "of a signal: 64 bits over its payload; 0 where there is a seq"),

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from airflow.sdk import Asset, AssetWatcher
 
-from fleetpulse.core.messages import ALERTS as ALERTS_BELOW
-from fleetpulse.io.delta_log import holds_table
-from fleetpulse.orchestration.place import PLACE
+from fleetpulse.core.rows import ALERTS as ALERTS_BELOW
+from fleetpulse.io.delta.log import holds_table
+from fleetpulse.orchestration.config import PLACE
 from fleetpulse.orchestration.triggers import AlertWatch, DeltaLogWatch, judged_of
 
 _LOG: Final = logging.getLogger(__name__)

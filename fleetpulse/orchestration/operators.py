@@ -15,10 +15,10 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
 from fleetpulse.orchestration.assets import facts_of
+from fleetpulse.orchestration.config import PLACE, Place
 from fleetpulse.orchestration.pages import DataDocsLink
-from fleetpulse.orchestration.place import PLACE, Place
 from fleetpulse.orchestration.pools import STATE_POOL
-from fleetpulse.orchestration.verbs import Ended, Verb
+from fleetpulse.orchestration.subprocess import Ended, Verb
 
 REFUSED: Final = "refused"  # under this key a task leaves its reason to others of its run
 ANSWERED: Final = "answered"  # and a person's answer: a task that skips what follows returns nothing
@@ -130,9 +130,9 @@ class Recurring(FleetOperator):
         Raises:
             AirflowSkipException: a run has stopped the stream for a change; beside what `FleetOperator.execute` raises.
         """
-        from fleetpulse.core.supervision import AIRFLOWS
-        from fleetpulse.io.desired import STOPPED, desired
-        from fleetpulse.io.home import Home
+        from fleetpulse.core.monitoring.supervision import AIRFLOWS
+        from fleetpulse.io.home.desired_state import STOPPED, desired
+        from fleetpulse.io.home.home import Home
 
         wanted = desired(Home(self.place.home))
         by_a_run = wanted.what == STOPPED and wanted.by.startswith(AIRFLOWS)
@@ -181,8 +181,8 @@ class StopStream(FleetOperator):
 
     def _take_back(self, by: str) -> None:
         """Let the stream run where this run has stopped it: here, since a killed task has seconds, and no time for a verb."""
-        from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired
-        from fleetpulse.io.home import Home
+        from fleetpulse.io.home.desired_state import RUNNING, STOPPED, desire, desired
+        from fleetpulse.io.home.home import Home
 
         home = Home(self.place.home)
         found = desired(home)
@@ -244,9 +244,9 @@ class GoBack(FleetOperator):
 
         A step without words says what was found done: this may be a second try, whose first one died on its way.
         """
-        from fleetpulse.io.desired import desired
-        from fleetpulse.io.generations import HELD, load_generations
-        from fleetpulse.io.home import Home
+        from fleetpulse.io.checkpoints.generations import HELD, load_generations
+        from fleetpulse.io.home.desired_state import desired
+        from fleetpulse.io.home.home import Home
 
         home = Home(self.place.home)
         _await_maker(home.path)
@@ -333,8 +333,8 @@ def _objects(lines: Sequence[str]) -> list[Any]:
 
 def _stopped_by_another(home: Path, by: str) -> bool:
     """Whether somebody else stopped the stream: then it stays as that one wants it."""
-    from fleetpulse.io.desired import STOPPED, desired
-    from fleetpulse.io.home import Home
+    from fleetpulse.io.home.desired_state import STOPPED, desired
+    from fleetpulse.io.home.home import Home
 
     found = desired(Home(home))
     return found.what == STOPPED and found.by != by
@@ -342,8 +342,8 @@ def _stopped_by_another(home: Path, by: str) -> bool:
 
 def _await_maker(home: Path) -> None:
     """Wait until a verb that was broken off has let go of what it made, though no longer than `_PATIENCE_S`."""
-    from fleetpulse.io.home import Home
-    from fleetpulse.io.making import is_making
+    from fleetpulse.io.home.exclusive import is_making
+    from fleetpulse.io.home.home import Home
 
     limit = time.monotonic() + _PATIENCE_S
     while is_making(Home(home)) and time.monotonic() < limit:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink
 
-from fleetpulse.orchestration.place import PLACE, Place, folder_of
+from fleetpulse.orchestration.config import PLACE, Place, folder_of
 
 PREFIX: Final = "/fleet"
 PASS_S: Final = 43_200

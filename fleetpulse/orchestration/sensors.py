@@ -18,8 +18,8 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferralTimeout
 
 from fleetpulse.core.times import format_instant, parse_instant_ms
+from fleetpulse.orchestration.config import PLACE, Place
 from fleetpulse.orchestration.operators import ANSWERED, leave
-from fleetpulse.orchestration.place import PLACE, Place
 from fleetpulse.orchestration.triggers import FrontierPast, Reaching, StreamAtBatch, batch_of
 
 PATIENCE: Final = timedelta(minutes=10)

@@ -161,7 +161,7 @@ class AlertWatch(BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Listen for ever; an event is ``{"count": n, "alerts": [{"topic", "payload"}, the newest few]}``."""
-        from fleetpulse.io.alerts import AlertLine
+        from fleetpulse.io.mqtt.alerts import AlertLine
 
         told_s, up_s = 0.0, time.monotonic()
         line: AlertLine | None = None
@@ -193,8 +193,8 @@ def judged_of(home: Path) -> dict[str, int]:
         ``batch``, and ``received_at_ms``, the watermark: up to which ``received_at`` it has judged (epoch milliseconds).
     """
     from fleetpulse.core.errors import FleetError
-    from fleetpulse.io.checkpoint import judged_up_to
-    from fleetpulse.io.home import Home
+    from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+    from fleetpulse.io.home.home import Home
 
     try:
         reached = judged_up_to(Home(home).checkpoint)
@@ -205,8 +205,8 @@ def judged_of(home: Path) -> dict[str, int]:
 
 def batch_of(home: str) -> int | None:
     """Return the newest batch that the current generation has committed; None before the first."""
-    from fleetpulse.io.checkpoint import judged_up_to
-    from fleetpulse.io.home import Home
+    from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+    from fleetpulse.io.home.home import Home
 
     reached = judged_up_to(Home(Path(home)).checkpoint)
     return reached[0] if reached else None
@@ -217,9 +217,9 @@ def frontier_of(home: str) -> int | None:
 
     A jitter holds verdicts about silence back: that much below the frontier all of them are there.
     """
-    from fleetpulse.io.checkpoint import judged_up_to
-    from fleetpulse.io.home import Home
-    from fleetpulse.ops.reports import frontier_ms
+    from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+    from fleetpulse.io.home.home import Home
+    from fleetpulse.reports.judgements import frontier_ms
 
     opened = Home(Path(home))
     reached = judged_up_to(opened.checkpoint)
@@ -270,7 +270,7 @@ def _newest(table: Path) -> int:
 
 def _since(table: Path, seen: int, part: str) -> tuple[int, int]:
     """Return the newest version, and how many rows have come since one; what the log no longer has counts as a row."""
-    from fleetpulse.io.delta_log import actions_of
+    from fleetpulse.io.delta.log import actions_of
 
     commits = _commits(table)
     newest = max(commits, default=-1)
@@ -293,9 +293,9 @@ def _since(table: Path, seen: int, part: str) -> tuple[int, int]:
 def _reach(home: str, topic: str) -> Any:
     """Return a line to the home's broker; None where there is none yet."""
     from fleetpulse.core.errors import FleetError
-    from fleetpulse.io.address import load_address
-    from fleetpulse.io.alerts import AlertLine
-    from fleetpulse.io.home import Home
+    from fleetpulse.io.home.home import Home
+    from fleetpulse.io.mqtt.address import load_address
+    from fleetpulse.io.mqtt.alerts import AlertLine
 
     opened = Home(Path(home))
     try:

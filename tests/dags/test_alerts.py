@@ -26,11 +26,11 @@ def test_a_run_that_goes_on_past_its_deadline_is_told(monkeypatch: pytest.Monkey
 
 
 def _delays_told(monkeypatch: pytest.MonkeyPatch, run: Any) -> list[dict[str, str]]:
-    from fleetpulse.orchestration import alerts
+    from fleetpulse.orchestration import notifications
 
     told: list[dict[str, str]] = []
-    monkeypatch.setattr(alerts, "tell", lambda _, one: told.append(one))
-    asyncio.run(alerts.tell_of_delay("fleet_report", "1:00:00", context={"dag_run": run}))
+    monkeypatch.setattr(notifications, "tell", lambda _, one: told.append(one))
+    asyncio.run(notifications.tell_of_delay("fleet_report", "1:00:00", context={"dag_run": run}))
     return told
 
 
@@ -46,21 +46,21 @@ def _delays_told(monkeypatch: pytest.MonkeyPatch, run: Any) -> list[dict[str, st
 def test_a_failure_without_a_text_is_told_by_its_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None, reason: str
 ) -> None:
-    from fleetpulse.orchestration import alerts
-    from fleetpulse.orchestration.place import Place
+    from fleetpulse.orchestration import notifications
+    from fleetpulse.orchestration.config import Place
 
     posted: list[Any] = []
-    monkeypatch.setattr(alerts, "PLACE", Place("fleet", tmp_path))
-    monkeypatch.setattr(alerts, "_post", lambda *args: posted.append(json.loads(args[2])) or True)
-    monkeypatch.setattr(alerts, "_publish", lambda *_: False)
+    monkeypatch.setattr(notifications, "PLACE", Place("fleet", tmp_path))
+    monkeypatch.setattr(notifications, "_post", lambda *args: posted.append(json.loads(args[2])) or True)
+    monkeypatch.setattr(notifications, "_publish", lambda *_: False)
     task = SimpleNamespace(dag_id="a", run_id="manual", task_id="c")
-    alerts.tell_of_failure({"ti": task, "exception": error})
+    notifications.tell_of_failure({"ti": task, "exception": error})
     assert [one["reason"] for one in posted] == [reason]
 
 
 def test_a_way_that_was_down_is_tried_again_though_the_other_one_worked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fleetpulse.orchestration import alerts
-    from fleetpulse.orchestration.place import Place
+    from fleetpulse.orchestration import notifications
+    from fleetpulse.orchestration.config import Place
 
     ways: dict[str, bool | OSError] = {"webhook": OSError("it is down"), "topic": True}
 
@@ -73,20 +73,20 @@ def test_a_way_that_was_down_is_tried_again_though_the_other_one_worked(tmp_path
 
         return way
 
-    monkeypatch.setattr(alerts, "_post", through("webhook"))
-    monkeypatch.setattr(alerts, "_publish", through("topic"))
+    monkeypatch.setattr(notifications, "_post", through("webhook"))
+    monkeypatch.setattr(notifications, "_publish", through("topic"))
     place, told = Place("fleet", tmp_path), {"dag": "a", "run": "b", "task": "c", "reason": "3 rows fail"}
-    assert alerts.tell(place, told) == ["topic"]
-    assert alerts.tell(place, told) == []
+    assert notifications.tell(place, told) == ["topic"]
+    assert notifications.tell(place, told) == []
     ways["webhook"] = False  # none is set up: it has told nothing
-    assert alerts.tell(place, told) == []
+    assert notifications.tell(place, told) == []
     ways["webhook"] = True
-    assert alerts.tell(place, told) == ["webhook"]
-    assert alerts.tell(place, told) == []
+    assert notifications.tell(place, told) == ["webhook"]
+    assert notifications.tell(place, told) == []
 
 
 def _known_by(reason: str, run: str = "scheduled__2026-01-31T12:00:00+00:00") -> str:
-    from fleetpulse.orchestration.alerts import _mark
+    from fleetpulse.orchestration.notifications import _mark
 
     return _mark({"dag": "fleet_amend", "run": run, "task": "amend", "reason": reason})
 

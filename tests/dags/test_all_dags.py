@@ -111,8 +111,8 @@ def test_each_table_is_an_asset_of_which_some_task_says_what_became_of_it(dags: 
 
 
 def test_the_pools_leave_a_task_to_who_looks_after_the_stream() -> None:
-    from cli.airflow_environment import environment
-    from fleetpulse.io.home import Home
+    from cli.supervisor.airflow_env import environment
+    from fleetpulse.io.home.home import Home
     from fleetpulse.orchestration.pools import POOLS
 
     name = "AIRFLOW__CORE__PARALLELISM"
@@ -154,7 +154,7 @@ def test_only_who_stopped_the_stream_goes_back(dags: dict[str, Any]) -> None:
 
 
 def test_a_stream_that_is_left_stopped_is_told_of_when_no_run_can_be_at_it_any_more(dags: dict[str, Any]) -> None:
-    from fleetpulse.core.supervision import AIRFLOWS, LONGEST_CHANGE_MS
+    from fleetpulse.core.monitoring.supervision import AIRFLOWS, LONGEST_CHANGE_MS
     from fleetpulse.orchestration.operators import BY
 
     assert BY.startswith(AIRFLOWS)

@@ -102,8 +102,8 @@ def test_a_stream_that_somebody_stops_while_a_run_goes_back_stays_stopped(stand:
 def test_a_run_waits_for_who_still_makes_a_generation_before_it_looks_what_there_is_to_undo(stand: Stand) -> None:
     from threading import Timer
 
-    from fleetpulse.io.home import Home
-    from fleetpulse.io.making import making
+    from fleetpulse.io.home.exclusive import making
+    from fleetpulse.io.home.home import Home
     from fleetpulse.orchestration.operators import GoBack
 
     record = stand.home / "checkpoints" / "lifecycle" / "generations.json"

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from fleetpulse.io.desired import STOPPED, desire
-from fleetpulse.io.home import Home
+from fleetpulse.io.home.desired_state import STOPPED, desire
+from fleetpulse.io.home.home import Home
 from fleetpulse.paths import ROOT
 from tests.airflows import OF_AIRFLOW
 from tests.waiting import await_that
@@ -33,7 +33,7 @@ class Context(dict[str, Any]):
 
 
 def place(home: Path, command: str | None = None) -> Any:
-    from fleetpulse.orchestration.place import Place
+    from fleetpulse.orchestration.config import Place
 
     return Place(command or str(ROOT / "fleet"), home)
 
@@ -209,7 +209,7 @@ def test_the_secrets_of_airflow_are_not_those_of_a_program_that_is_handed_to_spa
 ) -> None:
     from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
-    from fleetpulse.orchestration.backtests import BacktestOnSpark
+    from fleetpulse.orchestration.backtest_operators import BacktestOnSpark
 
     handed: list[dict[str, str]] = []
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "a secret")
@@ -255,8 +255,8 @@ def test_killing_a_task_ends_the_verb_and_all_that_it_started(tmp_path: Path) ->
 def test_a_stop_that_is_ended_is_taken_back_and_one_of_somebody_else_is_not(tmp_path: Path, by: str, left: str) -> None:
     from airflow.sdk.exceptions import AirflowException
 
-    from fleetpulse.io.desired import STOPPED, desire, desired
-    from fleetpulse.io.home import Home
+    from fleetpulse.io.home.desired_state import STOPPED, desire, desired
+    from fleetpulse.io.home.home import Home
     from fleetpulse.orchestration.operators import StopStream
 
     desire(Home(tmp_path), STOPPED, by)
@@ -268,7 +268,7 @@ def test_a_stop_that_is_ended_is_taken_back_and_one_of_somebody_else_is_not(tmp_
 
 
 def test_a_verb_that_leaves_another_running_has_ended_all_the_same(tmp_path: Path) -> None:
-    from fleetpulse.orchestration.verbs import Verb
+    from fleetpulse.orchestration.subprocess import Verb
 
     said: list[str] = []
     verb = Verb([program(tmp_path, "sleep 60 & echo $!; printf unfinished")], said.append)

@@ -14,8 +14,8 @@ pytestmark = OF_AIRFLOW
 
 
 def test_a_page_is_a_file_below_its_folder_and_nothing_else(tmp_path: Path) -> None:
+    from fleetpulse.orchestration.config import Place
     from fleetpulse.orchestration.pages import page_of
-    from fleetpulse.orchestration.place import Place
 
     place = Place("fleet", tmp_path)
     run = place.notes / "backtests" / "run"
@@ -38,8 +38,8 @@ def test_a_page_is_a_file_below_its_folder_and_nothing_else(tmp_path: Path) -> N
 def test_who_has_not_logged_in_sees_no_page(airflow: Path, stand: object) -> None:
     from fastapi.testclient import TestClient
 
+    from fleetpulse.orchestration.config import PLACE
     from fleetpulse.orchestration.pages import Pages, app
-    from fleetpulse.orchestration.place import PLACE
 
     run = PLACE.notes / "backtests" / "run"
     run.mkdir(parents=True, exist_ok=True)

@@ -100,10 +100,10 @@ def test_the_stream_is_stopped_by_one_of_those_that_want_it_at_once(tmp_path: Pa
 
     from airflow.sdk.exceptions import AirflowFailException
 
-    from fleetpulse.io.desired import desired
-    from fleetpulse.io.home import Home
+    from fleetpulse.io.home.desired_state import desired
+    from fleetpulse.io.home.home import Home
+    from fleetpulse.orchestration.config import Place
     from fleetpulse.orchestration.operators import StopStream
-    from fleetpulse.orchestration.place import Place
 
     class Context(dict[str, Any]):
         def xcom_push(self, key: str, value: Any) -> None:

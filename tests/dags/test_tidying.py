@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cli.airflow_environment import environment
-from fleetpulse.io.home import Home
+from cli.supervisor.airflow_env import environment
+from fleetpulse.io.home.home import Home
 from tests.airflows import OF_AIRFLOW, PLACE
 from tests.dags.test_operators import Context, place
 
@@ -34,7 +34,7 @@ def test_rows_and_logs_that_are_older_than_logs_are_kept_are_deleted_and_others_
     from airflow.utils.session import create_session
     from sqlalchemy import select
 
-    from fleetpulse.orchestration.tidying import TidyAirflow
+    from fleetpulse.orchestration.db_cleanup import TidyAirflow
 
     logs = tmp_path / "logs"
     old, young = (
@@ -63,7 +63,7 @@ def test_rows_and_logs_that_are_older_than_logs_are_kept_are_deleted_and_others_
 
 
 def test_logs_that_are_kept_for_ever_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fleetpulse.orchestration.tidying import TidyAirflow
+    from fleetpulse.orchestration.db_cleanup import TidyAirflow
 
     monkeypatch.setenv("FLEET_KEEP_LOGS", "forever")
     assert TidyAirflow(task_id="tidy", place=place(tmp_path)).execute(Context()) == "logs are kept for ever"
@@ -72,7 +72,7 @@ def test_logs_that_are_kept_for_ever_stay(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_database_that_a_task_cannot_find_is_not_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
-    from fleetpulse.orchestration.tidying import TidyAirflow
+    from fleetpulse.orchestration.db_cleanup import TidyAirflow
 
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
     with pytest.raises(AirflowFailException, match=f"^Airflow's database is named in {CONN}, which tasks do not see; name it in"):
@@ -80,7 +80,7 @@ def test_a_database_that_a_task_cannot_find_is_not_guessed(tmp_path: Path, monke
 
 
 def test_the_database_of_a_home_is_the_one_that_airflow_looks_for_by_itself(tmp_path: Path) -> None:
-    from fleetpulse.orchestration.tidying import TABLES, _is_found
+    from fleetpulse.orchestration.db_cleanup import TABLES, _is_found
 
     of_up = environment(Home(tmp_path), 8080)
     assert of_up[CONN] == f"sqlite:///{of_up['AIRFLOW_HOME']}/airflow.db"
@@ -94,15 +94,15 @@ def test_the_database_of_a_home_is_the_one_that_airflow_looks_for_by_itself(tmp_
 def test_the_tables_are_those_that_airflow_cleans_and_what_they_take_along_is_no_trigger() -> None:
     from airflow.utils.db_cleanup import _effective_table_names
 
-    from fleetpulse.orchestration.tidying import TABLES
+    from fleetpulse.orchestration.db_cleanup import TABLES
 
     found: Any = _effective_table_names(table_names=list(TABLES))[0]
     assert set(TABLES) <= set(found) and not {"trigger", "dag", "dag_version"} & set(found)
 
 
 def test_the_pages_of_backtests_lie_where_maintenance_looks(tmp_path: Path) -> None:
-    from fleetpulse.io.leftovers import airflow_logs, old_backtests
-    from fleetpulse.orchestration.place import folder_of
+    from fleetpulse.io.maintenance.disk_cleanup import airflow_logs, old_backtests
+    from fleetpulse.orchestration.config import folder_of
 
     folder = folder_of(place(tmp_path).notes, "manual__1")
     aged(folder / "report.html", 31)

@@ -12,11 +12,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from fleetpulse.core.replay import Deployment
-from fleetpulse.io.address import BrokerAddress, save_address
-from fleetpulse.io.alerts import send
-from fleetpulse.io.broker import Broker
-from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.home import Home
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.mqtt.address import BrokerAddress, save_address
+from fleetpulse.io.mqtt.alerts import send
+from fleetpulse.io.mqtt.broker import Broker
 from tests.airflows import OF_AIRFLOW
 from tests.histories import START, signal, tick
 from tests.homes import Judged, commit_batch, empty
@@ -295,9 +295,9 @@ def test_a_failure_is_told_by_webhook_and_topic_once_an_hour_and_never_raises(br
     from http.server import BaseHTTPRequestHandler, HTTPServer
     from threading import Thread
 
-    from fleetpulse.io.alerts import AlertLine
-    from fleetpulse.orchestration.alerts import tell
-    from fleetpulse.orchestration.place import Place
+    from fleetpulse.io.mqtt.alerts import AlertLine
+    from fleetpulse.orchestration.config import Place
+    from fleetpulse.orchestration.notifications import tell
 
     home, address = broker
     posted: list[Any] = []
@@ -348,7 +348,7 @@ def test_a_failure_is_told_by_webhook_and_topic_once_an_hour_and_never_raises(br
     ],
 )
 def test_a_failure_is_known_by_its_words_and_not_by_its_figures(sentence: str, same: bool) -> None:
-    from fleetpulse.orchestration.alerts import _mark
+    from fleetpulse.orchestration.notifications import _mark
 
     first = {
         "dag": "a",

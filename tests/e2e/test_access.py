@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.access import Role, grant, grants, mosquitto_rules, revoke
-from fleetpulse.io.address import BrokerAddress
-from fleetpulse.io.broker import Broker, await_admission, renew_access
-from fleetpulse.io.mqtt import Publisher
-from fleetpulse.io.ports import free_port
-from fleetpulse.io.receiver import Receiver
+from fleetpulse.io.mqtt.acl import Role, grant, grants, mosquitto_rules, revoke
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.broker import Broker, await_admission, renew_access
+from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.io.mqtt.subscriber import Receiver
+from fleetpulse.io.system.ports import free_port
 
 
 @pytest.fixture

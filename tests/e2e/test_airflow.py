@@ -18,11 +18,11 @@ import psutil
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
-from fleetpulse.io.checkpoint import committed
-from fleetpulse.io.desired import RUNNING, desired
-from fleetpulse.io.home import Home
-from fleetpulse.io.process import read_status
-from fleetpulse.io.snapshot_table import snapshots
+from fleetpulse.io.checkpoints.checkpoint import committed
+from fleetpulse.io.home.desired_state import RUNNING, desired
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.system.process import read_status
+from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.paths import ROOT
 from tests.e2e.test_replay import await_none_left, begin, told_equals_the_definition
 from tests.form import IS_DEFAULT

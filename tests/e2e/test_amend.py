@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from fleetpulse.io.address import load_address
-from fleetpulse.io.home import Home
-from fleetpulse.io.mqtt import Publisher
-from fleetpulse.io.process import read_status
-from fleetpulse.ops import reports
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.mqtt.address import load_address
+from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.io.system.process import read_status
 from fleetpulse.paths import ROOT
+from fleetpulse.reports import judgements
 from tests.waiting import await_that
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]  # each wait has its own, shorter limit
@@ -74,7 +74,7 @@ def test_a_device_that_is_heard_late_alone_is_taken_back_and_corrected(home: Hom
             return await_that(spoken, pause_s=1)
 
         def judged() -> list[tuple[str, str]]:
-            rows = reports.transitions(home, "d", everything=True)
+            rows = judgements.transitions(home, "d", everything=True)
             return [(one["to_mode"], one["trigger"]) for one in rows if one["kind"] == "transition"]
 
         def corrected() -> bool:
@@ -87,7 +87,7 @@ def test_a_device_that_is_heard_late_alone_is_taken_back_and_corrected(home: Hom
 
         def shown() -> list[tuple[str, str]]:
             amended()
-            return [(one["to_mode"], one["trigger"]) for one in reports.transitions(home, "d")]
+            return [(one["to_mode"], one["trigger"]) for one in judgements.transitions(home, "d")]
 
         speak_until(lambda: shown() == [("online", "signal")])
     [standing] = [json.loads(line) for line in call(home, "device", "d", "--json").splitlines()]

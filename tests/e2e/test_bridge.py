@@ -19,14 +19,14 @@ import psutil
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from fleetpulse.core.envelope import Envelope, wrap
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.address import MAX_PAYLOAD_BYTES, BrokerAddress, load_address, save_address
-from fleetpulse.io.broker import Broker
-from fleetpulse.io.mqtt import Publisher
-from fleetpulse.io.process import read_status
-from fleetpulse.io.receiver import Receiver
-from fleetpulse.io.segments import list_segments, position, read_segment
+from fleetpulse.core.messages.replay_envelope import Envelope, wrap
+from fleetpulse.io.ingest.segments import list_segments, position, read_segment
+from fleetpulse.io.mqtt.address import MAX_PAYLOAD_BYTES, BrokerAddress, load_address, save_address
+from fleetpulse.io.mqtt.broker import Broker
+from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.io.mqtt.subscriber import Receiver
+from fleetpulse.io.system.process import read_status
 from fleetpulse.paths import ROOT
 from tests import waiting
 
@@ -35,9 +35,9 @@ await_that = partial(waiting.await_that, limit_s=20, pause_s=0.02)
 BRIDGE = """
 import json, sys
 from pathlib import Path
-from fleetpulse.io.address import load_address
-from fleetpulse.io.process import Stop, die_with_parent
-from streaming.bridge import BridgeSettings, run_bridge
+from fleetpulse.io.mqtt.address import load_address
+from fleetpulse.io.system.process import Stop, die_with_parent
+from streaming.bridge.bridge import BridgeSettings, run_bridge
 home, parent, more = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 stop = Stop(parent)
 die_with_parent(parent)
@@ -48,7 +48,7 @@ run_bridge(BridgeSettings(*folders, load_address(home / "address"), "bridge", "r
 PARENT = """
 import sys, time
 from pathlib import Path
-from fleetpulse.io.broker import Broker
+from fleetpulse.io.mqtt.broker import Broker
 broker = Broker(Path(sys.argv[1]) / "broker", Path(sys.argv[1]) / "broker.log", port=0)
 broker.start()
 print(broker.pid, flush=True)

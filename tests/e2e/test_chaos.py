@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.chaos.accounts import FAULTS
-from cli.chaos.victims import Victim
+from cli.chaos.ledger import FAULTS
+from cli.chaos.targets import Victim
 from tests.e2e.test_replay import await_none_left, begin, fleet
 
 pytestmark = [

@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 
 from fleetpulse.core.replay import replay
-from fleetpulse.io.access import Role, grant
-from fleetpulse.io.address import BrokerAddress, load_address
-from fleetpulse.io.broker import renew_access
-from fleetpulse.io.home import Home
-from fleetpulse.io.process import read_status
-from fleetpulse.io.receiver import Receiver
-from fleetpulse.ops import bronze, reports
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.mqtt.acl import Role, grant
+from fleetpulse.io.mqtt.address import BrokerAddress, load_address
+from fleetpulse.io.mqtt.broker import renew_access
+from fleetpulse.io.mqtt.subscriber import Receiver
+from fleetpulse.io.system.process import read_status
 from fleetpulse.paths import ROOT
+from fleetpulse.reports import judgements
+from fleetpulse.reports import messages as bronze
 from tests import waiting
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]  # each wait has its own, shorter limit
@@ -100,7 +101,7 @@ def due(home: Home, device_id: str) -> list[tuple[str, str]]:
 
 def became(home: Home, device_id: str) -> list[tuple[str, str]]:
     """Return what the job has judged of a device so far, likewise."""
-    return [(one["to_mode"], one["trigger"]) for one in reports.transitions(home, device_id)]
+    return [(one["to_mode"], one["trigger"]) for one in judgements.transitions(home, device_id)]
 
 
 def messages(home: Home, device_id: str) -> list[Any]:
@@ -136,7 +137,7 @@ def test_an_edge_node_that_is_killed_takes_its_devices_with_it_and_they_return_t
     births = [one for one in messages(home, ids[0]) if one.kind in ("birth", "death")]
     assert [one.kind for one in births] == ["birth", "death"] * 2
     assert all(one.session is not None for one in births)
-    assert reports.quarantine(home) == []
+    assert judgements.quarantine(home) == []
 
 
 @needs_npm

@@ -60,7 +60,7 @@ def test_a_tree_is_installed_and_starts_without_a_network(tmp_path: Path) -> Non
 _MAPPED = """
 import sys
 from pathlib import Path
-from fleetpulse.io.spark import spark_session
+from fleetpulse.io.spark.session import spark_session
 spark = spark_session("test", local_dir=Path(sys.argv[1]))
 java = spark.sparkContext._jvm.ProcessHandle.current().pid()
 print(any("/cache/classes/" in line and line.endswith(".jsa") for line in Path(f"/proc/{java}/maps").read_text().splitlines()))

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.core.messages import FLUSH
-from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.home import Home
-from fleetpulse.io.snapshot_table import shown_snapshot
-from fleetpulse.ops import bronze, reports
+from fleetpulse.core.rows import FLUSH
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables.snapshots import shown_snapshot
+from fleetpulse.reports import judgements, messages
 from tests.e2e.test_replay import await_none_left, begin, fleet
 from tests.waiting import PATIENCE_S, await_that
 
@@ -24,7 +24,7 @@ def _register(home: Path, *names: str) -> None:
     assert done.returncode == 0, done.stderr
 
     def past() -> bool:
-        registered = [one.received_at_ms for one in bronze.rows(Home(home)) if one.device_id in names]
+        registered = [one.received_at_ms for one in messages.rows(Home(home)) if one.device_id in names]
         reached = judged_up_to(Home(home).checkpoint)
         return len(registered) == len(names) and reached is not None and reached[1] > max(registered) + _DUE_MS
 
@@ -32,11 +32,11 @@ def _register(home: Path, *names: str) -> None:
 
 
 def _offline(home: Path) -> set[str]:
-    return {one["device_id"] for one in reports.transitions(Home(home)) if one["trigger"] == "silence"}
+    return {one["device_id"] for one in judgements.transitions(Home(home)) if one["trigger"] == "silence"}
 
 
 def _flushes(home: Path) -> int:
-    return sum(one.contents().get("op") == FLUSH for one in bronze.rows(Home(home)))
+    return sum(one.contents().get("op") == FLUSH for one in messages.rows(Home(home)))
 
 
 def test_what_a_jitter_holds_back_is_written_before_a_snapshot_and_before_the_job_stops(tmp_path: Path) -> None:

@@ -14,16 +14,16 @@ import psutil
 import pytest
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import KAFKA
+from fleetpulse.core.rows import KAFKA
 from fleetpulse.core.tables import COVERAGE, MESSAGES, QUARANTINE, Table
-from fleetpulse.io import delta
-from fleetpulse.io.address import BrokerAddress, save_address
-from fleetpulse.io.home import Home, bridge_job
-from fleetpulse.io.kafka import BATCH
-from fleetpulse.io.process import read_status
-from fleetpulse.io.segments import list_segments, read_segment
+from fleetpulse.io.home.home import Home, bridge_job
+from fleetpulse.io.ingest.segments import list_segments, read_segment
+from fleetpulse.io.kafka.subscriber import BATCH
+from fleetpulse.io.mqtt.address import BrokerAddress, save_address
+from fleetpulse.io.system.process import read_status
+from fleetpulse.io.tables import tables
 from fleetpulse.paths import ROOT
-from streaming.landing import Landing
+from streaming.landing.landing import Landing
 from tests.kafka_node import Node, Producer
 from tests.waiting import await_that
 
@@ -103,7 +103,7 @@ def numbers(home: Home) -> list[int]:
 
 
 def read(home: Home, table: Table, columns: str, rest: str) -> list[dict[str, Any]]:
-    return delta.query(home, f"SELECT {columns} FROM {table.name} {rest}", tables=[table.name])
+    return tables.query(home, f"SELECT {columns} FROM {table.name} {rest}", tables=[table.name])
 
 
 def land(home: Home) -> None:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from batch.maintain import maintain
-from batch.steps import Keep
+from batch.maintenance.maintain import maintain
+from batch.maintenance.plan import Keep
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.delta_log import holds_table
-from fleetpulse.io.home import Home
-from fleetpulse.io.process import read_status
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.delta.log import holds_table
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.system.process import read_status
+from fleetpulse.io.tables import tables
 from tests.e2e.test_replay import await_none_left, begin, fleet, rows_of, told_equals_the_definition
 from tests.waiting import PATIENCE_S, await_that
 
@@ -42,7 +42,7 @@ def test_maintenance_beside_a_running_fleet_disturbs_no_job_and_no_verdict(tmp_p
     await_none_left(home.path)
     assert {name: len(found) for name, found in pids.items()} == {"landing": 1, "lifecycle": 1}, "a job was started again"
     told_equals_the_definition(home)
-    segments = delta.query(home, "SELECT segment, max(line) AS line FROM messages GROUP BY 1 ORDER BY 1", tables=["messages"])
+    segments = tables.query(home, "SELECT segment, max(line) AS line FROM messages GROUP BY 1 ORDER BY 1", tables=["messages"])
     lines = {one["segment"]: one["line"] for one in segments}
     ended = max(number for number, line in lines.items() if line is not None) + 1  # may hold no row but the end of the history
     assert {*range(min(lines), max(lines) + 1)} - {*lines} <= {ended}

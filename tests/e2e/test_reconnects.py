@@ -19,13 +19,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli.chaos.accounts import identity_of
+from cli.chaos.ledger import identity_of
 from cli.chaos.reconnecting import CLOCKS_S, ReconnectingDevice
-from cli.looking import judged_ms
-from fleetpulse.io.address import BrokerAddress, load_address
-from fleetpulse.io.home import Home
-from fleetpulse.io.process import read_status
-from fleetpulse.ops import bronze, reports
+from cli.commands.inspect.status import judged_ms
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.mqtt.address import BrokerAddress, load_address
+from fleetpulse.io.system.process import read_status
+from fleetpulse.reports import judgements, messages
 from tests import waiting
 from tests.e2e.test_replay import begin, fleet
 
@@ -155,7 +155,7 @@ def reconnect(devices: list[ReconnectingDevice]) -> None:
 
 
 def became(home: Home, device_id: str) -> list[tuple[str, str]]:
-    return [(one["to_mode"], one["trigger"]) for one in reports.transitions(home, device_id)]
+    return [(one["to_mode"], one["trigger"]) for one in judgements.transitions(home, device_id)]
 
 
 def check(home: Home, devices: list[ReconnectingDevice]) -> None:
@@ -165,7 +165,7 @@ def check(home: Home, devices: list[ReconnectingDevice]) -> None:
     birth.
     """
     births = {one.acknowledged[-1].message.identity for one in devices}
-    await_that(lambda: births <= {identity_of(row) for row in bronze.rows(home, [one.name for one in devices])})
+    await_that(lambda: births <= {identity_of(row) for row in messages.rows(home, [one.name for one in devices])})
     away, back = devices[::4], [one for number, one in enumerate(devices) if number % 4]
     for one in away:
         one.reset()
@@ -174,7 +174,7 @@ def check(home: Home, devices: list[ReconnectingDevice]) -> None:
     lost = [("online", "signal"), ("offline", "death")]
     await_that(lambda: [one.name for one in away if became(home, one.name) != lost] == [])
     now_ms = time.time_ns() // 1_000_000
-    await_that(lambda: (reports.frontier_ms(home, judged_ms(home)) or 0) > now_ms)
+    await_that(lambda: (judgements.frontier_ms(home, judged_ms(home)) or 0) > now_ms)
     assert {one.name: became(home, one.name) for one in back} == {one.name: lost[:1] for one in back}
     for one in back:
         one.leave()

@@ -13,17 +13,17 @@ from typing import Any
 import psutil
 import pytest
 
-from cli.standing import judged_to_the_end
-from fleetpulse.core.messages import FLUSH, Row
+from cli.supervisor.progress import judged_to_the_end
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.rows import FLUSH, Row
 from fleetpulse.core.scenario import Scenario, scenario_policy
 from fleetpulse.core.times import format_instant, parse_instant_ms
-from fleetpulse.io import recording
-from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.home import Home
-from fleetpulse.ops import bronze, reports
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.ingest import recording
 from fleetpulse.paths import ROOT
+from fleetpulse.reports import judgements, messages
 from tests.begun import kept_in_mind
 from tests.form import IS_DEFAULT
 from tests.histories import START, row
@@ -171,7 +171,7 @@ def test_with_a_jitter_a_replay_tells_the_same_and_nothing_is_held_back_at_a_sto
     assert done.returncode == 0, done.stderr + done.stdout
     assert "held back" not in done.stderr
     assert judged_to_the_end(Home(home))
-    flushes = [one for one in bronze.rows(Home(home)) if one.contents().get("op") == FLUSH]
+    flushes = [one for one in messages.rows(Home(home)) if one.contents().get("op") == FLUSH]
     assert len(flushes) == 2, "one at the end of the recording, one at the stop"
     await_none_left(home)
 
@@ -273,7 +273,7 @@ def told_equals_the_definition(home: Home) -> None:
     """The job may not have come to the end when it was stopped: all that it said is right, and up to there all is said."""
     reached = judged_up_to(home.checkpoint)
     assert reached is not None
-    rows = bronze.rows(home)
+    rows = messages.rows(home)
 
     def transitions(up_to_ms: int) -> set[tuple[Any, ...]]:
         judged = replay([one for one in rows if one.received_at_ms <= up_to_ms], home.deployment())
@@ -291,7 +291,7 @@ def told_equals_the_definition(home: Home) -> None:
             one["to_mode"],
             round(one["event_time"].timestamp() * 1000),
         )
-        for one in reports.transitions(home)
+        for one in judgements.transitions(home)
     }
     assert transitions(reached[1]) <= said <= transitions(max(one.received_at_ms for one in rows))
 

@@ -12,19 +12,19 @@ import psutil
 import pytest
 import yaml
 
-from cli.service import how_it_is
-from cli.standing import judged_to_the_end
+from cli.commands.run.service import how_it_is
+from cli.supervisor.progress import judged_to_the_end
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import FLUSH, Kind
+from fleetpulse.core.rows import FLUSH, Kind
 from fleetpulse.core.tables import STREAM_HEALTH
-from fleetpulse.io.address import load_address
-from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.delta import query
-from fleetpulse.io.home import Home
-from fleetpulse.io.mqtt import Publisher
-from fleetpulse.io.services import Service, services
-from fleetpulse.ops import bronze, reports
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.services import Service, services
+from fleetpulse.io.mqtt.address import load_address
+from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.io.tables.tables import query
 from fleetpulse.paths import ROOT
+from fleetpulse.reports import judgements, messages
 from tests.e2e.test_replay import await_none_left, begin, fleet
 from tests.waiting import PATIENCE_S, await_that
 
@@ -73,7 +73,7 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     with Publisher(address, "pump-1", patience_s=20) as publisher:
         publisher.publish("fleet/oslo/pump-1/heartbeat", b"{}")
     _await(lambda: judged_up_to(home.checkpoint) is not None, what="the first batch")
-    _await(lambda: reports.is_known(home, "pump-1"), what="the message")
+    _await(lambda: judgements.is_known(home, "pump-1"), what="the message")
     checks = {name: fleet(*_here(tmp_path, COMPOSE[name]["healthcheck"]["test"][2:])) for name in Service}
     assert {name: done.stderr for name, done in checks.items() if done.returncode} == {}
 
@@ -96,7 +96,7 @@ def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
     assert started[Service.BRIDGE].returncode == 0, words
     assert "held back" not in words
     assert judged_to_the_end(home), "a bridge that stops waits until what a jitter holds back is written"
-    ticks = [one.contents().get("op") for one in bronze.rows(home) if one.kind is Kind.TICK]
+    ticks = [one.contents().get("op") for one in messages.rows(home) if one.kind is Kind.TICK]
     assert ticks.count(FLUSH) == 2, "one at the stop of the lifecycle job, one at the bridge's"
     started[Service.BRIDGE] = begin(*_here(tmp_path, COMPOSE[Service.BRIDGE]["command"]))
     _await(lambda: _said(home, Service.BRIDGE) == "the bridge: live", what="the bridge, again")

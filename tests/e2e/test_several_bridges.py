@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from fleetpulse.core.tables import COVERAGE, MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.address import BrokerAddress, save_address
-from fleetpulse.io.broker import Broker
-from fleetpulse.io.home import Home, bridge_job
-from fleetpulse.io.mqtt import Publisher
-from fleetpulse.io.process import read_status
-from fleetpulse.io.segments import position
-from fleetpulse.ops.reports import shards
+from fleetpulse.io.home.home import Home, bridge_job
+from fleetpulse.io.ingest.segments import position
+from fleetpulse.io.mqtt.address import BrokerAddress, save_address
+from fleetpulse.io.mqtt.broker import Broker
+from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.io.system.process import read_status
+from fleetpulse.io.tables import tables
 from fleetpulse.paths import ROOT
-from streaming.landing import Landing
+from fleetpulse.reports.judgements import shards
+from streaming.landing.landing import Landing
 from tests import waiting
 
 await_that = partial(waiting.await_that, limit_s=40)
@@ -71,13 +71,13 @@ class Installation:
         return read_status(self.home.run(bridge_job(bridge)))
 
     def rows(self) -> list[dict[str, Any]]:
-        return delta.query(self.home, "SELECT * FROM messages ORDER BY received_at", tables=[MESSAGES.name])
+        return tables.query(self.home, "SELECT * FROM messages ORDER BY received_at", tables=[MESSAGES.name])
 
     def heard(self) -> Counter[int]:
         return Counter(row["seq"] for row in self.rows() if row["seq"] is not None)
 
     def gaps(self, bridge: str) -> list[str]:
-        told = delta.query(self.home, "SELECT op, bridge FROM coverage ORDER BY received_at", tables=[COVERAGE.name])
+        told = tables.query(self.home, "SELECT op, bridge FROM coverage ORDER BY received_at", tables=[COVERAGE.name])
         return [row["op"] for row in told if row["bridge"] == bridge]
 
     def close(self) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.io.checkpoint import committed, judged_up_to, stand
-from fleetpulse.io.generations import load_generations
-from fleetpulse.io.home import Home
-from fleetpulse.io.snapshot_table import snapshots
+from fleetpulse.io.checkpoints.checkpoint import committed, judged_up_to, stand
+from fleetpulse.io.checkpoints.generations import load_generations
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables.snapshots import snapshots
 from tests.e2e.test_replay import await_none_left, begin, fleet, told_equals_the_definition
 from tests.waiting import PATIENCE_S, await_that
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from fleetpulse.core.scenario import Scenario
-from fleetpulse.io.checkpoint import stand
-from fleetpulse.io.generations import load_generations
-from fleetpulse.io.home import KEY_GROUPS, Home
-from fleetpulse.io.snapshot_table import snapshots
-from fleetpulse.ops import bronze
-from fleetpulse.ops.agreement import defined, differences, told
+from fleetpulse.io.checkpoints.checkpoint import stand
+from fleetpulse.io.checkpoints.generations import load_generations
+from fleetpulse.io.home.home import KEY_GROUPS, Home
+from fleetpulse.io.tables.snapshots import snapshots
+from fleetpulse.reports import messages
+from fleetpulse.reports.agreement import defined, differences, told
 from tests.e2e.test_replay import await_none_left, fleet
 from tests.e2e.test_state import kill_at
 from tests.form import IS_DEFAULT
@@ -75,4 +75,4 @@ def test_whatever_was_killed_where_the_same_verb_finishes_and_the_verdicts_are_t
     _played(home.path, record(tmp_path / "second.ndjson.gz", Scenario(4, 12, START + DAY_MS, SPAN_MS)))
     said = told(home)
     assert before and said - before and not before - said
-    assert differences(said, defined(bronze.rows(home), home.deployment())) == []
+    assert differences(said, defined(messages.rows(home), home.deployment())) == []

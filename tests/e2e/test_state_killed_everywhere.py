@@ -14,15 +14,15 @@ import pytest
 
 from fleetpulse.core.scenario import Scenario
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
-from fleetpulse.io import delta
-from fleetpulse.io.checkpoint import committed, judged_up_to, unfinished
-from fleetpulse.io.generations import discard_generation, load_generations
-from fleetpulse.io.home import Home
-from fleetpulse.io.making import making
-from fleetpulse.io.services import runs
-from fleetpulse.io.snapshot_table import files_of, snapshots
-from fleetpulse.ops import bronze
-from fleetpulse.ops.agreement import defined, differences, told
+from fleetpulse.io.checkpoints.checkpoint import committed, judged_up_to, unfinished
+from fleetpulse.io.checkpoints.generations import discard_generation, load_generations
+from fleetpulse.io.home.exclusive import making
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.services import runs
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.snapshots import files_of, snapshots
+from fleetpulse.reports import messages
+from fleetpulse.reports.agreement import defined, differences, told
 from tests.e2e.test_replay import await_none_left, begin, fleet
 from tests.form import IS_LONG
 from tests.histories import START
@@ -152,7 +152,7 @@ def test_killed_at_any_step_each_verb_finishes_and_the_verdicts_are_those_of_an_
     _played(home.path, _part(tmp_path, 3))
     said = told(home)
     assert before and said - before and not before - said
-    assert differences(said, defined(bronze.rows(home), home.deployment())) == []
+    assert differences(said, defined(messages.rows(home), home.deployment())) == []
 
 
 def test_killed_at_any_step_a_verb_that_chooses_devices_finishes_and_says_nothing_twice(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_killed_at_any_step_a_verb_that_chooses_devices_finishes_and_says_nothin
     for call in ON_ANOTHER:
         _killed_at_each_step(home, call, listed)
     _played(home.path, _part(tmp_path, 2))
-    ids = delta.query(home, "SELECT device_id, life, transition_no FROM judged_transitions")
+    ids = tables.query(home, "SELECT device_id, life, transition_no FROM judged_transitions")
     assert ids and len({tuple(one.values()) for one in ids}) == len(ids)
 
 
@@ -184,4 +184,4 @@ def test_killed_at_any_step_a_canary_lets_the_job_run_and_given_again_it_finishe
         running.terminate()
         running.communicate(timeout=PATIENCE_S)
     await_none_left(home.path)
-    assert differences(told(home), defined(bronze.rows(home), home.deployment())) == []
+    assert differences(told(home), defined(messages.rows(home), home.deployment())) == []

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.core.machine import Mode
-from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.home import Home
+from fleetpulse.core.lifecycle import Mode
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.home.home import Home
 from fleetpulse.paths import ROOT
 from tests.e2e.test_replay import fleet, rows_of
 from tests.histories import signal, tick

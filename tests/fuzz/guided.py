@@ -11,7 +11,7 @@ from pathlib import Path
 
 import atheris
 
-_LED_BY = ["fleetpulse.core.decoding", "fleetpulse.core.mapping", "fleetpulse.io.packets"]
+_LED_BY = ["fleetpulse.core.messages.decode", "fleetpulse.core.messages.mapping", "fleetpulse.io.mqtt.codec"]
 with atheris.instrument_imports(include=_LED_BY):  # pyright: ignore[reportAttributeAccessIssue]
     from tests.fuzz.inputs import FIELDS, KINDS, TOKENS, WORDS, packet_seeds, seeds
     from tests.fuzz.laws import Accounts

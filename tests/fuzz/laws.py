@@ -11,18 +11,18 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final
 
-from fleetpulse.core.decoding import MAX_PAYLOAD_BYTES, Rejection, decode
-from fleetpulse.core.mapping import decode_mapped, parse_mappings
-from fleetpulse.core.messages import BRIDGE, FROM_DEVICES, Clock, Origin, Row
+from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, Rejection, decode
+from fleetpulse.core.messages.mapping import decode_mapped, parse_mappings
+from fleetpulse.core.rows import BRIDGE, FROM_DEVICES, Clock, Origin, Row
 from fleetpulse.core.tables import MESSAGES, QUARANTINE
 from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
-from fleetpulse.io.packets import ProtocolError, Published, Reader
-from fleetpulse.io.receiver import Arrived
-from streaming.intake import MAX_TOPIC, Intake
-from streaming.landed import decode_parts
-from streaming.landing import LANDED
-from streaming.merging import Part
+from fleetpulse.io.mqtt.codec import ProtocolError, Published, Reader
+from fleetpulse.io.mqtt.subscriber import Arrived
+from streaming.bridge.sequencer import MAX_TOPIC, Intake
+from streaming.landing.landing import LANDED
+from streaming.landing.merge import Part
+from streaming.landing.rows import decode_parts
 
 NOW: Final = 1_700_000_000_000
 BATCH: Final = 5_000

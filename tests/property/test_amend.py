@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetpulse.core.amending import Beginning, Correction, amend, content, corrections, histories, shown
-from fleetpulse.core.correcting import alike, fingerprint, plain
-from fleetpulse.core.decoding import decode
+from fleetpulse.core.amendments import Beginning, Correction, amend, content, corrections, histories, shown
 from fleetpulse.core.judgements import Judgement, Verdict, compared
-from fleetpulse.core.messages import Kind, Origin, Row
+from fleetpulse.core.messages.decode import decode
+from fleetpulse.core.registry.device_patch import alike, fingerprint, plain
 from fleetpulse.core.replay import AMENDED, Deployment, Outcome, outcome, replay
+from fleetpulse.core.rows import Kind, Origin, Row
 from tests.floors import Floor
 from tests.histories import START, any_own_row, any_policy, any_signal, as_the_bridge_says, choosing, row, signal, tick
 from tests.property.test_laws import DEPLOYMENTS, in_batches

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fleetpulse.core.decoding import MAX_PAYLOAD_BYTES, Rejection, decode
-from fleetpulse.core.envelope import is_end
-from fleetpulse.core.messages import BRIDGE, OF_READING, Kind, Origin, Row, hash64
+from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, Rejection, decode
+from fleetpulse.core.messages.replay_envelope import is_end
+from fleetpulse.core.rows import BRIDGE, OF_READING, Kind, Origin, Row, hash64
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.arrivals import read_arrivals
-from fleetpulse.io.segments import SegmentRow, rows_table
-from streaming.landed import decode_parts, taken_of
-from streaming.landing import LANDED
-from streaming.merging import Part, place
+from fleetpulse.io.ingest.batch_decode import read_arrivals
+from fleetpulse.io.ingest.segments import SegmentRow, rows_table
+from fleetpulse.io.tables import tables
+from streaming.landing.landing import LANDED
+from streaming.landing.merge import Part, place
+from streaming.landing.rows import decode_parts, taken_of
 
 NOW = 1_789_000_000_000
 NOTHING = {table.name: {BRIDGE: 0} for table in LANDED}
@@ -132,7 +132,7 @@ def one_by_one(rows: Sequence[SegmentRow], number: int) -> dict[str, pa.Table]:
             found["coverage"].append({"op": str(row.contents().get("op")), **arrival})
         if row.kind is Kind.REGISTRY:
             found["devices"].append({"op": str(row.contents().get("op")), "device_id": row.device_id, **arrival})
-    return {table.name: delta.to_table(table, found[table.name]) for table in LANDED}
+    return {table.name: tables.to_table(table, found[table.name]) for table in LANDED}
 
 
 def parts_of(segments: Sequence[Sequence[SegmentRow]]) -> list[Part]:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetpulse.core.coverage import Coverage
 from fleetpulse.core.judgements import Judgement, Verdict
-from fleetpulse.core.machine import Mode
-from fleetpulse.core.messages import Row
+from fleetpulse.core.lifecycle import Mode
+from fleetpulse.core.presence.coverage import Coverage
+from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment, outcome
-from fleetpulse.core.shards import Shards
-from fleetpulse.ops.availability import COUNTED, HEARD, Listened, Span, availability_of, listened
+from fleetpulse.core.rows import Row
+from fleetpulse.reports.availability import COUNTED, HEARD, Listened, Span, availability_of, listened
 from tests.histories import judgement_entry
 from tests.property.test_laws import DEPLOYMENTS, histories
 from tests.property.test_rewind import opened

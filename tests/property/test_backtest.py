@@ -9,13 +9,13 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetpulse.columnar.blocks import is_signal, signals_to_batch
-from fleetpulse.columnar.differing import CHANGES
-from fleetpulse.columnar.rejudged import DAY_MS, Found, Question, Rejudged, together
+from fleetpulse.columnar.backtest.diff import CHANGES
+from fleetpulse.columnar.backtest.replay import DAY_MS, Found, Question, Rejudged, together
+from fleetpulse.columnar.codec.arrow import is_signal, signals_to_batch
 from fleetpulse.core.judgements import Judgement, Verdict
-from fleetpulse.core.messages import EVERYONE, FOR_EVERYONE, Clock, Kind, Row, key_group
 from fleetpulse.core.replay import outcome, replay
-from fleetpulse.io.slices import Piece, slices_of
+from fleetpulse.core.rows import EVERYONE, FOR_EVERYONE, Clock, Kind, Row, key_group
+from fleetpulse.io.tables.bronze_slices import Piece, slices_of
 from tests.floors import Floor
 from tests.histories import GRID_S, START, any_policy, choosing, for_every_group
 from tests.property.test_laws import DEPLOYMENTS, histories

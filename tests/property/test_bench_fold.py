@@ -11,9 +11,9 @@ import pytest
 from bench.contenders import rules
 from bench.generate import KINDS, LATENESS_MS, Fleet, prepare
 from bench.python_fold import NEVER, UNKNOWN, Fold, State
-from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment, replay
-from fleetpulse.io.delta_log import DeltaLog
+from fleetpulse.core.rows import Row
+from fleetpulse.io.delta.log import DeltaLog
 from tests.histories import stored_rows
 
 pytestmark = pytest.mark.property

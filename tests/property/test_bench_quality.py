@@ -3,7 +3,7 @@
 import pytest
 
 from bench.quality import bench_quality
-from fleetpulse.core.laws import SUITES
+from fleetpulse.core.quality.table_suites import SUITES
 
 pytestmark = [
     pytest.mark.property,

@@ -6,13 +6,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.columnar.layout import MEMORY
-from fleetpulse.columnar.stored import from_stored
-from fleetpulse.core.coverage import MAX_DEAF
-from fleetpulse.core.messages import Row
+from fleetpulse.columnar.fold.key_group import KeyGroup
+from fleetpulse.columnar.jit.layout import MEMORY
+from fleetpulse.columnar.state.codec import from_stored
 from fleetpulse.core.policy import MAX_AHEAD, MAX_SEQUENCE
+from fleetpulse.core.presence.coverage import MAX_DEAF
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Row
 from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from tests.histories import row, tick
 from tests.property.test_laws import DEPLOYMENTS, Stream, histories

@@ -16,14 +16,14 @@ from typing import NamedTuple, TypeVar
 
 import pytest
 
-from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.core.correcting import plain
-from fleetpulse.core.coverage import Listening
-from fleetpulse.core.device import Device, next_due
+from fleetpulse.columnar.fold.key_group import KeyGroup
+from fleetpulse.core.device import World
+from fleetpulse.core.fold import Device, next_due
 from fleetpulse.core.judgements import Verdict, compared
-from fleetpulse.core.messages import FOR_EVERYONE, FROM_DEVICES, Clock, Kind, Row
+from fleetpulse.core.presence.coverage import Listening
+from fleetpulse.core.registry.device_patch import plain
 from fleetpulse.core.replay import Deployment, Outcome, outcome
-from fleetpulse.core.state import World
+from fleetpulse.core.rows import FOR_EVERYONE, FROM_DEVICES, Clock, Kind, Row
 from tests.histories import GRID_S, START, any_own_row, any_policy, any_signal, as_the_bridge_says, row
 from tests.property.test_laws import Stream
 

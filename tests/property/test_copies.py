@@ -15,16 +15,16 @@ import pytest
 from pyspark.sql import Row as SparkRow
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from fleetpulse.columnar.blocks import from_bytes, is_signal, rows_to_batch, signals_to_batch, to_bytes
-from fleetpulse.columnar.forms import STORED_FORM
-from fleetpulse.columnar.wire import to_wire
+from fleetpulse.columnar.codec.arrow import from_bytes, is_signal, rows_to_batch, signals_to_batch, to_bytes
+from fleetpulse.columnar.codec.versions import STORED_FORM
+from fleetpulse.columnar.codec.wire import to_wire
 from fleetpulse.core.judgements import compared
-from fleetpulse.core.messages import FLUSH, Kind, Row
 from fleetpulse.core.replay import Deployment, replay
-from fleetpulse.io import group_fold
-from fleetpulse.io.checkpoint import WATERMARK_DELAY_MS
-from fleetpulse.io.copies import Copies
-from fleetpulse.io.group_processor import GroupProcessor
+from fleetpulse.core.rows import FLUSH, Kind, Row
+from fleetpulse.io.checkpoints.checkpoint import WATERMARK_DELAY_MS
+from fleetpulse.io.lifecycle import group_task
+from fleetpulse.io.lifecycle.state_cache import Copies
+from fleetpulse.io.lifecycle.stateful_processor import GroupProcessor
 from tests.histories import compared_columns, for_every_group
 from tests.property.test_columnar import dense
 
@@ -140,7 +140,7 @@ def test_many_judgements_of_a_call_go_into_files_that_the_row_names(tmp_path: Pa
     whole, table = Task(course.deployment, None), tmp_path / "table"
     table.mkdir()
     filing = Task(course.deployment, None, GroupProcessor(course.deployment, STORED_FORM, table=str(table), generation=7))
-    monkeypatch.setattr(group_fold, "MANY", 2)
+    monkeypatch.setattr(group_task, "MANY", 2)
     met, begins = Counter[str](), [place for place in range(0, len(rows), 50) if not place or _later(rows, place)]
     for begin, end in pairwise([*begins, len(rows)]):
         some = for_every_group(rows[begin:end])

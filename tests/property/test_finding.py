@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.columnar.choosing import shared_out
-from fleetpulse.columnar.finding import KNOWN, NOTHING, OTHER, compare, places_of, text_of
+from fleetpulse.columnar.jit.string_index import KNOWN, NOTHING, OTHER, compare, places_of, text_of
+from fleetpulse.columnar.jit.take import shared_out
 from tests.floors import Floor
 
 pytestmark = pytest.mark.property

@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from fleetpulse.core.messages import EVERYONE, FLUSH, Origin
-from fleetpulse.io.receiver import Arrived, Token
-from fleetpulse.io.segments import Position, SegmentRow
-from streaming.intake import Intake
+from fleetpulse.core.rows import EVERYONE, FLUSH, Origin
+from fleetpulse.io.ingest.segments import Position, SegmentRow
+from fleetpulse.io.mqtt.subscriber import Arrived, Token
+from streaming.bridge.sequencer import Intake
 from tests.floors import Floor
 from tests.intakes import NOW
 

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.core.messages import FLUSH, Row
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import FLUSH, Row
 from tests.histories import START, row
 from tests.property.test_laws import DEPLOYMENTS, histories, in_batches
 

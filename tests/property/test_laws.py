@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.columnar import waiting
-from fleetpulse.columnar.blocks import is_signal, signals_to_batch
-from fleetpulse.columnar.group import KeyGroup, begin
-from fleetpulse.columnar.told import said_by
+from fleetpulse.columnar.codec.arrow import is_signal, signals_to_batch
+from fleetpulse.columnar.fold import pending as waiting
+from fleetpulse.columnar.fold.judgement_batches import said_by
+from fleetpulse.columnar.fold.key_group import KeyGroup, begin
 from fleetpulse.core.judgements import COMPARED, MAX_REASON, Judgement, Verdict, compared
-from fleetpulse.core.machine import HELD, TRANSITIONS, Mode
-from fleetpulse.core.messages import EVERYONE, FLUSH, RESERVED, Clock, Kind, Row, key_group
+from fleetpulse.core.lifecycle import HELD, TRANSITIONS, Mode
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, parse_policy
 from fleetpulse.core.replay import Deployment, outcome, replay
+from fleetpulse.core.rows import EVERYONE, FLUSH, RESERVED, Clock, Kind, Row, key_group
 from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from tests.floors import Floor
 from tests.histories import (

@@ -80,7 +80,7 @@ def test_a_policy_that_a_jitter_still_needs_counts_among_those_that_wait(monkeyp
 
 
 def test_of_bridges_that_do_not_listen_there_is_a_most_however_the_rows_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetpulse.core.coverage.MAX_DEAF", 3)
+    monkeypatch.setattr("fleetpulse.core.presence.coverage.MAX_DEAF", 3)
     rows = [signal(0), signal(10, "d")]
     rows += [row(20 + number, f"fleet/_/{bridge}/gap", op="open", from_s=15) for number, bridge in enumerate("abcdea")]
     rows += [row(40 + number, f"fleet/_/{bridge}/gap", op="close", until_s=40) for number, bridge in enumerate("eabdc")]

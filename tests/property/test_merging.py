@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetpulse.io.segments import SegmentRow, rows_table
-from streaming.merging import Backlog, Part, merged, place
+from fleetpulse.io.ingest.segments import SegmentRow, rows_table
+from streaming.landing.merge import Backlog, Part, merged, place
 
 GAP = "fleet/_/{}/gap"
 

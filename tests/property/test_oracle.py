@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetpulse.core.judgements import Judgement, Verdict
-from fleetpulse.core.messages import Clock, Row
 from fleetpulse.core.policy import Policy
 from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.rows import Clock, Row
 from tests.histories import any_own_row, any_policy, any_signal, choosing, positioned, row
 from tests.oracle import judge
 from tests.oracle_world import Message

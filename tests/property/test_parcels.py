@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetpulse.columnar.fingerprints import added, fingerprint, row_hashes
-from fleetpulse.columnar.parcels import PARCEL_SCHEMA, SUMS, account, parcels, rows_of
-from fleetpulse.columnar.snapshots import COMPARED_PARTS, GROUP, OWN_ROW, SNAPSHOT_SCHEMA
+from fleetpulse.columnar.snapshot.checksum import added, fingerprint, row_hashes
+from fleetpulse.columnar.snapshot.rows import COMPARED_PARTS, GROUP, OWN_ROW, SNAPSHOT_SCHEMA
+from fleetpulse.columnar.snapshot.shuffle import PARCEL_SCHEMA, SUMS, account, parcels, rows_of
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import Row, hash64
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Row, hash64
 from tests.histories import signal
 from tests.property.test_laws import Stream, histories
 from tests.property.test_snapshots import snapshot_of

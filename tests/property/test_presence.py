@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetpulse.core.judgements import compared
-from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.rows import Row
 from tests.histories import changes, positioned, row, signal, tick
 from tests.presence import CASES, DEPLOYMENT, rows_of
 from tests.property.test_laws import in_batches

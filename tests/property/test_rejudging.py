@@ -11,13 +11,13 @@ import pyarrow.compute
 import pytest
 from deltalake import DeltaTable
 
-from batch.rejudging import Origin, judged_again, origin_of
-from fleetpulse.core.messages import Row
+from batch.quality.rejudge import Origin, judged_again, origin_of
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io.delta_log import DeltaLog
-from fleetpulse.io.home import Home
-from fleetpulse.io.snapshot_table import Taken, snapshots
+from fleetpulse.io.delta.log import DeltaLog
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables.snapshots import Taken, snapshots
 from tests.looked_at import eventful, judged_home, state_rows, write_state
 from tests.property.test_suites import judged_in_batches, raised, wild
 
@@ -76,7 +76,7 @@ def test_a_look_that_begins_with_a_snapshot_raises_nothing_and_finds_what_was_lo
 ) -> None:
     home, rows, taken = cut_home(tmp_path / "home", seed)
     write_state(home, judged_in_batches(rows, Random(seed), 2), key_groups=2)
-    monkeypatch.setattr("batch.evidence.origin_of", partial(origin_of, most_rows=1))
+    monkeypatch.setattr("batch.quality.facts.origin_of", partial(origin_of, most_rows=1))
     assert origin_of(home, rows[-1].received_at_ms, most_rows=1) == Origin(taken)
     assert raised(home) == []
     judgements = DeltaTable(str(home.table(JUDGEMENTS.name)))

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetpulse.core.judgements import Verdict, compared
-from fleetpulse.core.machine import Mode
-from fleetpulse.core.messages import Kind, Row
+from fleetpulse.core.lifecycle import Mode
 from fleetpulse.core.replay import Deployment, outcome, replay
+from fleetpulse.core.rows import Kind, Row
 from fleetpulse.core.tables import DEVICES, JUDGEMENTS
-from fleetpulse.io import delta
-from fleetpulse.ops.rewind import Moment, fleet_of, life_of
+from fleetpulse.io.tables import tables as delta
+from fleetpulse.reports.time_travel import Moment, fleet_of, life_of
 from tests.floors import Floor
 from tests.histories import judgement_entry, registry_entries
 from tests.property.test_laws import DEPLOYMENTS, histories

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.columnar.seeds import REGISTERED_SCHEMA, seeds
+from fleetpulse.columnar.fold.key_group import KeyGroup
+from fleetpulse.columnar.snapshot.bootstrap import REGISTERED_SCHEMA, seeds
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import compared
-from fleetpulse.core.messages import Kind, Row
 from fleetpulse.core.policy import Policies
+from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment, outcome, replay
-from fleetpulse.core.shards import Shards
+from fleetpulse.core.rows import Kind, Row
 from tests.histories import START, any_policy, as_the_bridge_says, choosing, row, tick
 from tests.property.test_laws import DEPLOYMENTS, histories, in_batches
 

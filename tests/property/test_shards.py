@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetpulse.core.judgements import compared
-from fleetpulse.core.messages import Kind, Row
+from fleetpulse.core.presence.shards import Scope
 from fleetpulse.core.replay import Deployment, outcome, replay
-from fleetpulse.core.shards import Scope
+from fleetpulse.core.rows import Kind, Row
 from tests.floors import Floor
 from tests.histories import any_own_row, any_policy, any_signal, as_the_bridge_says, choosing, row
 from tests.property.test_laws import in_batches

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
 
-from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
-from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.columnar.parcels import PARCEL_SCHEMA, account, parcels, rows_of
-from fleetpulse.columnar.snapshots import (
+from fleetpulse.columnar.codec.versions import STORED_FORM, WRITTEN_FORMS
+from fleetpulse.columnar.fold.judgement_batches import TOLD_SCHEMA
+from fleetpulse.columnar.fold.key_group import KeyGroup
+from fleetpulse.columnar.snapshot.rows import (
     GROUP,
     PENDING,
     SNAPSHOT_SCHEMA,
@@ -23,12 +23,12 @@ from fleetpulse.columnar.snapshots import (
     taken,
     the_world,
 )
-from fleetpulse.columnar.told import TOLD_SCHEMA
-from fleetpulse.core.correcting import fingerprint
+from fleetpulse.columnar.snapshot.shuffle import PARCEL_SCHEMA, account, parcels, rows_of
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import compared
-from fleetpulse.core.messages import EVERYONE, Row
+from fleetpulse.core.registry.device_patch import fingerprint
 from fleetpulse.core.replay import Deployment, Outcome, outcome, replay
+from fleetpulse.core.rows import EVERYONE, Row
 from tests.histories import compared_columns, row, signal
 from tests.property.test_laws import Stream, histories
 

@@ -6,11 +6,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.core.decoding import Rejection
-from fleetpulse.core.messages import FROM_DEVICES, Row
+from fleetpulse.core.messages.decode import Rejection
+from fleetpulse.core.rows import FROM_DEVICES, Row
 from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
-from fleetpulse.io.sparkplug.codec import decode_sparkplug
-from fleetpulse.io.sparkplug.sparkplug_b_pb2 import Payload
+from fleetpulse.io.mqtt.sparkplug.codec import decode_sparkplug
+from fleetpulse.io.mqtt.sparkplug.sparkplug_b_pb2 import Payload
 
 NOW = 1_700_000_000_000
 NAMES = st.text(min_size=1, max_size=8) | st.sampled_from(["n", "a:b", "50%", "_", "x" * 140])

@@ -7,14 +7,14 @@ from typing import Any
 import pyarrow.compute
 import pytest
 
-from batch import evidence
-from batch.worked_out import WorkedOut, snapshot_state
-from fleetpulse.core.laws import SUITES
-from fleetpulse.core.messages import Row
+from batch.quality import facts
+from batch.quality.derived_tables import WorkedOut, snapshot_state
+from fleetpulse.core.quality.suites import Severity
+from fleetpulse.core.quality.table_suites import SUITES
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.suites import Severity
-from fleetpulse.io.home import Home
-from fleetpulse.io.suite_rows import opened
+from fleetpulse.core.rows import Row
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.quality.suite_inputs import opened
 from tests.histories import START, any_own_row, any_signal, as_the_bridge_says
 from tests.looked_at import eventful, in_shards, judged_home, write_state
 from tests.property.test_laws import Stream
@@ -48,7 +48,7 @@ def judged_in_batches(rows: list[Row], random: Random, key_groups: int) -> Any:
 def raised(home: Home) -> list[tuple[str, str]]:
     """Return the critical laws that do not hold, with their suites."""
     found: list[tuple[str, str]] = []
-    judged = evidence.stand_of(home)
+    judged = facts.stand_of(home)
     with opened(home) as tables:
         made = WorkedOut(home, tables, judged, snapshot_state(home))
         for suite in SUITES:

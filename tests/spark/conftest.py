@@ -7,8 +7,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bench.scala_jobs import compiled
-from fleetpulse.io.jars import resolve_jars
-from fleetpulse.io.spark import spark_session
+from fleetpulse.io.spark.jars import resolve_jars
+from fleetpulse.io.spark.session import spark_session
 
 
 @pytest.fixture(scope="session")

@@ -10,21 +10,21 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from batch import snapshot
 from batch.amend import Wanted, amend_home
-from fleetpulse.core.correcting import alike
-from fleetpulse.core.decoding import decode
-from fleetpulse.core.messages import EVERYONE, Origin, Row, identity
+from batch.state import snapshot
+from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.registry.device_patch import alike
 from fleetpulse.core.replay import Deployment, outcome
+from fleetpulse.core.rows import EVERYONE, Origin, Row, identity
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io import delta
-from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.home import Home
-from fleetpulse.io.lifecycle_query import start
-from fleetpulse.ops import reports
-from fleetpulse.ops.agreement import defined, told
-from fleetpulse.ops.beginnings import DONE, Begun
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.query import start
+from fleetpulse.io.tables import tables
+from fleetpulse.reports import judgements
+from fleetpulse.reports.agreement import defined, told
+from fleetpulse.reports.replay_origin import DONE, Begun
 from tests.histories import START, positioned, row, signal, tick
 from tests.homes import empty, land
 
@@ -64,14 +64,14 @@ def test_late_delivery_takes_an_offline_back_and_the_running_job_goes_on_from_th
         for number, batch in enumerate(batches, 1):
             land(home, batch, number)
             _await(query, home, 100 + 20 * (number - 1))
-        assert [one["to_mode"] for one in reports.transitions(home)] == ["online", "offline"]
+        assert [one["to_mode"] for one in judgements.transitions(home)] == ["online", "offline"]
         [done] = amend_home(home, Wanted())
         assert (done.retracted, done.added, done.corrected) == (1, 0, True)
-        assert [one["to_mode"] for one in reports.transitions(home)] == ["online"]
+        assert [one["to_mode"] for one in judgements.transitions(home)] == ["online"]
         batches.append([*_sent(home, 121), tick(140)])
         land(home, batches[-1], 3)
         _await(query, home, 140)
-        assert [(one["to_mode"], one["trigger"]) for one in reports.transitions(home)][1:] == [("online", "amended")]
+        assert [(one["to_mode"], one["trigger"]) for one in judgements.transitions(home)][1:] == [("online", "amended")]
         batches.append([tick(200)])
         land(home, batches[-1], 4)
         _await(query, home, 200)
@@ -81,9 +81,9 @@ def test_late_delivery_takes_an_offline_back_and_the_running_job_goes_on_from_th
     finally:
         query.stop()
     assert told(home) == defined([one for batch in batches for one in batch], DEPLOYMENT)
-    shown = [(one["to_mode"], one["trigger"], one["runtime_ms"]) for one in reports.transitions(home)]
+    shown = [(one["to_mode"], one["trigger"], one["runtime_ms"]) for one in judgements.transitions(home)]
     assert shown == [("online", "signal", 0), ("offline", "silence", 80_000)]
-    standing = reports.standing(home, "d", START + 200_000)
+    standing = judgements.standing(home, "d", START + 200_000)
     assert standing is not None
     assert standing.retracted_offline == [{"since_ms": START + 70_000, "until_ms": START + 129_000}]
 
@@ -98,7 +98,7 @@ def test_what_amend_appends_and_what_the_job_appends_do_not_hinder_each_other(sp
         while not done.is_set() or number < APPENDS:
             number += 1
             said = {"kind": "add", "device_id": "z", "amendment_no": number, "event_time_ms": START}
-            delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [said]), DONE, number)
+            tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, [said]), DONE, number)
         return number
 
     query = start(spark, home)
@@ -115,7 +115,7 @@ def test_what_amend_appends_and_what_the_job_appends_do_not_hinder_each_other(sp
             done.set()
             query.stop()
     assert told(home) == defined(rows, DEPLOYMENT)
-    [counted] = delta.query(home, "SELECT count(*) AS n, max(amendment_no) AS newest FROM judgements WHERE kind = 'add'")
+    [counted] = tables.query(home, "SELECT count(*) AS n, max(amendment_no) AS newest FROM judgements WHERE kind = 'add'")
     assert counted["n"] == counted["newest"] == appending.result() >= APPENDS
 
 

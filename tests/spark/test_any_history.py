@@ -10,18 +10,18 @@ from random import Random
 import pytest
 from pyspark.sql import SparkSession
 
-from batch import snapshot
-from batch.verbs import Work, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
-from fleetpulse.columnar.forms import WRITTEN_FORMS
+from batch.state import snapshot
+from batch.state.operations import Work, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
+from fleetpulse.columnar.codec.versions import WRITTEN_FORMS
 from fleetpulse.core.judgements import Verdict
-from fleetpulse.core.messages import Row
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.checkpoint import stand
-from fleetpulse.io.home import Home
-from fleetpulse.io.snapshot_table import find_snapshot
-from fleetpulse.ops.agreement import defined, told
+from fleetpulse.io.checkpoints.checkpoint import stand
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.snapshots import find_snapshot
+from fleetpulse.reports.agreement import defined, told
 from tests.form import IS_LONG
 from tests.histories import any_own_row, any_policy, any_signal, as_the_bridge_says, row
 from tests.spark.test_state_verbs import judge
@@ -102,7 +102,7 @@ def test_any_history_is_judged_as_the_definition_says_whatever_is_done_between_b
     try:
         home = Home(folder / "home")
         home.prepare(deployment)
-        delta.create(home, MESSAGES)
+        tables.create(home, MESSAGES)
         edges = [0, *(at for at, _ in verbs), len(rows)]
         for number, (begin, end) in enumerate(pairwise(edges), 1):
             if end > begin:
@@ -111,7 +111,7 @@ def test_any_history_is_judged_as_the_definition_says_whatever_is_done_between_b
             if number <= len(verbs):
                 verbs[number - 1][1](Work(spark, home, said.append))
         assert told(home) == defined(rows, deployment)
-        ids = delta.query(home, "SELECT device_id, life, transition_no FROM transitions")
+        ids = tables.query(home, "SELECT device_id, life, transition_no FROM transitions")
         assert len({tuple(one.values()) for one in ids}) == len(ids)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

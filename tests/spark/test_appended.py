@@ -10,8 +10,8 @@ from pyspark.sql import functions as fn
 
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import QUARANTINE
-from fleetpulse.io import delta
-from fleetpulse.io.appending import CHECKPOINT_EVERY, Appender
+from fleetpulse.io.delta.appender import CHECKPOINT_EVERY, Appender
+from fleetpulse.io.tables import tables
 from tests.homes import empty
 
 pytestmark = pytest.mark.spark
@@ -21,8 +21,8 @@ _TOPICS = ("plain", "of\u2028two\x85lines", "\U00020000", "x" * 10_000, None)
 
 def test_spark_reads_what_was_appended(spark: SparkSession, tmp_path: Path) -> None:
     home = empty(tmp_path / "home", Deployment())
-    delta.create(home, QUARANTINE)
-    appender, schema = Appender(home.table(QUARANTINE.name)), delta.arrow_schema(QUARANTINE)
+    tables.create(home, QUARANTINE)
+    appender, schema = Appender(home.table(QUARANTINE.name)), tables.arrow_schema(QUARANTINE)
     instants = [_AT + timedelta(microseconds=number) for number in range(CHECKPOINT_EVERY + 5)]
     for number, at in enumerate(instants):
         row = {"received_at": at, "topic": _TOPICS[number % len(_TOPICS)], "payload": b"\xff\x00"}
@@ -39,4 +39,4 @@ def test_spark_reads_what_was_appended(spark: SparkSession, tmp_path: Path) -> N
     spark.createDataFrame([], table.schema).write.format("delta").mode("append").save(str(home.table(QUARANTINE.name)))
     appender.append(pa.Table.from_pylist([{"topic": "behind Spark's"}], schema), {"landing": 1_000})
     assert table.count() == len(instants) + 1
-    assert delta.landed(home, QUARANTINE, "landing") == 1_000
+    assert tables.landed(home, QUARANTINE, "landing") == 1_000

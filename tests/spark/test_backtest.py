@@ -9,7 +9,7 @@ from batch import backtest as job
 from batch.backtest import here, on_spark
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
-from fleetpulse.io.slices import pieces_of, slices_of
+from fleetpulse.io.tables.bronze_slices import pieces_of, slices_of
 from tests.homes import landed_home
 from tests.property.test_backtest import by_hand, sides, told
 from tests.spark.test_stream import history

@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql import SparkSession
 
-from fleetpulse.ops.balance import partition_of
+from fleetpulse.planning.partition_skew import partition_of
 
 pytestmark = pytest.mark.spark
 

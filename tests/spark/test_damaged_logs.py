@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from batch import snapshot
-from batch.verbs import Work, bootstrap, rescale
+from batch.state import snapshot
+from batch.state.operations import Work, bootstrap, rescale
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.checkpoint import begun, committed, stand
-from fleetpulse.io.generations import load_generations, save_generations
-from fleetpulse.io.home import Home
-from fleetpulse.io.kept import promise
-from fleetpulse.io.needs import needs
-from fleetpulse.io.snapshot_table import find_snapshot, write_snapshot
-from fleetpulse.io.stored_state import read_snapshot
-from fleetpulse.ops.agreement import defined, told
+from fleetpulse.io.checkpoints.checkpoint import begun, committed, stand
+from fleetpulse.io.checkpoints.generations import load_generations, save_generations
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.retention_floor import promise
+from fleetpulse.io.lifecycle.state_reader import read_snapshot
+from fleetpulse.io.maintenance.readers import needs
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.snapshots import find_snapshot, write_snapshot
+from fleetpulse.reports.agreement import defined, told
 from tests.spark.test_state_crashes import copy_of
 from tests.spark.test_state_verbs import judge
 from tests.spark.test_stream import DEPLOYMENT, history, land
@@ -38,7 +38,7 @@ def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hom
     """Return a home with a snapshot of its first generation, whose second has judged on, and has still to judge the last part."""
     home = Home(tmp_path_factory.mktemp("judged") / "home")
     home.prepare(DEPLOYMENT)
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     land(home, ROWS[: PARTS[1]], 1)
     judge(spark, home)
     snapshot.take(spark, home, None, _quietly)

@@ -8,17 +8,17 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from fleetpulse.columnar.seeds import REGISTERED_SCHEMA
+from fleetpulse.columnar.snapshot.bootstrap import REGISTERED_SCHEMA
 from fleetpulse.core.judgements import Verdict
-from fleetpulse.core.messages import Row, hash64
 from fleetpulse.core.policy import Dated, Policies, parse_policy
+from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment, replay
-from fleetpulse.core.shards import Shards
+from fleetpulse.core.rows import Row, hash64
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.home import Home
-from fleetpulse.io.lifecycle_query import Begin, start
-from fleetpulse.io.registry import initial_state
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.initial_state import initial_state
+from fleetpulse.io.lifecycle.query import Begin, start
+from fleetpulse.io.tables import tables
 from tests.histories import START, row, signal, tick
 
 pytestmark = pytest.mark.spark
@@ -39,7 +39,7 @@ def _class_of(number: int) -> str | None:
 def _land(home: Home, rows: list[Row], number: int) -> None:
     arrival = {"origin": "mqtt", "bridge": "b", "segment": number}
     table = [{**asdict(one), "device_hash": hash64(one.device_id), **arrival} for one in rows]
-    delta.append(home, MESSAGES, delta.to_table(MESSAGES, table), "test", number)
+    tables.append(home, MESSAGES, tables.to_table(MESSAGES, table), "test", number)
 
 
 def _registered(spark: SparkSession, home: Home) -> DataFrame:
@@ -74,14 +74,14 @@ def _run(spark: SparkSession, home: Home, initial: DataFrame | None = None) -> N
 def test_devices_that_never_speak_go_offline_by_ticks_alone_and_by_the_definition(spark: SparkSession, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     ticks = [tick(at_s) for at_s in (31, 60, 125, 600, 1225, 1230)]
     speaks = signal(500, SPEAKS)
     rest = sorted([*ticks, speaks, tick(4000)], key=lambda one: one.received_at_ms)
     for number, one in enumerate(rest[:4], 1):
         _land(home, [one], number)
     _run(spark, home, _registered(spark, home))
-    summaries = delta.query(
+    summaries = tables.query(
         home, "SELECT arg_max(counts, judged_at) AS counts FROM judgements WHERE kind = 'summary' GROUP BY key_group"
     )
     counted = sum(sum(json.loads(one["counts"]).values()) for one in summaries)
@@ -90,7 +90,7 @@ def test_devices_that_never_speak_go_offline_by_ticks_alone_and_by_the_definitio
         _land(home, [one], number)
     _run(spark, home)  # a checkpoint that stands needs nothing to begin with
     # A timer at the watermark itself: the deadlines of 1200 s lie exactly at the frontier of the newest tick, 1230.
-    [last] = delta.query(home, "SELECT epoch_ms(max(event_time)) AS at_ms FROM transitions WHERE to_mode = 'offline'")
+    [last] = tables.query(home, "SELECT epoch_ms(max(event_time)) AS at_ms FROM transitions WHERE to_mode = 'offline'")
     assert last["at_ms"] - START == 1_200_000
     _land(home, [rest[-1]], len(rest))
     _run(spark, home)
@@ -105,7 +105,7 @@ def test_devices_that_never_speak_go_offline_by_ticks_alone_and_by_the_definitio
         for one in replay([policy, *registry, *rest], DEPLOYMENT)
         if one.kind is Verdict.TRANSITION
     }
-    rows = delta.query(
+    rows = tables.query(
         home,
         """SELECT device_id, transition_no, epoch_ms(event_time), to_mode, "trigger", policy_version, epoch_ms(life)
            FROM transitions""",

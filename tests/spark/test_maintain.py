@@ -12,18 +12,18 @@ from random import Random
 import pytest
 from pyspark.sql import SparkSession
 
-from batch.maintain import maintain
-from batch.steps import Keep
-from fleetpulse.core.decoding import decode
-from fleetpulse.core.messages import Origin, Row, hash64
+from batch.maintenance.maintain import maintain
+from batch.maintenance.plan import Keep
+from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Origin, Row, hash64
 from fleetpulse.core.scenario import Scenario, scenario_policy, simulate
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.home import Home
-from fleetpulse.io.lifecycle_query import start
-from fleetpulse.ops.agreement import defined, told
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.query import start
+from fleetpulse.io.tables import tables
+from fleetpulse.reports.agreement import defined, told
 from tests.histories import START, row, tick
 
 pytestmark = [pytest.mark.spark, pytest.mark.extended]
@@ -45,7 +45,7 @@ def _history() -> list[Row]:
 def _land(home: Home, rows: list[Row], number: int) -> None:
     arrival = {"origin": "replay", "bridge": "b", "segment": number}
     table = [{**asdict(one), "device_hash": hash64(one.device_id), **arrival} for one in rows]
-    delta.append(home, MESSAGES, delta.to_table(MESSAGES, table), "test", number)
+    tables.append(home, MESSAGES, tables.to_table(MESSAGES, table), "test", number)
 
 
 def _judge(
@@ -79,7 +79,7 @@ def _maintain(home: Home, keep: Keep) -> Counter[tuple[str, str]]:
 def test_maintenance_between_any_two_batches_changes_no_verdict(spark: SparkSession, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     rows, random = _history(), Random(3)
     edges = [0, *sorted(random.sample(range(1, len(rows)), VERSIONS - 1)), len(rows)]
     done: Counter[tuple[str, str]] = Counter()
@@ -112,4 +112,4 @@ def test_maintenance_between_any_two_batches_changes_no_verdict(spark: SparkSess
     assert told(home) == defined([*rows, tick(9200)], DEPLOYMENT)
     for table in (JUDGEMENTS, MESSAGES):  # what both have written is what both read
         read = spark.read.format("delta").load(str(home.table(table.name)))
-        assert read.count() == delta.query(home, f"SELECT count(*) AS n FROM {table.name}", tables=[table.name])[0]["n"]
+        assert read.count() == tables.query(home, f"SELECT count(*) AS n FROM {table.name}", tables=[table.name])[0]["n"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from batch.progress import Steps, tasks_of, watched
+from batch.common.progress import Steps, tasks_of, watched
 
 pytestmark = pytest.mark.spark
 
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.spark
 def test_while_a_job_runs_it_is_said_how_many_of_its_tasks_are_done(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batch.progress._SILENT_S", 0)
-    monkeypatch.setattr("batch.progress._LOOK_S", 0.05)
+    monkeypatch.setattr("batch.common.progress._SILENT_S", 0)
+    monkeypatch.setattr("batch.common.progress._LOOK_S", 0.05)
     heard, said = tmp_path / "heard", list[str]()
 
     def say(words: str) -> None:

@@ -8,18 +8,18 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
 
-from batch import snapshot
-from batch.gating import gated, generation_state
-from batch.generation import state_of
-from batch.quality import Report, gate, refuse, run
+from batch.quality.gate import gated, generation_state
+from batch.quality.run import Report, gate, refuse, run
+from batch.state import snapshot
+from batch.state.generation import state_of
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import COVERAGE, JUDGEMENTS, MESSAGES, QUARANTINE
-from fleetpulse.io import delta
-from fleetpulse.io.checkpoint import stand
-from fleetpulse.io.home import Home
-from fleetpulse.io.snapshot_table import snapshots
-from fleetpulse.io.spark import folder_of
+from fleetpulse.io.checkpoints.checkpoint import stand
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.spark.session import folder_of
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.snapshots import snapshots
 from tests.histories import START
 from tests.looked_at import eventful, judged_home, state_rows, write_state
 from tests.spark.test_state_verbs import judge
@@ -43,7 +43,7 @@ def damaged(path: Path) -> Home:
     judgements.update(predicate="kind = 'transition' AND transition_no = 3", updates={"from_mode": "'asleep'"})
     judgements.delete("kind = 'late'")
     refused = [{"bridge": "b", "place": place, "topic": "fleet/x", "received_at_ms": START} for place in (1, 1, 2)]
-    delta.append(home, QUARANTINE, delta.to_table(QUARANTINE, refused), "test", 1)
+    tables.append(home, QUARANTINE, tables.to_table(QUARANTINE, refused), "test", 1)
     DeltaTable(str(home.table(COVERAGE.name))).delete("op = 'open'")
     state = state_rows(history, DEPLOYMENT)
     first = state["device_id"].to_pylist()[0]
@@ -77,7 +77,7 @@ def test_pandas_and_spark_find_the_same_rows(spark: SparkSession, tmp_path: Path
 def test_the_gate_opens_for_what_the_job_holds_and_names_what_was_damaged(spark: SparkSession, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(STREAM)
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     land(home, history(11), 1)
     judge(spark, home)
     at = stand(home.checkpoint)

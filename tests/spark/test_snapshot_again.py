@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from batch import snapshot
-from batch.verbs import Work, bootstrap
+from batch.state import snapshot
+from batch.state.operations import Work, bootstrap
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.checkpoint import committed
-from fleetpulse.io.home import Home
-from fleetpulse.io.snapshot_table import Taken, files_of, find_snapshot, snapshots, write_snapshot
-from fleetpulse.io.stored_state import read_snapshot
+from fleetpulse.io.checkpoints.checkpoint import committed
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.state_reader import read_snapshot
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.snapshots import Taken, files_of, find_snapshot, snapshots, write_snapshot
 from tests.spark.test_state_crashes import copy_of
 from tests.spark.test_state_verbs import judge
 from tests.spark.test_stream import DEPLOYMENT, history, land
@@ -29,7 +29,7 @@ def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hom
     """Return a home that has judged half a history, with a snapshot of that."""
     home = Home(tmp_path_factory.mktemp("judged") / "home")
     home.prepare(DEPLOYMENT)
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     land(home, ROWS[: len(ROWS) // 2], 1)
     judge(spark, home)
     assert _taken(spark, home)[0].version == 1
@@ -131,7 +131,7 @@ def test_a_snapshot_that_is_damaged_is_taken_anew_and_can_be_begun_with(
 ) -> None:
     [path] = [one for one in files_of(home.table(DEVICE_SNAPSHOTS.name), 1) if "part=device" in str(one)][:1]
     damage(spark, home, path)
-    newest = delta.version(home.table(DEVICE_SNAPSHOTS.name))
+    newest = tables.version(home.table(DEVICE_SNAPSHOTS.name))
     found, said = _taken(spark, home)
     assert found.version == newest + 1 and f"snapshot version {newest + 1} is written" in said
     assert damage is _gone or any(f"snapshot version {newest} is damaged: it " in words for words in said)

@@ -15,21 +15,31 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from batch import snapshot
-from batch.canary import Trial, canary
-from batch.verbs import Work, bootstrap, bootstrap_devices, check_form, migrate, repartition, repartition_anew, rescale, rollback
-from fleetpulse.columnar.seeds import REGISTERED_SCHEMA
+from batch.state import snapshot
+from batch.state.canary import Trial, canary
+from batch.state.operations import (
+    Work,
+    bootstrap,
+    bootstrap_devices,
+    check_form,
+    migrate,
+    repartition,
+    repartition_anew,
+    rescale,
+    rollback,
+)
+from fleetpulse.columnar.snapshot.bootstrap import REGISTERED_SCHEMA
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.messages import Kind
 from fleetpulse.core.replay import outcome
+from fleetpulse.core.rows import Kind
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.checkpoint import committed, relocate_each, stand
-from fleetpulse.io.generations import checkpoint_of, load_generations
-from fleetpulse.io.home import Home
-from fleetpulse.io.snapshot_table import files_of, find_snapshot, snapshots, write_snapshot
-from fleetpulse.io.stored_state import read_snapshot
-from fleetpulse.ops.agreement import defined, told
+from fleetpulse.io.checkpoints.checkpoint import committed, relocate_each, stand
+from fleetpulse.io.checkpoints.generations import checkpoint_of, load_generations
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.state_reader import read_snapshot
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.snapshots import files_of, find_snapshot, snapshots, write_snapshot
+from fleetpulse.reports.agreement import defined, told
 from tests.form import IS_DEFAULT
 from tests.histories import START
 from tests.spark.test_state_verbs import judge
@@ -80,7 +90,7 @@ def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hom
     """Return a home whose second generation has judged two thirds of a history, with a snapshot from between."""
     home = Home(tmp_path_factory.mktemp("judged") / "home")
     home.prepare(DEPLOYMENT)
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     work = Work(spark, home, lambda words: None)
     land(home, ROWS[: CUT // 2], 1)
     judge(spark, home)
@@ -147,7 +157,7 @@ def _gone_on(spark: SparkSession, home: Home) -> Counter[tuple[object, ...]]:
 def test_a_canary_that_says_something_else_is_removed_and_the_judgement_is_named(
     spark: SparkSession, judged: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batch.progress.EVERY_S", 0)
+    monkeypatch.setattr("batch.common.progress.EVERY_S", 0)
     said = list[str]()
     home = copy_of(judged, tmp_path / "home")
     before = load_generations(home.lifecycle)
@@ -226,7 +236,7 @@ def test_a_list_of_devices_begins_lives_of_their_own_and_silence_counts_from_the
     said = told(home) - before
     assert {one[1] for one in said if one[0] == "transition"} >= set(heard)
     assert not [one for one in said if one[1] == "ghost"], "its silence was over before the frontier"
-    ids = delta.query(home, "SELECT device_id, life, transition_no FROM judged_transitions")
+    ids = tables.query(home, "SELECT device_id, life, transition_no FROM judged_transitions")
     assert len({tuple(one.values()) for one in ids}) == len(ids)
 
 

@@ -8,12 +8,12 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from fleetpulse.core.messages import hash64
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import hash64
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.home import Home
-from fleetpulse.io.lifecycle_query import start
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.query import start
+from fleetpulse.io.tables import tables
 from tests.histories import signal
 
 pytestmark = pytest.mark.spark
@@ -24,7 +24,7 @@ def _land(home: Home, number: int) -> None:
     arrival = {"origin": "mqtt", "bridge": "b", "segment": number}
     rows = [signal(30 * number, f"d{at}") for at in range(DEVICES)]
     table = [{**asdict(one), "device_hash": hash64(one.device_id), **arrival} for one in rows]
-    delta.append(home, MESSAGES, delta.to_table(MESSAGES, table), "test", number)
+    tables.append(home, MESSAGES, tables.to_table(MESSAGES, table), "test", number)
 
 
 def _left_open(spark: SparkSession) -> int:
@@ -39,7 +39,7 @@ def _left_open(spark: SparkSession) -> int:
 def test_a_task_leaves_no_socket_behind(spark: SparkSession, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(Deployment(2_000, 300_000))
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     _land(home, 1)
     query = start(spark, home)
     try:

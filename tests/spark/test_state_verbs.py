@@ -8,21 +8,21 @@ from random import Random
 import pytest
 from pyspark.sql import SparkSession
 
-from batch import snapshot
-from batch.holding import discard, switch
-from batch.inspecting import inspect
-from batch.progress import Say
-from batch.verbs import Work, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
+from batch.common.progress import Say
+from batch.state import snapshot
+from batch.state.handoff import discard, switch
+from batch.state.inspect import inspect
+from batch.state.operations import Work, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.belonging import marked_with
-from fleetpulse.io.checkpoint import stand
-from fleetpulse.io.generations import checkpoint_of
-from fleetpulse.io.home import Home
-from fleetpulse.io.lifecycle_query import start
-from fleetpulse.io.snapshot_table import find_snapshot
-from fleetpulse.ops.agreement import defined, told
+from fleetpulse.io.checkpoints.checkpoint import stand
+from fleetpulse.io.checkpoints.generations import checkpoint_of
+from fleetpulse.io.home.checkpoint_ownership import marked_with
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.query import start
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.snapshots import find_snapshot
+from fleetpulse.reports.agreement import defined, told
 from tests.spark.test_stream import DEPLOYMENT, history, land
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # eight generations, one after another
@@ -59,10 +59,10 @@ def judge(spark: SparkSession, home: Home) -> None:
 def test_the_state_is_moved_about_between_batches_and_the_verdicts_are_those_of_one_run(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    monkeypatch.setattr("batch.progress.EVERY_S", 0)
+    monkeypatch.setattr("batch.common.progress.EVERY_S", 0)
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     rows, random, verbs = history(11), Random(11), list(_verbs(said.append))
     edges = [0, *sorted(random.sample(range(1, len(rows)), len(verbs))), len(rows)]
     for number, (begin, end) in enumerate(pairwise(edges), 1):
@@ -74,7 +74,7 @@ def test_the_state_is_moved_about_between_batches_and_the_verdicts_are_those_of_
     assert home.generation().number == 8
     assert (home.key_groups(), home.generation().form, stand(home.checkpoint).partitions) == (8, 5, 2)
     assert "comparing: the same so far are group, waiting, of group, waiting, digests, timers" in said
-    ids = delta.query(home, "SELECT device_id, life, transition_no FROM transitions")
+    ids = tables.query(home, "SELECT device_id, life, transition_no FROM transitions")
     assert len({tuple(one.values()) for one in ids}) == len(ids)
 
 
@@ -83,7 +83,7 @@ def test_a_generation_that_is_held_gets_the_work_only_while_the_one_that_runs_st
 ) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     rows = history(12)
     thirds = [len(rows) * part // 3 for part in range(4)]
     say = said.append

@@ -10,22 +10,22 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from fleetpulse.columnar.blocks import batch_to_rows, from_bytes
-from fleetpulse.columnar.wire import from_wire
-from fleetpulse.core.decoding import decode
+from fleetpulse.columnar.codec.arrow import batch_to_rows, from_bytes
+from fleetpulse.columnar.codec.wire import from_wire
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import COMPARED
-from fleetpulse.core.messages import Origin, Row, for_everyone, hash64
+from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Origin, Row, for_everyone, hash64
 from fleetpulse.core.scenario import Scenario, scenario_policy, simulate
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.block_source import BlockReader
-from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.home import Home
-from fleetpulse.io.lifecycle_query import start
-from fleetpulse.ops.agreement import defined, told
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.bronze_source import BlockReader
+from fleetpulse.io.lifecycle.query import start
+from fleetpulse.io.tables import tables
+from fleetpulse.reports.agreement import defined, told
 from tests.histories import START, positioned, row, signal, tick
 
 pytestmark = pytest.mark.spark
@@ -59,7 +59,7 @@ def history(seed: int) -> list[Row]:
 def land(home: Home, rows: list[Row], number: int) -> None:
     arrival = {"origin": "replay", "bridge": "b", "segment": number}
     table = [{**asdict(one), "device_hash": hash64(one.device_id), **arrival} for one in rows]
-    delta.append(home, MESSAGES, delta.to_table(MESSAGES, table), "test", number)
+    tables.append(home, MESSAGES, tables.to_table(MESSAGES, table), "test", number)
 
 
 def _await(query: StreamingQuery, home: Home, received_at_ms: int) -> None:
@@ -76,7 +76,7 @@ def _await(query: StreamingQuery, home: Home, received_at_ms: int) -> None:
 def test_the_stream_equals_the_definition_over_cuts_and_restarts(spark: SparkSession, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     rows, random = history(7), Random(7)
     edges = [0, *sorted(random.sample(range(1, len(rows)), 7)), len(rows)]
     dropped = 0
@@ -104,15 +104,15 @@ def test_the_stream_equals_the_definition_over_cuts_and_restarts(spark: SparkSes
     assert {one[COMPARED.index("trigger")] for one in want} >= {"gateway_death", "gateway_return"}
     assert told(home) == want
     assert dropped == 0
-    ids = delta.query(home, "SELECT device_id, life, transition_no FROM transitions")
+    ids = tables.query(home, "SELECT device_id, life, transition_no FROM transitions")
     assert len({tuple(one.values()) for one in ids}) == len(ids)
-    assert delta.stored_types(home, JUDGEMENTS) == {column.name: column.type for column in JUDGEMENTS.columns}
+    assert tables.stored_types(home, JUDGEMENTS) == {column.name: column.type for column in JUDGEMENTS.columns}
 
 
 def test_a_version_that_is_gone_is_an_error_and_rewrites_are_passed_over(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     for number in (1, 2, 3):
         land(home, [row(number, "d/heartbeat", ts_s=number)], number)
     path = home.table(MESSAGES.name)
@@ -133,7 +133,7 @@ def test_a_version_that_is_gone_is_an_error_and_rewrites_are_passed_over(tmp_pat
 def test_files_of_signals_alone_and_files_with_other_rows_are_read_together(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     for number, one in enumerate((tick(1), row(2, "d/heartbeat", ts_s=2), tick(3)), 1):
         land(home, [one], number)
     reader = BlockReader({"path": str(home.table(MESSAGES.name)), "key_groups": "1", "parallelism": "1"})
@@ -146,7 +146,7 @@ def test_files_of_signals_alone_and_files_with_other_rows_are_read_together(tmp_
 def test_a_gateways_death_and_return_reach_every_key_group_and_are_themselves_rows_of_one(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     others = [row(2, "d/death", gateway="gate"), row(3, "d/death"), row(4, "e/heartbeat", gateway="e", ts_s=4)]
     rows = positioned([row(1, "gate/death", gateway="gate", boot="p"), *others, signal(2, "gate", received_s=5)])
     land(home, rows, 1)

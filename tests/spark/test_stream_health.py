@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from fleetpulse.core.messages import Row, hash64
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Row, hash64
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.home import Home
-from fleetpulse.io.lifecycle_query import start
-from fleetpulse.io.stream_health import StreamHealth
-from fleetpulse.ops import present, reports
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.query import start
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.stream_health import StreamHealth
+from fleetpulse.reports import devices, judgements
 from tests.histories import signal
 
 pytestmark = pytest.mark.spark
@@ -25,7 +25,7 @@ DEVICES = 20
 def _land(home: Home, rows: list[Row], number: int) -> None:
     arrival = {"origin": "mqtt", "bridge": "b", "segment": number}
     table = [{**asdict(one), "device_hash": hash64(one.device_id), **arrival} for one in rows]
-    delta.append(home, MESSAGES, delta.to_table(MESSAGES, table), "test", number)
+    tables.append(home, MESSAGES, tables.to_table(MESSAGES, table), "test", number)
 
 
 def _run(spark: SparkSession, home: Home) -> None:
@@ -40,14 +40,14 @@ def _run(spark: SparkSession, home: Home) -> None:
 
 
 def _rows(home: Home) -> list[dict[str, Any]]:
-    return delta.query(home, "SELECT * FROM stream_health ORDER BY batch_id", tables=["stream_health"])
+    return tables.query(home, "SELECT * FROM stream_health ORDER BY batch_id", tables=["stream_health"])
 
 
 @pytest.mark.timeout(600)  # two cold starts of the query, on whatever machine
 def test_each_batch_leaves_one_row_and_a_restart_no_second(spark: SparkSession, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(Deployment(2_000, 300_000))
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     _land(home, [signal(at, f"d{at}") for at in range(DEVICES)], 1)
     _run(spark, home)
     before = _rows(home)
@@ -65,14 +65,14 @@ def test_each_batch_leaves_one_row_and_a_restart_no_second(spark: SparkSession, 
     assert sum(row["rows_late"] for row in rows) == 1
     assert sum(row["rows_dropped"] for row in rows) == 0
     assert all(row["state_memory_bytes"] > 0 and row["state_bytes"] > 0 and row["partitions"] == 2 for row in rows)
-    written = delta.query(home, "SELECT kind, count(*) AS n FROM judgements GROUP BY kind")
+    written = tables.query(home, "SELECT kind, count(*) AS n FROM judgements GROUP BY kind")
     told: dict[str, int] = {}
     for row in rows:
         for kind, count in json.loads(row["judgements"]).items():
             told[kind] = told.get(kind, 0) + count
     assert told == {row["kind"]: row["n"] for row in written}
-    assert json.loads(rows[-1]["devices"]) == present.counts(home, None)["devices"]
+    assert json.loads(rows[-1]["devices"]) == devices.counts(home, None)["devices"]
     assert rows[-1]["watermark_delay_ms"] == 30_001, "the watermark follows a batch behind"
-    health = reports.health(home)
+    health = judgements.health(home)
     assert health is not None
     assert {one["rating"] for one in health["rated"]} <= {"good", "warning", "critical"}

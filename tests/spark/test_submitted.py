@@ -16,8 +16,8 @@ from tests.homes import landed_home
 pytestmark = [pytest.mark.spark, pytest.mark.extended]
 _SUBMIT = """
 import json, pathlib, sys
-from fleetpulse.orchestration.backtests import BacktestOnSpark
-from fleetpulse.orchestration.place import Place
+from fleetpulse.orchestration.backtest_operators import BacktestOnSpark
+from fleetpulse.orchestration.config import Place
 class Context(dict):
     def xcom_push(self, key, value):
         pass

@@ -6,8 +6,8 @@ import bcrypt
 import pytest
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.access import Role, _subjects, grant, grants, mosquitto_rules, nats_rules, revoke
-from fleetpulse.io.address import BrokerAddress
+from fleetpulse.io.mqtt.acl import Role, _subjects, grant, grants, mosquitto_rules, nats_rules, revoke
+from fleetpulse.io.mqtt.address import BrokerAddress
 from tests.refusals import refused
 
 OURS = BrokerAddress("h", 1, "fleet", 'p"w')

@@ -6,9 +6,9 @@ from typing import Any
 import paho.mqtt.client as paho
 import pytest
 
-from fleetpulse.io import alerts
-from fleetpulse.io.address import BrokerAddress
-from fleetpulse.io.alerts import AlertLine
+from fleetpulse.io.mqtt import alerts
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.alerts import AlertLine
 
 pytestmark = pytest.mark.unit
 

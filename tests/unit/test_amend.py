@@ -9,24 +9,24 @@ import pytest
 from deltalake import write_deltalake
 
 from batch.amend import Amended, Wanted, amend_and_settle, amend_home
-from cli.amending import amend as amend_by_command
-from cli.devices import correct
-from fleetpulse.core.amending import content, histories, shown, transitions
-from fleetpulse.core.correcting import corrected, fingerprint, plain
-from fleetpulse.core.decoding import Rejection, decode
+from cli.commands.batch.amend import amend as amend_by_command
+from cli.commands.fleet.device import correct
+from fleetpulse.core.amendments import content, histories, shown, transitions
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.judgements import Verdict
-from fleetpulse.core.messages import Kind, Origin, Row
+from fleetpulse.core.messages.decode import Rejection, decode
 from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.registry.device_patch import corrected, fingerprint, plain
 from fleetpulse.core.replay import Deployment, outcome, replay
+from fleetpulse.core.rows import Kind, Origin, Row
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import parse_instant_ms
-from fleetpulse.io import delta
-from fleetpulse.io.compaction import DAY_MS
-from fleetpulse.io.home import Home
-from fleetpulse.ops import reports, rewind
-from fleetpulse.ops.bronze import rows_through
-from fleetpulse.ops.verdicts import said_by_device
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.maintenance.compaction import DAY_MS
+from fleetpulse.io.tables import tables
+from fleetpulse.reports import judgements, time_travel
+from fleetpulse.reports.device_judgements import said_by_device
+from fleetpulse.reports.messages import rows_through
 from tests.histories import START, row, signal, tick
 from tests.homes import Judged, commit_batch, empty, shorten
 from tests.refusals import refused
@@ -47,7 +47,7 @@ def judged(tmp_path: Path) -> Judged:
 
 def seen(home: Home, device_id: str = "d") -> list[tuple[float, str, str]]:
     """Return a device's transitions as they are shown: seconds after START, mode, trigger."""
-    rows = reports.transitions(home, device_id)
+    rows = judgements.transitions(home, device_id)
     return [(one["event_time"].timestamp() - START / 1000, one["to_mode"], one["trigger"]) for one in rows]
 
 
@@ -67,7 +67,7 @@ def agrees(home: Home, device_id: str = "d") -> bool:
     """Whether what is shown is what would have been judged, had nothing come late."""
     judged = histories(rows_through(home, [device_id], None), home.deployment())
     known = shown(said_by_device(home, [device_id])[device_id])
-    read = [(one["kind"], one["transition_no"], one["amendment_no"]) for one in reports.transitions(home, device_id)]
+    read = [(one["kind"], one["transition_no"], one["amendment_no"]) for one in judgements.transitions(home, device_id)]
     assert read == [(one.kind, one.transition_no, one.amendment_no) for one in known]
     return [content(one) for one in known] == [content(one) for one in transitions(judged.amended).get(device_id, [])]
 
@@ -79,11 +79,11 @@ def test_an_offline_that_late_delivery_takes_back_is_shown_as_retracted(judged: 
     assert (done.retracted, done.added, done.corrected) == (1, 0, True)
     assert seen(home) == [(10, "online", "signal")]
     assert agrees(home)
-    standing = reports.standing(home, "d", START + 120_000)
+    standing = judgements.standing(home, "d", START + 120_000)
     assert standing is not None
     assert standing.retracted_offline == [{"since_ms": START + 70_000, "until_ms": None}]
     assert standing.summary["mode"] == "online"
-    everything = reports.transitions(home, everything=True)
+    everything = judgements.transitions(home, everything=True)
     assert [(one["kind"], one["amendment_no"], one["transition_no"]) for one in everything] == [
         ("transition", None, 1),
         ("retract", 1, 2),
@@ -94,11 +94,11 @@ def test_an_offline_that_late_delivery_takes_back_is_shown_as_retracted(judged: 
 def test_what_was_known_before_an_amend_and_what_is_known_now_can_both_be_looked_at(judged: Judged) -> None:
     amend_home(judged.home, Wanted())
 
-    def mode(moment: rewind.Moment) -> list[str]:
-        return [one["mode"] for one in rewind.fleet(judged.home, moment)]
+    def mode(moment: time_travel.Moment) -> list[str]:
+        return [one["mode"] for one in time_travel.fleet(judged.home, moment)]
 
-    assert mode(rewind.Moment(START + 100_000)) == ["online"]
-    assert mode(rewind.Moment(START + 100_000, known_ms=START + 200_000)) == ["offline"]
+    assert mode(time_travel.Moment(START + 100_000)) == ["online"]
+    assert mode(time_travel.Moment(START + 100_000, known_ms=START + 200_000)) == ["offline"]
 
 
 def test_a_corrected_device_goes_on_as_its_amended_history_and_then_there_is_nothing_left(judged: Judged) -> None:
@@ -109,7 +109,7 @@ def test_a_corrected_device_goes_on_as_its_amended_history_and_then_there_is_not
     assert amend_home(home, Wanted()) == [Amended("d", 1, 0, corrected=False, left=None)]
     assert seen(home) == [(10, "online", "signal"), (150, "offline", "silence")]
     assert agrees(home)
-    standing = reports.standing(home, "d", START + 200_000)
+    standing = judgements.standing(home, "d", START + 200_000)
     assert standing is not None
     assert standing.retracted_offline == [{"since_ms": START + 70_000, "until_ms": START + 129_000}]
     assert amend_home(home, Wanted()) == []
@@ -148,29 +148,29 @@ def test_a_stopped_fleet_is_not_waited_for(judged: Judged, capsys: pytest.Captur
 def test_amending_again_says_nothing_new_and_sends_no_second_correction(judged: Judged) -> None:
     home = judged.home
     amend_home(home, Wanted())
-    version = delta.version(home.table(JUDGEMENTS.name))
+    version = tables.version(home.table(JUDGEMENTS.name))
     again = amend_home(home, Wanted())
     assert [(one.retracted, one.added, one.corrected, one.left is None) for one in again] == [(0, 0, False, False)]
-    assert delta.version(home.table(JUDGEMENTS.name)) == version
+    assert tables.version(home.table(JUDGEMENTS.name)) == version
     assert len(sent(home, 121)) == 1
 
 
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(judged: Judged) -> None:
     home = judged.home
-    version = delta.version(home.table(JUDGEMENTS.name))
+    version = tables.version(home.table(JUDGEMENTS.name))
     [done] = amend_home(home, Wanted(dry_run=True))
     assert (done.retracted, done.corrected) == (1, True)
-    assert (delta.version(home.table(JUDGEMENTS.name)), sent(home, 121)) == (version, [])
+    assert (tables.version(home.table(JUDGEMENTS.name)), sent(home, 121)) == (version, [])
 
 
 def test_where_nothing_came_late_it_is_written_down_once_that_all_is_done_with(tmp_path: Path) -> None:
     judged = Judged(empty(tmp_path / "home", DEPLOYMENT))
     assert amend_home(judged.home, Wanted()) == []
     judged.take(signal(10), tick(100))
-    version = delta.version(judged.home.table(JUDGEMENTS.name))
+    version = tables.version(judged.home.table(JUDGEMENTS.name))
     for _ in range(2):
         assert amend_home(judged.home, Wanted()) == []
-        assert delta.version(judged.home.table(JUDGEMENTS.name)) == version + 1
+        assert tables.version(judged.home.table(JUDGEMENTS.name)) == version + 1
 
 
 def test_what_came_late_and_changes_nothing_is_done_with(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_correction_of_a_device_that_has_moved_on_is_refused_and_made_anew(jud
     judged.take(
         *sent(home, 121), signal(125), tick(140)
     )  # heard before the correction is in effect, and unknown when it was made
-    reasons = [one["reason"] for one in reports.unjudged(home, "refused")]
+    reasons = [one["reason"] for one in judgements.unjudged(home, "refused")]
     assert reasons == ["the device has moved on since this was worked out: amend again"]
     [done] = amend_home(home, Wanted())
     assert done.corrected
@@ -203,7 +203,7 @@ def test_a_correction_that_comes_when_its_time_was_judged_is_refused(judged: Jud
     home = judged.home
     amend_home(home, Wanted())
     judged.take(*sent(home, 180), tick(181))
-    assert [one["reason"] for one in reports.unjudged(home, "refused")] == ["effective_from lies in what has been judged"]
+    assert [one["reason"] for one in judgements.unjudged(home, "refused")] == ["effective_from lies in what has been judged"]
 
 
 def test_a_corrected_entry_of_the_registry_is_judged_from_its_own_instant(judged: Judged) -> None:
@@ -216,7 +216,7 @@ def test_a_corrected_entry_of_the_registry_is_judged_from_its_own_instant(judged
     assert (done["e"].retracted, done["e"].added) == (2, 1)  # it is of another class from its first row on, 10 s earlier
     assert seen(home, "e") == [(130, "online", "signal")]
     assert agrees(home, "e")
-    standing = reports.standing(home, "e", START + 220_000)
+    standing = judgements.standing(home, "e", START + 220_000)
     assert standing is not None
     assert standing.retracted_offline == [], "it was heard by then: its timeout was another"
 
@@ -224,7 +224,7 @@ def test_a_corrected_entry_of_the_registry_is_judged_from_its_own_instant(judged
 def test_a_device_whose_verdicts_do_not_follow_from_bronze_is_left_alone(judged: Judged) -> None:
     home = judged.home
     stray = {"kind": "transition", "device_id": "d", "event_time_ms": START + 30_000, "life_ms": START, "transition_no": 7}
-    write_deltalake(str(home.table(JUDGEMENTS.name)), delta.to_table(JUDGEMENTS, [stray]), mode="append")
+    write_deltalake(str(home.table(JUDGEMENTS.name)), tables.to_table(JUDGEMENTS, [stray]), mode="append")
     [done] = amend_home(home, Wanted())
     assert (done.retracted, done.added, done.corrected) == (0, 0, False)
     assert done.left is not None
@@ -247,7 +247,7 @@ def test_a_device_whose_rows_retention_has_removed_is_listed_once_and_does_not_h
     odd = {"kind": "transition", "device_id": "odd", "event_time_ms": after_ms, "life_ms": after_ms, "transition_no": 7}
     late = {"kind": "late", "device_id": "odd", "received_at_ms": after_ms}
     table = str(judged.home.table(JUDGEMENTS.name))
-    write_deltalake(table, delta.to_table(JUDGEMENTS, [odd, late]), mode="append")
+    write_deltalake(table, tables.to_table(JUDGEMENTS, [odd, late]), mode="append")
     done = amend_home(judged.home, Wanted())
     assert [(one.device_id, one.final, one.corrected, one.retracted) for one in done] == [
         ("d", True, False, 0),
@@ -264,7 +264,7 @@ def test_whoever_waits_is_told_of_each_group_of_devices(
     judged: Judged, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("batch.amend._AT_ONCE", 2)
-    monkeypatch.setattr("batch.progress.EVERY_S", 0)
+    monkeypatch.setattr("batch.common.progress.EVERY_S", 0)
     names = ("e", "f", "g", "h")
     judged.take(*(signal(125, name) for name in names), tick(200))
     judged.take(*(signal(130, name, received_s=210, gateway="gw") for name in names), tick(220))
@@ -288,12 +288,12 @@ def test_two_amends_do_not_work_at_once(judged: Judged) -> None:
 def test_a_table_of_an_older_version_is_refused_and_not_changed(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare(DEPLOYMENT)
-    older = delta.to_table(JUDGEMENTS, []).drop_columns(["amendment_no", "takes_back"])
+    older = tables.to_table(JUDGEMENTS, []).drop_columns(["amendment_no", "takes_back"])
     write_deltalake(str(home.table(JUDGEMENTS.name)), older)
     commit_batch(home.checkpoint, 1, START)
     with refused("judgements-of-older-version"):
         amend_home(home, Wanted())
-    assert delta.version(home.table(JUDGEMENTS.name)) == 0
+    assert tables.version(home.table(JUDGEMENTS.name)) == 0
 
 
 def test_while_a_gap_is_open_no_correction_is_sent(judged: Judged) -> None:

@@ -12,20 +12,20 @@ from deltalake import DeltaTable, write_deltalake
 
 from batch import amend as job
 from batch.amend import Amended, Wanted, amend_home
-from cli.amending import amend as amend_by_command
-from fleetpulse.core.amending import Beginning, corrections
+from cli.commands.batch.amend import amend as amend_by_command
+from fleetpulse.core.amendments import Beginning, corrections
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.replay import outcome
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS
 from fleetpulse.core.times import format_instant
-from fleetpulse.io import delta
-from fleetpulse.io.amended import Reached, write_reached
-from fleetpulse.io.home import Home
-from fleetpulse.io.kept import oldest_kept_ms, promise
-from fleetpulse.io.snapshot_table import snapshots
-from fleetpulse.ops import reports
-from fleetpulse.ops.beginnings import Begun, Reach, done_with, reach
-from fleetpulse.ops.verdicts import said_by_device
+from fleetpulse.io.home.amend_progress import Reached, write_reached
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.retention_floor import oldest_kept_ms, promise
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.snapshots import snapshots
+from fleetpulse.reports import judgements
+from fleetpulse.reports.device_judgements import said_by_device
+from fleetpulse.reports.replay_origin import Begun, Reach, done_with, reach
 from tests.histories import START, row, signal, tick
 from tests.kept import DAY_MS, DEPLOYMENT, begun, day, late
 from tests.maintained import KEEP, run_maintain
@@ -42,7 +42,7 @@ def said(home: Home, kind: str, *days: int) -> None:
         {"kind": kind, "device_id": "x", "received_at_ms": START + one * DAY_MS, "judged_at_ms": START + one * DAY_MS}
         for one in days
     ]
-    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), kind, days[0] + 1)
+    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, rows), kind, days[0] + 1)
 
 
 def test_what_came_late_is_amended_from_a_snapshot_as_from_the_whole_history(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_snapshot_reaches_what_came_late_though_what_amend_was_done_with_befor
     said(kept.home, "clock", 5)
     kept.take(tick(day(5)))
     run_maintain(kept.home, FEW_LATE)
-    assert reports.unjudged(kept.home, "late") == []
+    assert judgements.unjudged(kept.home, "late") == []
     kept.take(*late(day(4), received_s=day(5, 10)), tick(day(5, 20)))
     kept.forget()
     [done] = amend_home(kept.home, Wanted())
@@ -244,7 +244,7 @@ def test_a_device_that_was_amended_from_rows_that_are_neither_listed_nor_kept_is
     kept.forget()
     promise(kept.home, "came_late", START + DAY_MS)
     before = {"kind": "add", "device_id": "n", "event_time_ms": START, "life_ms": START, "amendment_no": 1}
-    delta.append(kept.home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [before]), "other", 1)
+    tables.append(kept.home, JUDGEMENTS, tables.to_table(JUDGEMENTS, [before]), "other", 1)
     [done] = amend_home(kept.home, Wanted())
     assert (done.retracted, done.added, done.corrected, done.final) == (0, 0, False, True)
 
@@ -256,8 +256,8 @@ def test_a_snapshot_that_amend_had_read_beyond_says_nothing_of_what_it_was_done_
     amend_home(kept.home, Wanted())
     newest_ms = kept.rows[-1].received_at_ms
     assert (done_with(kept.home, newest_ms - 1), done_with(kept.home, newest_ms)) == ((None, ()), (newest_ms - 1, ()))
-    assert delta.landed(kept.home, JUDGEMENTS, "amend") == newest_ms - 1
-    delta.append(kept.home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), "amend", newest_ms)
+    assert tables.landed(kept.home, JUDGEMENTS, "amend") == newest_ms - 1
+    tables.append(kept.home, JUDGEMENTS, tables.to_table(JUDGEMENTS, []), "amend", newest_ms)
     assert done_with(kept.home, newest_ms) == (None, ()), "it is not of this table"
 
 
@@ -278,8 +278,8 @@ def test_a_device_that_stays_apart_takes_no_snapshot_from_the_others(tmp_path: P
     done = {one.device_id: one for one in amend_home(kept.home, Wanted())}
     assert (done["d"].added, done["d"].final) == (1, False)
     assert kept.agrees()
-    monkeypatch.setattr("fleetpulse.ops.beginnings._MOST_NAMED", 1)
-    done_ms = delta.landed(kept.home, JUDGEMENTS, "amend")
+    monkeypatch.setattr("fleetpulse.reports.replay_origin._MOST_NAMED", 1)
+    done_ms = tables.landed(kept.home, JUDGEMENTS, "amend")
     write_reached(kept.home, Reached(done_ms, newest_ms, ("e", "f")))
     assert done_with(kept.home, newest_ms) == (done_ms, ()), "too many to be named"
 
@@ -308,7 +308,7 @@ def test_rows_that_maintenance_removes_when_it_was_chosen_where_to_begin_end_the
     kept.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
     kept.forget()
     for begins in (Begun(), Begun(replace(snapshots(kept.home)[0], bronze=1))):
-        with refused("snapshot-removed"):
+        with refused("messages-removed"):
             begins.rows(kept.home, ["d"], None)
     [begins] = reach(kept.home, ["d"], kept.rows[-1].received_at_ms).begun
     assert begins.rows(kept.home, ["d"], None), "it begins where all are there"
@@ -319,7 +319,7 @@ def test_memory_holds_what_came_late_for_some_devices_at_a_time(tmp_path: Path) 
     kept.forget()
     columns = {"kind": "late", "message_kind": "heartbeat", "event_time_ms": START, "received_at_ms": START + 4 * DAY_MS}
     rows = [{**columns, "device_id": f"many-{number % 2000}"} for number in range(40_000)]
-    delta.append(kept.home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "other", 1)
+    tables.append(kept.home, JUDGEMENTS, tables.to_table(JUDGEMENTS, rows), "other", 1)
     del rows
 
     def peak_bytes(devices: int) -> int:
@@ -360,13 +360,13 @@ def test_since_is_refused_before_what_is_kept_with_the_oldest_instant_that_can_b
     kept.forget()
     kept_ms = oldest_kept_ms(kept.home, "messages")
     assert kept_ms is not None
-    before = delta.version(kept.home.table(JUDGEMENTS.name))
+    before = tables.version(kept.home.table(JUDGEMENTS.name))
     for wanted in (Wanted(since_ms=kept_ms - 1), Wanted(("d",), since_ms=0), Wanted(since_ms=0, dry_run=True)):
         with refused(
             "amend-not-retained", match=rf"reaches back to {format_instant(kept_ms)} at .*keep_messages.*; name .* or later"
         ):
             amend_home(kept.home, wanted)
-    assert delta.version(kept.home.table(JUDGEMENTS.name)) == before
+    assert tables.version(kept.home.table(JUDGEMENTS.name)) == before
     [done] = amend_home(kept.home, Wanted(since_ms=kept_ms))
     assert (done.retracted, done.added) == (1, 1)
     promise(kept.home, "came_late", kept_ms + 1)

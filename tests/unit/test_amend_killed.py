@@ -15,12 +15,12 @@ from batch.amend import Wanted, amend_home
 from fleetpulse.core.judgements import Judgement, Verdict
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io import delta
-from fleetpulse.io.amended import reached
-from fleetpulse.io.home import Home
-from fleetpulse.ops.beginnings import DONE
-from fleetpulse.ops.verdicts import said_by_device
+from fleetpulse.io.home.amend_progress import reached
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
 from fleetpulse.paths import ROOT
+from fleetpulse.reports.device_judgements import said_by_device
+from fleetpulse.reports.replay_origin import DONE
 from tests.histories import row, tick
 from tests.histories import signal as heartbeat
 from tests.homes import Judged, empty
@@ -34,7 +34,7 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 import batch.amend as job
-from fleetpulse.io.home import Home
+from fleetpulse.io.home.home import Home
 
 at, after, calls = int(sys.argv[2]), sys.argv[3] == "after", 0
 
@@ -50,7 +50,7 @@ def killing(name, whole):
             os.kill(os.getpid(), signal.SIGKILL)
     return call
 
-for where, name in ((job.delta, "append_of"), (job, "spool"), (job, "write_reached")):
+for where, name in ((job.tables, "append_of"), (job, "spool"), (job, "write_reached")):
     setattr(where, name, killing(name, getattr(where, name)))
 job.amend_home(Home(Path(sys.argv[1])), job.Wanted())
 """
@@ -75,7 +75,7 @@ def _outcome(home: Home) -> dict[str, Any]:
     """Return all that an amend leaves behind."""
     said: dict[str, Counter[Judgement]] = {one: Counter(its) for one, its in said_by_device(home, ["d", "e"]).items()}
     commands = [json.loads(path.read_text()) for path in home.commands.glob("*.json")]
-    return {"said": said, "commands": commands, "done": delta.landed(home, JUDGEMENTS, DONE), "reached": reached(home)}
+    return {"said": said, "commands": commands, "done": tables.landed(home, JUDGEMENTS, DONE), "reached": reached(home)}
 
 
 def _amend_in_a_process(home: Home, at: int, moment: str) -> tuple[int, tuple[str, ...]]:

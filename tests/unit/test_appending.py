@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import MESSAGES, QUARANTINE
-from fleetpulse.io import appending, delta
-from fleetpulse.io.appending import CHECKPOINT_EVERY, Appender
-from fleetpulse.io.commits import Added, exchange
-from fleetpulse.io.delta_log import DeltaLog
-from fleetpulse.io.home import Home
+from fleetpulse.io.delta import appender as appending
+from fleetpulse.io.delta.appender import CHECKPOINT_EVERY, Appender
+from fleetpulse.io.delta.commits import Added, exchange
+from fleetpulse.io.delta.log import DeltaLog
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
 from tests.homes import empty
 from tests.refusals import refused
 
@@ -30,16 +31,16 @@ _AT = datetime(2026, 3, 1, tzinfo=UTC)
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     home = empty(tmp_path / "a home", Deployment())
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     return home
 
 
 def rows(*numbers: int) -> pa.Table:
-    return delta.to_table(MESSAGES, [{"seq": number, "received_at_ms": number, "device_id": f"d{number}"} for number in numbers])
+    return tables.to_table(MESSAGES, [{"seq": number, "received_at_ms": number, "device_id": f"d{number}"} for number in numbers])
 
 
 def found(home: Home) -> list[int]:
-    return [row["seq"] for row in delta.query(home, "SELECT seq FROM messages ORDER BY seq", tables=["messages"])]
+    return [row["seq"] for row in tables.query(home, "SELECT seq FROM messages ORDER BY seq", tables=["messages"])]
 
 
 def test_an_append_does_not_read_the_log_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +54,7 @@ def test_an_append_does_not_read_the_log_again(home: Home, monkeypatch: pytest.M
     log = home.table("messages") / "_delta_log"
     assert (log / f"{CHECKPOINT_EVERY:020d}.checkpoint.parquet").exists() and (log / "_last_checkpoint").exists()
     assert found(home) == [*range(1, CHECKPOINT_EVERY + 5)]
-    assert delta.landed(home, MESSAGES, "landing") == CHECKPOINT_EVERY + 4
+    assert tables.landed(home, MESSAGES, "landing") == CHECKPOINT_EVERY + 4
 
 
 def test_what_others_commit_meanwhile_stays(home: Home) -> None:
@@ -70,7 +71,7 @@ def test_what_others_commit_meanwhile_stays(home: Home) -> None:
     assert exchange(table, out, [Added(name, 1, {"numRecords": 2})], "OPTIMIZE", data_change=False) == 4
     assert one.append(rows(4), {"one": 2}) == 5
     assert found(home) == [1, 2, 3, 4]
-    assert [delta.landed(home, MESSAGES, name) for name in ("one", "other")] == [2, 1]
+    assert [tables.landed(home, MESSAGES, name) for name in ("one", "other")] == [2, 1]
 
 
 def test_a_number_below_a_checkpoint_is_not_taken_for_free(home: Home) -> None:
@@ -100,7 +101,7 @@ def test_many_at_once_lose_nothing(home: Home) -> None:
     for thread in threads:
         thread.join(60)
     assert found(home) == [writer * 100 + number for writer in range(4) for number in range(1, 21)]
-    assert delta.version(home.table("messages")) == 80
+    assert tables.version(home.table("messages")) == 80
 
 
 def test_a_column_that_came_meanwhile_is_known_at_the_next_append(home: Home) -> None:
@@ -129,7 +130,7 @@ def test_a_checkpoint_of_the_log_is_on_the_disk_before_anything_is_committed_beh
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, synced = home.table("messages"), list[str]()
-    monkeypatch.setattr("fleetpulse.io.commits.sync_file", lambda path: synced.append(path.name))
+    monkeypatch.setattr("fleetpulse.io.delta.commits.sync_file", lambda path: synced.append(path.name))
     appender = Appender(table)
     for number in range(1, CHECKPOINT_EVERY + 1):
         appender.append(rows(number), {"landing": number})
@@ -143,12 +144,12 @@ def test_a_full_disk_leaves_the_table_as_it_was(home: Home, monkeypatch: pytest.
     def full(_number: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for place in ("fleetpulse.io.appending.os.fsync", "fleetpulse.io.appending.put"):
+    for place in ("fleetpulse.io.delta.appender.os.fsync", "fleetpulse.io.delta.appender.put"):
         with monkeypatch.context() as patched:
             patched.setattr(place, lambda *_: full(0))
             with pytest.raises(OSError, match="No space left"):
                 appender.append(rows(1), {"landing": 1})
-        assert not [*table.glob("*.parquet")] and delta.version(table) == 0, place
+        assert not [*table.glob("*.parquet")] and tables.version(table) == 0, place
     with monkeypatch.context() as patched:  # a checkpoint is a help to readers: without it, all is there as well
         patched.setattr(appending, "CHECKPOINT_EVERY", 1)
         patched.setattr(appending, "leave_checkpoint", lambda _: full(0))
@@ -159,18 +160,18 @@ def test_a_full_disk_leaves_the_table_as_it_was(home: Home, monkeypatch: pytest.
 def test_an_error_behind_the_commit_takes_no_row_away(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     appender = Appender(home.table("messages"))
     with monkeypatch.context() as patched:
-        patched.setattr("fleetpulse.io.commits.sync_folder", lambda _: os.close(1_000_000))
+        patched.setattr("fleetpulse.io.delta.commits.sync_folder", lambda _: os.close(1_000_000))
         with pytest.raises(OSError, match="Bad file descriptor"):
             appender.append(rows(1), {"landing": 1})
     assert found(home) == [1]
-    assert delta.landed(home, MESSAGES, "landing") == 1, "so that it is not landed again"
+    assert tables.landed(home, MESSAGES, "landing") == 1, "so that it is not landed again"
     assert Appender(home.table("messages")).append(rows(2), {"landing": 2}) == 2
     assert found(home) == [1, 2]
 
 
 def test_a_commit_without_rows_says_its_numbers_and_adds_no_file(home: Home) -> None:
     Appender(home.table("messages")).append(rows(), {"landing": 7})
-    assert delta.landed(home, MESSAGES, "landing") == 7
+    assert tables.landed(home, MESSAGES, "landing") == 7
     assert not [*home.table("messages").glob("*.parquet")]
 
 
@@ -190,14 +191,14 @@ _TEXTS = st.none() | st.text(max_size=20) | st.sampled_from(["x" * 10_000, "of\u
 @given(st.lists(st.tuples(_INSTANTS, _TEXTS), min_size=1, max_size=5))
 def test_no_row_lies_beyond_what_the_log_says_of_its_file(tmp_path_factory: pytest.TempPathFactory, drawn: list[Any]) -> None:
     home = empty(tmp_path_factory.mktemp("home"), Deployment())
-    delta.create(home, QUARANTINE)
+    tables.create(home, QUARANTINE)
     given_rows = [{"received_at": at, "topic": text, "payload": b"\xff"} for at, text in drawn]
-    delta.append(home, QUARANTINE, pa.Table.from_pylist(given_rows, delta.arrow_schema(QUARANTINE)), "landing", 1)
+    tables.append(home, QUARANTINE, pa.Table.from_pylist(given_rows, tables.arrow_schema(QUARANTINE)), "landing", 1)
     for column in ("received_at", "topic"):
         values = [row[column] for row in given_rows if row[column] is not None]
-        (file,) = delta.files_of(home, QUARANTINE, column)
+        (file,) = tables.files_of(home, QUARANTINE, column)
         assert DeltaLog(home.table("quarantine")).appended(1) == [(str(file.path), len(given_rows))]
         assert file.rows == len(given_rows)
         if file.least is not None and file.greatest is not None:
             assert values and file.least <= min(values) and max(values) <= file.greatest
-        assert delta.files_of(home, QUARANTINE, column, values[:1]) if values else True
+        assert tables.files_of(home, QUARANTINE, column, values[:1]) if values else True

@@ -12,7 +12,7 @@ from fleetpulse.paths import ROOT
 ROOMS = {  # room -> what it may import besides the standard library and itself
     "fleetpulse/core": set(),
     "fleetpulse/columnar": {"fleetpulse.core", "fleetpulse.paths", "numpy", "pyarrow", "numba"},
-    "fleetpulse/orchestration": {"airflow", "deltalake", "fastapi", "fleetpulse.core", "fleetpulse.io", "fleetpulse.ops"}
+    "fleetpulse/orchestration": {"airflow", "deltalake", "fastapi", "fleetpulse.core", "fleetpulse.io", "fleetpulse.reports"}
     | {"fleetpulse.paths", "fleetpulse.settings"},  # a task is an entry, where settings are read once
     "dags": {"airflow", "fleetpulse.core", "fleetpulse.orchestration"},
 }
@@ -55,7 +55,7 @@ def test_options_that_several_commands_have_are_worded_once() -> None:
         targets = [one.targets for one in ast.parse(path.read_text()).body if isinstance(one, ast.Assign)]
         return {target.id for some in targets for target in some if isinstance(target, ast.Name) and target.id.endswith("Option")}
 
-    shared = ROOT / "cli/options.py"
+    shared = ROOT / "cli/common/options.py"
     assert named(shared) >= {"HomeOption", "JsonOption"}
     again = {f"{path.name}: {name}" for path in sorted((ROOT / "cli").rglob("*.py")) for name in named(path) & named(shared)}
     assert again == {f"options.py: {name}" for name in named(shared)}

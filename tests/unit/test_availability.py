@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from cli.availability import availability
+from cli.commands.inspect.availability import availability
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import COVERAGE, JUDGEMENTS
 from fleetpulse.core.times import format_instant
-from fleetpulse.io import delta
-from fleetpulse.ops.availability import Listened, Span
-from fleetpulse.ops.availability import availability as shares
+from fleetpulse.io.tables import tables
+from fleetpulse.reports.availability import Listened, Span
+from fleetpulse.reports.availability import availability as shares
 from tests.histories import START, row, signal, tick
 from tests.homes import Judged, empty
 
@@ -31,7 +31,7 @@ def home(tmp_path: Path) -> Path:
     judged.take(row(0, "fleet/_/_/policy", policy=policy, effective_from_s=-3600))
     judged.take(*(signal(at, "pump") for at in range(100, 1001, 100)), *gap, tick(4000))
     spans = [{"received_at_ms": one.received_at_ms, "op": one.contents()["op"]} for one in gap]
-    delta.append(judged.home, COVERAGE, delta.to_table(COVERAGE, spans), "test", 1)
+    tables.append(judged.home, COVERAGE, tables.to_table(COVERAGE, spans), "test", 1)
     return judged.home.path
 
 
@@ -78,6 +78,6 @@ def test_before_its_first_written_transition_a_device_is_in_the_mode_that_this_o
     home = empty(tmp_path / "home", Deployment(10_000))
     at_ms, told = START + 300_000, {"kind": "transition", "device_id": "pump", "site": "site", "device_class": "default"}
     told |= {"life_ms": START, "event_time_ms": at_ms, "transition_no": 2, "from_mode": "offline", "to_mode": "online"}
-    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [told]), "test", 1)
+    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, [told]), "test", 1)
     (only,) = shares(home, Listened([[Span(START, START + 400_000)]]), ["site"])
     assert (only["provisioned"], only["offline"], only["online"]) == pytest.approx((0, 0.75, 0.25))

@@ -9,20 +9,20 @@ from deltalake import DeltaTable
 
 from batch import backtest as job
 from batch.backtest import backtest
-from cli.backtest import backtest as verb
-from fleetpulse.columnar.differing import CHANGES
+from cli.commands.batch.backtest import backtest as verb
+from fleetpulse.columnar.backtest.diff import CHANGES
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.judgements import Verdict
-from fleetpulse.core.messages import Kind, Row
 from fleetpulse.core.policy import Policy, parse_policy
 from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.rows import Kind, Row
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.core.times import format_instant
-from fleetpulse.io.compaction import DAY_MS
-from fleetpulse.io.home import Home
-from fleetpulse.io.slices import pieces_of, slices_of
-from fleetpulse.ops.backtest import Backtest, verdicts
-from fleetpulse.ops.backtest_page import page
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.maintenance.compaction import DAY_MS
+from fleetpulse.io.tables.bronze_slices import pieces_of, slices_of
+from fleetpulse.reports.backtest import Backtest, verdicts
+from fleetpulse.reports.backtest_html import page
 from tests.histories import START, row, signal, tick
 from tests.homes import landed_home, shorten
 from tests.refusals import refused

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
+from cli.app import app
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
-from fleetpulse.io.belonging import mark_own, marked_with, require_own
-from fleetpulse.io.generations import checkpoint_of
-from fleetpulse.io.home import Home
+from fleetpulse.io.checkpoints.generations import checkpoint_of
+from fleetpulse.io.home.checkpoint_ownership import mark_own, marked_with, require_own
+from fleetpulse.io.home.home import Home
 from tests.histories import signal
 from tests.homes import commit_batch, empty, land
 from tests.refusals import refused

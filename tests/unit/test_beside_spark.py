@@ -13,10 +13,11 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io import beside_spark, delta
-from fleetpulse.io.beside_spark import commit_for_good
-from fleetpulse.io.home import Home
-from fleetpulse.io.tidying import remove_rows
+from fleetpulse.io.delta import spark_conflicts
+from fleetpulse.io.delta.spark_conflicts import commit_for_good
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.maintenance.vacuum import remove_rows
+from fleetpulse.io.tables import tables
 from tests.histories import START
 from tests.homes import empty
 from tests.refusals import refused
@@ -31,8 +32,8 @@ def home(tmp_path: Path) -> Home:
 
 def append(home: Home, number: int) -> None:
     entry = {"kind": "add", "device_id": f"d{number}", "amendment_no": number, "event_time_ms": START}
-    path, rows = home.table(JUDGEMENTS.name), delta.to_table(JUDGEMENTS, [entry])
-    delta.create(home, JUDGEMENTS)
+    path, rows = home.table(JUDGEMENTS.name), tables.to_table(JUDGEMENTS, [entry])
+    tables.create(home, JUDGEMENTS)
 
     def write(properties: CommitProperties) -> None:
         write_deltalake(str(path), rows, mode="append", commit_properties=properties)
@@ -41,7 +42,7 @@ def append(home: Home, number: int) -> None:
 
 
 def numbers(home: Home) -> list[int]:
-    found = delta.query(home, "SELECT amendment_no AS no FROM judgements ORDER BY 1", tables=["judgements"])
+    found = tables.query(home, "SELECT amendment_no AS no FROM judgements ORDER BY 1", tables=["judgements"])
     return [one["no"] for one in found]
 
 
@@ -80,7 +81,7 @@ def test_a_commit_that_was_replaced_is_made_again_once(home: Home) -> None:
         append(home, 2)
     append(home, 3)
     assert numbers(home) == [1, 2, 3]
-    assert delta.landed(home, JUDGEMENTS, "amend") == 3
+    assert tables.landed(home, JUDGEMENTS, "amend") == 3
 
 
 def test_a_commit_that_was_not_replaced_is_not_made_again(home: Home) -> None:
@@ -94,7 +95,7 @@ def test_a_commit_that_was_not_replaced_is_not_made_again(home: Home) -> None:
 
 
 def test_a_writer_that_was_killed_is_not_waited_for_for_ever(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside_spark, "_LIMIT_S", 0.1)
+    monkeypatch.setattr(spark_conflicts, "_LIMIT_S", 0.1)
     with spark(home, 1, lambda aside, path: None):
         append(home, 1)
     append(home, 2)
@@ -102,7 +103,7 @@ def test_a_writer_that_was_killed_is_not_waited_for_for_ever(home: Home, monkeyp
 
 
 def test_who_is_always_replaced_is_told(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside_spark, "_TRIES", 1)
+    monkeypatch.setattr(spark_conflicts, "_TRIES", 1)
     with spark(home, 1, replace_it), refused("commit-replaced"):
         append(home, 1)
     assert numbers(home) == []
@@ -111,7 +112,7 @@ def test_who_is_always_replaced_is_told(home: Home, monkeypatch: pytest.MonkeyPa
 def test_a_property_that_was_declared_since_is_set_beside_a_running_job(home: Home) -> None:
     path = home.table(JUDGEMENTS.name)
     with spark(home, 1, replace_it):
-        delta.create(home, replace(JUDGEMENTS, properties=(*JUDGEMENTS.properties, ("delta.checkpointInterval", "33"))))
+        tables.create(home, replace(JUDGEMENTS, properties=(*JUDGEMENTS.properties, ("delta.checkpointInterval", "33"))))
     assert DeltaTable(str(path)).metadata().configuration["delta.checkpointInterval"] == "33"
 
 

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.columnar.blocks import SIGNAL_SCHEMA
-from fleetpulse.columnar.devices import Devices
-from fleetpulse.columnar.group import KeyGroup, begin
-from fleetpulse.columnar.layout import DEVICE_FIELDS, MEMORY_WIDTH, ROW_FIELDS
-from fleetpulse.columnar.snapshots import head_of
-from fleetpulse.columnar.usual import WORDS
-from fleetpulse.columnar.waiting import Chunk, Waiting
-from fleetpulse.core.coverage import Coverage, Listening
-from fleetpulse.core.messages import Row
+from fleetpulse.columnar.codec.arrow import SIGNAL_SCHEMA
+from fleetpulse.columnar.fold.key_group import KeyGroup, begin
+from fleetpulse.columnar.fold.pending import Chunk, Waiting
+from fleetpulse.columnar.jit.layout import DEVICE_FIELDS, MEMORY_WIDTH, ROW_FIELDS
+from fleetpulse.columnar.snapshot.rows import head_of
+from fleetpulse.columnar.state.deltas import WORDS
+from fleetpulse.columnar.state.devices import Devices
+from fleetpulse.core.device import Device
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, Dated, Policies, Policy, Rules
-from fleetpulse.core.shards import Shards
-from fleetpulse.core.state import Device
-from fleetpulse.io.segments import Position
-from fleetpulse.io.stored_state import VARIABLES
+from fleetpulse.core.presence.coverage import Coverage, Listening
+from fleetpulse.core.presence.shards import Shards
+from fleetpulse.core.rows import Row
+from fleetpulse.io.ingest.segments import Position
+from fleetpulse.io.lifecycle.state_reader import VARIABLES
 from fleetpulse.paths import ROOT
 
 pytestmark = pytest.mark.unit

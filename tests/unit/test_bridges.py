@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.core.messages import BRIDGE
-from fleetpulse.io.home import Home
-from fleetpulse.io.leases import LEASE_MS, Lease, kept_sites, read_lease, write_lease
-from fleetpulse.io.receiver import Arrived
-from fleetpulse.io.segments import (
+from fleetpulse.core.rows import BRIDGE
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.ingest.leases import LEASE_MS, Lease, kept_sites, read_lease, write_lease
+from fleetpulse.io.ingest.segments import (
     Position,
     SegmentRow,
     SegmentTakenError,
@@ -21,10 +20,11 @@ from fleetpulse.io.segments import (
     rows_table,
     write_segment,
 )
+from fleetpulse.io.mqtt.subscriber import Arrived
 from fleetpulse.settings import load_settings
-from streaming.bridges import Bridges, tidy
-from streaming.intake import Intake
-from streaming.merging import Backlog, place
+from streaming.bridge.sequencer import Intake
+from streaming.landing.backlog import Bridges, tidy
+from streaming.landing.merge import Backlog, place
 from tests.refusals import refused
 
 NOW = 1_700_000_000_000

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from fleetpulse.columnar.blocks import batch_to_rows, from_bytes
-from fleetpulse.columnar.wire import from_wire
-from fleetpulse.core.messages import Row
+from fleetpulse.columnar.codec.arrow import batch_to_rows, from_bytes
+from fleetpulse.columnar.codec.wire import from_wire
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.bronze_blocks import pack, read_bronze, with_wake_rows
-from fleetpulse.io.home import Home
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.bronze import pack, read_bronze, with_wake_rows
 from tests.histories import START, row, signal, tick
 from tests.homes import landed_home
 
@@ -23,7 +23,7 @@ OTHERS = [row(30, "d2/death"), tick(31), row(32, "fleet/_/b/gap", op="open", aft
 def blocks(home: Home) -> set[str]:
     """Return what stands in the blocks of bronze's newest version, as text."""
     found: set[str] = set()
-    for file in delta.files_of(home, MESSAGES, "received_at"):
+    for file in tables.files_of(home, MESSAGES, "received_at"):
         for block in pack(read_bronze(str(file.path)), 3, START).to_pylist():
             told = from_wire(block["signals"]).to_pylist() if block["signals"] else []
             told += batch_to_rows(from_bytes(block["others"])) if block["others"] else []
@@ -45,7 +45,7 @@ def test_a_device_that_was_deleted_by_another_program_is_gone_and_the_others_are
 @pytest.mark.parametrize("rows", [SIGNALS[:1], [*SIGNALS[:2], tick(31)]], ids=["one signal", "with a tick"])
 def test_a_batch_wakes_every_key_group_once_at_its_newest_row(rows: list[Row], tmp_path: Path) -> None:
     home = landed_home(tmp_path, rows, Deployment())
-    [file] = delta.files_of(home, MESSAGES, "received_at")
+    [file] = tables.files_of(home, MESSAGES, "received_at")
     packed = pack(read_bronze(str(file.path)), 16, START)
     woken = with_wake_rows(packed, 16)
     assert sorted(woken["key_group"].to_pylist()) == list(range(16))

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cli.chaos.accounts import (
+from cli.chaos.kills import Kill
+from cli.chaos.ledger import (
     FAULTS,
     Account,
     Ledger,
@@ -20,12 +21,11 @@ from cli.chaos.accounts import (
     repeated,
     wrongly_offline,
 )
-from cli.chaos.kills import Kill
 from cli.chaos.load import BY_TURNS, TURN_MS, Acknowledged, Devices, Message
-from cli.chaos.victims import Victim
-from fleetpulse.core.decoding import Rejection, decode
-from fleetpulse.core.messages import Kind, Row
-from fleetpulse.ops.agreement import differences
+from cli.chaos.targets import Victim
+from fleetpulse.core.messages.decode import Rejection, decode
+from fleetpulse.core.rows import Kind, Row
+from fleetpulse.reports.agreement import differences
 
 pytestmark = pytest.mark.unit
 TIMEOUT_MS = 10_000

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cli import classes
-from fleetpulse.io.class_archive import class_archive, fresh_archive, keep, making, using
-from fleetpulse.io.process import Stop
+from cli.supervisor import cds
+from fleetpulse.io.spark.cds_archive import class_archive, fresh_archive, keep, making, using
+from fleetpulse.io.system.process import Stop
 from tests.waiting import await_that
 
 MADE = b"classes" * 100
@@ -77,9 +77,9 @@ def test_a_path_with_a_space_is_one_option(tmp_path: Path) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path, java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classes, "find_java", lambda: java)
+    monkeypatch.setattr(cds, "find_java", lambda: java)
     jars = _jars(tmp_path, "one.jar")
-    monkeypatch.setattr(classes, "jars_of_spark", lambda: jars)
+    monkeypatch.setattr(cds, "jars_of_spark", lambda: jars)
 
 
 def _rehearsal(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
@@ -94,10 +94,10 @@ def _rehearsal(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 @pytest.mark.usefixtures("installed")
 def test_a_rehearsal_is_done_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _rehearsal(monkeypatch, "import sys, pathlib; pathlib.Path(sys.argv[2]).write_bytes(bytes(3_000_000))")
-    assert not classes.classes_are_kept()
-    assert classes.keep_classes() == "Spark's classes are kept: 3 MB"
+    assert not cds.classes_are_kept()
+    assert cds.keep_classes() == "Spark's classes are kept: 3 MB"
     _rehearsal(monkeypatch, "raise SystemExit(1)")
-    assert classes.classes_are_kept() and classes.keep_classes() == "Spark's classes are kept"
+    assert cds.classes_are_kept() and cds.keep_classes() == "Spark's classes are kept"
     assert len([*cache.rglob("*.*")]) == 1
 
 
@@ -113,26 +113,26 @@ def test_where_it_comes_to_nothing_that_is_said_and_nothing_is_left(
     code: str, why: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _rehearsal(monkeypatch, code)
-    said = classes.keep_classes()
+    said = cds.keep_classes()
     assert said.startswith("Spark's classes are not kept (") and why in said and "nothing else differs" in said
     assert not [path for path in cache.rglob("*") if path.is_file()]
-    assert not classes.classes_are_kept(), "the next run tries again"
+    assert not cds.classes_are_kept(), "the next run tries again"
 
 
 @pytest.mark.usefixtures("installed")
 def test_a_java_that_makes_none_is_tried_by_no_further_run_and_by_who_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     _rehearsal(monkeypatch, "pass")
-    assert "No such file" in classes.keep_classes()
-    assert classes.classes_are_kept()
+    assert "No such file" in cds.keep_classes()
+    assert cds.classes_are_kept()
     _rehearsal(monkeypatch, "import sys, pathlib; pathlib.Path(sys.argv[2]).write_bytes(bytes(3_000_000))")
-    assert classes.keep_classes() == "Spark's classes are kept: 3 MB"
-    assert classes.classes_are_kept()
+    assert cds.keep_classes() == "Spark's classes are kept: 3 MB"
+    assert cds.classes_are_kept()
 
 
 @pytest.mark.usefixtures("installed")
 def test_a_cache_that_cannot_be_written_is_said_and_stops_nobody(cache: Path) -> None:
     cache.write_text("no folder")
-    said = classes.keep_classes()
+    said = cds.keep_classes()
     assert said.startswith("Spark's classes are not kept (cannot write ") and "nothing else differs" in said
 
 
@@ -144,5 +144,5 @@ def test_it_is_left_with_all_that_it_began_when_the_run_stops(
     _rehearsal(monkeypatch, f"import pathlib, time; pathlib.Path({str(began)!r}).touch(); time.sleep(600)")
     stop = Stop()
     threading.Thread(target=lambda: (await_that(began.exists, what="it began"), stop.set()), daemon=True).start()
-    assert "it was ended" in classes.keep_classes(stop)
+    assert "it was ended" in cds.keep_classes(stop)
     assert not [path for path in cache.rglob("*") if path.is_file()]

@@ -13,9 +13,9 @@ import typer
 from typer.main import get_command, get_group
 from typer.testing import CliRunner
 
-from cli.main import VERBS, Verb, app
+from cli.app import VERBS, Verb, app
 from fleetpulse.core.replay import Deployment
-from fleetpulse.io.home import Home
+from fleetpulse.io.home.home import Home
 from fleetpulse.paths import ROOT
 
 pytestmark = pytest.mark.unit
@@ -86,7 +86,7 @@ def _fleet(*words: str) -> str:
     [
         pytest.param(_fleet("--help"), id="help"),
         pytest.param(_fleet("version"), id="version"),
-        pytest.param("import cli.entry, cli.jobs", id="jobs"),
+        pytest.param("import cli.entry, cli.commands.run.job", id="jobs"),
     ],
 )
 def test_what_reads_no_table_imports_nothing_heavy(script: str) -> None:
@@ -97,7 +97,7 @@ def test_the_health_check_of_a_service_imports_nothing_that_the_service_runs_on(
     home = Home(tmp_path / "home")
     home.prepare(Deployment())
     words = ("service", "bridge", "--check", "--home", str(home.path))
-    assert _loaded(_fleet(*words), HEAVY | {"bcrypt", "cli.processes", "rich", "structlog", "urllib.request"}) == []
+    assert _loaded(_fleet(*words), HEAVY | {"bcrypt", "cli.supervisor.processes", "rich", "structlog", "urllib.request"}) == []
 
 
 def test_a_job_has_no_optional_part_of_its_libraries(tmp_path: Path) -> None:

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from cli.access import grant, revoke
-from cli.amending import amend
-from cli.devices import import_, maintain
-from cli.looking import transitions
-from cli.running import Wanted, _prepare
+from cli.commands.batch.amend import amend
+from cli.commands.fleet.access import grant, revoke
+from cli.commands.fleet.device import import_, maintain
+from cli.commands.inspect.status import transitions
+from cli.supervisor.up import Wanted, _prepare
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICES
-from fleetpulse.io import delta
-from fleetpulse.io.commands import spool, spooled
-from fleetpulse.io.home import Home
-from fleetpulse.ops.ruling import rules_at
-from streaming.simulator import remembered
-from streaming.spool import Spool
+from fleetpulse.io.home.command_spool import spool, spooled
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
+from fleetpulse.reports.effective_policy import rules_at
+from streaming.bridge.command_reader import Spool
+from streaming.simulator.simulator import remembered
 from tests.histories import START, registry_entries, row, signal
 from tests.homes import empty, landed_home
 from tests.refusals import refused
@@ -35,9 +35,9 @@ def home(tmp_path: Path) -> Home:
     add = row(5, "fleet/s/p/registry", op="add", **{"class": "pump"})
     policy = row(0, "fleet/_/_/policy", policy=parse_policy(POLICY).normalised(), effective_from_s=-1000)
     made = landed_home(tmp_path / "home", [policy, add, signal(30, "p"), signal(31, "other")], Deployment())
-    delta.create(made, DEVICES)
+    tables.create(made, DEVICES)
     landed = {"origin": "command", "bridge": "b", "segment": 1}
-    delta.append(made, DEVICES, delta.to_table(DEVICES, [{**one, **landed} for one in registry_entries([add])]), "test", 1)
+    tables.append(made, DEVICES, tables.to_table(DEVICES, [{**one, **landed} for one in registry_entries([add])]), "test", 1)
     return made
 
 
@@ -84,7 +84,7 @@ def test_a_policy_that_came_in_time_since_nobody_listened_is_among_the_rules(tmp
 
 def test_commands_are_taken_in_the_order_in_which_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, clock = empty(tmp_path / "home", Deployment()), [1_700_000_000.0]
-    monkeypatch.setattr("fleetpulse.io.commands.wall_clock_ms", lambda: int(clock[0] * 1000))
+    monkeypatch.setattr("fleetpulse.io.home.command_spool.wall_clock_ms", lambda: int(clock[0] * 1000))
     order = [f"d{number}" for number in range(12)]
     for number, device in enumerate(order):
         spool(made, [(f"fleet/s/{device}/registry", {"op": "add"})])
@@ -100,7 +100,7 @@ def test_more_commands_than_a_segment_holds_are_refused_before_they_are_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = empty(tmp_path / "home", Deployment())
-    monkeypatch.setattr("fleetpulse.io.commands.MOST_COMMANDS", 3)
+    monkeypatch.setattr("fleetpulse.io.home.command_spool.MOST_COMMANDS", 3)
     commands = [(f"fleet/s/d{number}/registry", {"op": "add"}) for number in range(4)]
     with refused("commands-too-many"):
         spool(home, commands)
@@ -112,8 +112,8 @@ def test_more_commands_than_a_segment_holds_are_refused_before_they_are_given(
 def test_a_segment_takes_files_until_it_has_enough_and_none_that_has_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streaming.spool._ENOUGH", 3)
-    monkeypatch.setattr("streaming.spool.MOST_COMMANDS", 4)
+    monkeypatch.setattr("streaming.bridge.command_reader._ENOUGH", 3)
+    monkeypatch.setattr("streaming.bridge.command_reader.MOST_COMMANDS", 4)
     for name, count in (("1-a", 2), ("2-b", 5), ("3-c", 2), ("4-d", 1)):
         one = {"topic": "fleet/s/d/registry", "payload": {"op": "add"}}
         (tmp_path / f"{name}.json").write_text(json.dumps([one] * count))

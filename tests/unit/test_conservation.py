@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from batch.quality import FAILED, PASSED, SKIPPED, Finding, run
-from batch.worked_out import WorkedOut
+from batch.quality.derived_tables import WorkedOut
+from batch.quality.run import FAILED, PASSED, SKIPPED, Finding, run
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.tables import MESSAGES, QUARANTINE, Table
-from fleetpulse.io import delta
-from fleetpulse.io.counted import Counted, counted_in
-from fleetpulse.io.home import Home
-from fleetpulse.io.segments import SegmentRow
-from fleetpulse.io.suite_rows import opened
-from streaming import landing as landing_module
-from streaming.landing import Landing
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.ingest.segments import SegmentRow
+from fleetpulse.io.quality.suite_inputs import opened
+from fleetpulse.io.tables import tables as delta
+from fleetpulse.io.tables.row_accounting import Counted, counted_in
+from streaming.landing import landing as landing_module
+from streaming.landing.landing import Landing
 from tests.looked_at import eventful, judged_home, state_rows
 from tests.maintained import DAY_MS, DAYS, KEEP, four_days, run_maintain
 from tests.unit.test_landing import heartbeats, land_all, landed, write
@@ -72,7 +72,7 @@ def killed_before(table: str, home: Home, monkeypatch: pytest.MonkeyPatch) -> No
         append(its, to, *more)  # pyright: ignore[reportArgumentType]
 
     with monkeypatch.context() as patched:
-        patched.setattr(landing_module.delta, "append_of", append_or_die)
+        patched.setattr(landing_module.tables, "append_of", append_or_die)
         with pytest.raises(KeyboardInterrupt):
             Landing(home).step()
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.core.coverage import Coverage, Listening
-from fleetpulse.core.decoding import Rejection, decode
-from fleetpulse.core.mapping import decode_mapped, parse_mappings
-from fleetpulse.core.messages import Clock, Origin, Row
+from fleetpulse.core.messages.decode import Rejection, decode
+from fleetpulse.core.messages.mapping import decode_mapped, parse_mappings
 from fleetpulse.core.policy import Policy, PolicyFault, from_normalised, from_row, parse_policy
+from fleetpulse.core.presence.coverage import Coverage, Listening
 from fleetpulse.core.replay import Deployment, outcome
+from fleetpulse.core.rows import Clock, Origin, Row
 from fleetpulse.core.times import format_duration, format_instant, parse_duration_ms, parse_instant_ms
 from tests.histories import START, row, signal, tick
 from tests.refusals import refused

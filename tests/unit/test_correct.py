@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from batch.amend import Wanted, amend_home
-from cli.devices import correct, release
+from cli.commands.fleet.device import correct, release
 from fleetpulse.core.errors import Misuse
-from fleetpulse.core.messages import Row
 from fleetpulse.core.policy import parse_policy
-from fleetpulse.core.registration import Correction, Entry, corrected
+from fleetpulse.core.registry.registry import Correction, Entry, corrected
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import DEVICES
-from fleetpulse.io import delta
-from fleetpulse.io.commands import hand_over, in_turn
-from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
-from fleetpulse.ops import reports
-from streaming.landing import Landing
+from fleetpulse.io.home.command_spool import hand_over, in_turn
+from fleetpulse.io.ingest.segments import SegmentRow, rows_table, write_segment
+from fleetpulse.io.tables import tables
+from fleetpulse.reports import judgements
+from streaming.landing.landing import Landing
 from tests.histories import START, registry_entries, row, signal, tick
 from tests.homes import Judged, empty
 from tests.refusals import refused
@@ -37,7 +37,7 @@ def _register(told: Judged, *rows: Row) -> None:
     """Write entries to the table of the registry, as landing does."""
     landed = {"origin": "command", "bridge": "b", "segment": 1}
     plain = [{**one, **landed} for one in registry_entries(rows)]
-    delta.append(told.home, DEVICES, delta.to_table(DEVICES, plain), "test", int(rows[0].received_at_ms))
+    tables.append(told.home, DEVICES, tables.to_table(DEVICES, plain), "test", int(rows[0].received_at_ms))
     told.take(*rows)
 
 
@@ -61,11 +61,11 @@ def _amended(told: Judged, **said: Any) -> list[dict[str, Any]]:
     at_s = said.pop("at_s")
     correct("d", from_=str(START + int(at_s * 1000)), home=told.home.path, **said)
     told.take(*sent(told.home, 900), tick(910))
-    assert [one["message_kind"] for one in reports.unjudged(told.home, "refused")] == ["registry"]
+    assert [one["message_kind"] for one in judgements.unjudged(told.home, "refused")] == ["registry"]
     [done] = amend_home(told.home, Wanted())
     assert done.left is None or done.corrected
     assert agrees(told.home)
-    return reports.transitions(told.home, "d")
+    return judgements.transitions(told.home, "d")
 
 
 def test_a_device_that_was_elsewhere_keeps_its_class(told: Judged) -> None:

@@ -12,15 +12,15 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from cli import main
+from cli import app
 from cli.entry import run
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_instant
-from fleetpulse.io import delta
-from fleetpulse.io.damage import DamagedError, blaming_file, damage_in, open_table
-from fleetpulse.io.home import Home
+from fleetpulse.io.delta.corruption import DamagedError, blaming_file, damage_in, open_table
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables as delta
 from fleetpulse.paths import ROOT
 from tests.histories import START, row, signal, tick
 from tests.homes import Judged, empty, take_snapshot
@@ -112,7 +112,7 @@ def test_a_full_disk_is_one_sentence_with_what_to_do(
         raise full
 
     monkeypatch.setattr(sys, "argv", ["fleet", "status"])
-    monkeypatch.setattr(main, "app", refused)
+    monkeypatch.setattr(app, "app", refused)
     with pytest.raises(SystemExit) as ended:
         run()
     where = ' ("a/b")' if isinstance(full, OSError) else ""

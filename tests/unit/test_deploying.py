@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cli.airflow_environment import environment as of_fleet_up
-from fleetpulse.io.home import Home
-from fleetpulse.io.services import Service
+from cli.supervisor.airflow_env import environment as of_fleet_up
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.services import Service
 from fleetpulse.paths import ROOT
 
 INFRA = ROOT / "infra"

@@ -3,9 +3,9 @@
 from typing import Any
 
 from fleetpulse.core.judgements import Verdict
-from fleetpulse.core.messages import Row
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, outcome, replay
+from fleetpulse.core.rows import Row
 from tests.histories import START, changes, positioned, row, signal, tick
 
 DEPLOYMENT = Deployment(allowed_lateness_ms=1_000, max_clock_lead_ms=300_000)

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from cli.device_lists import registered_devices
-from fleetpulse.columnar.group import KeyGroup
-from fleetpulse.columnar.seeds import seeds
-from fleetpulse.columnar.snapshots import taken
-from fleetpulse.core.messages import Row
+from cli.commands.state.device_lists import registered_devices
+from fleetpulse.columnar.fold.key_group import KeyGroup
+from fleetpulse.columnar.snapshot.bootstrap import seeds
+from fleetpulse.columnar.snapshot.rows import taken
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, outcome
+from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import DEVICES
-from fleetpulse.io import delta
+from fleetpulse.io.tables import tables
 from tests.histories import START, registry_entries, row, tick
 from tests.homes import empty
 
@@ -47,7 +47,7 @@ def _entry(hour: float, op: str = "add", **more: str) -> Row:
 def test_a_registered_device_begins_as_the_jobs_own_does_that_was_never_heard(tmp_path: Path, entries: list[Row]) -> None:
     home = empty(tmp_path / "home", DEPLOYMENT)
     later = [_entry(60, "decommission")]  # beyond the frontier: it comes as a row
-    delta.append(home, DEVICES, delta.to_table(DEVICES, registry_entries([*entries, *later])), "test", 1)
+    tables.append(home, DEVICES, tables.to_table(DEVICES, registry_entries([*entries, *later])), "test", 1)
     known = outcome([POLICY, *entries, tick(48.6 * HOUR_S)], DEPLOYMENT)
     assert known.shards is not None
     listed = registered_devices(home, known.shards.frontier_ms)
@@ -64,7 +64,7 @@ def test_a_device_that_was_registered_under_an_earlier_policy_is_judged_by_it(tm
     home = empty(tmp_path / "home", DEPLOYMENT)
     longer = parse_policy({"rules": {"timeout": "30d"}}).normalised()
     rows = [POLICY, row(20 * HOUR_S, "fleet/_/_/policy", policy=longer, effective_from_s=24 * HOUR_S), _entry(1)]
-    delta.append(home, DEVICES, delta.to_table(DEVICES, registry_entries([_entry(1)])), "test", 1)
+    tables.append(home, DEVICES, tables.to_table(DEVICES, registry_entries([_entry(1)])), "test", 1)
     known = outcome([*rows, tick(48 * HOUR_S)], DEPLOYMENT)
     assert known.shards is not None
     kept = known.policies.pruned(known.shards.frontier_ms)

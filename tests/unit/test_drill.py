@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batch.drill import cut
-from cli.drill import conclude
-from fleetpulse.ops.agreement import COMPARED
+from batch.state.drill import cut
+from cli.commands.batch.drill import conclude
+from fleetpulse.reports.agreement import COMPARED
 from tests.refusals import refused
 
 pytestmark = pytest.mark.unit

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from cli.main import app
+from cli.app import app
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICES
 from fleetpulse.core.times import format_instant
-from fleetpulse.io import delta
-from fleetpulse.io.generations import HELD, Generation, load_generations, save_generations
-from fleetpulse.io.home import Home
-from fleetpulse.io.services import Service, served
+from fleetpulse.io.checkpoints.generations import HELD, Generation, load_generations, save_generations
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.services import Service, served
+from fleetpulse.io.tables import tables
 from tests.histories import START, registry_entries, row, signal, tick
 from tests.homes import commit_batch, empty, land
 
@@ -146,7 +146,7 @@ def test_a_dry_run_of_a_bootstrap_from_the_registry_counts_what_is_in_effect_at_
     words = ("bootstrap", "--registry", "--dry-run")
     assert "has no device; add some" in _refused(judged, *words)
     entries = [row(at, f"{name}/registry", op="add") for at, name in ((1, "a"), (2, "b"), (99.5, "later"))]
-    delta.append(judged, DEVICES, delta.to_table(DEVICES, registry_entries(entries)), "test", 1)
+    tables.append(judged, DEVICES, tables.to_table(DEVICES, registry_entries(entries)), "test", 1)
     done = _done(judged, *words)
     assert done.exit_code == 0 and "2 devices of the registry; bronze is read from version 1" in done.output
 

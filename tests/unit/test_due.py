@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fleetpulse.columnar.blocks import signals_to_batch
-from fleetpulse.columnar.due import in_order
+from fleetpulse.columnar.codec.arrow import signals_to_batch
+from fleetpulse.columnar.fold.ordering import in_order
 from tests.histories import signal
 
 pytestmark = pytest.mark.unit

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.core.decoding import decode
-from fleetpulse.core.messages import Origin
-from fleetpulse.io.receiver import Arrived
-from fleetpulse.io.segments import SEGMENT_SCHEMA, Position, SegmentRow, read_segment, rows_table, write_segment
-from streaming import flood
-from streaming.flood import BURST_S, Floods
-from streaming.intake import FLOOD, Intake
-from streaming.landed import decode_parts
-from streaming.merging import Part
+from fleetpulse.core.messages.decode import decode
+from fleetpulse.core.rows import Origin
+from fleetpulse.io.ingest.segments import SEGMENT_SCHEMA, Position, SegmentRow, read_segment, rows_table, write_segment
+from fleetpulse.io.mqtt.subscriber import Arrived
+from streaming.bridge import rate_limit
+from streaming.bridge.rate_limit import BURST_S, Floods
+from streaming.bridge.sequencer import FLOOD, Intake
+from streaming.landing.merge import Part
+from streaming.landing.rows import decode_parts
 
 NOW = 1_700_000_000_000
 TOPIC = "fleet/s/loud/heartbeat"
@@ -93,7 +93,7 @@ def test_nothing_exceeds_no_limit() -> None:
 
 
 def test_the_quiet_are_forgotten_and_a_flood_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flood, "_MOST", 100)
+    monkeypatch.setattr(rate_limit, "_MOST", 100)
     floods = Floods(1)
     for number in range(150):
         _exceeds(floods, f"fleet/s/d{number}/heartbeat", NOW + number)

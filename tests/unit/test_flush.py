@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from fleetpulse.core.decoding import decode
-from fleetpulse.core.envelope import Envelope, wrap
-from fleetpulse.core.messages import FLUSH, Kind, Origin, Row
-from fleetpulse.io.receiver import Arrived
-from fleetpulse.io.segments import Position
-from streaming.intake import Intake
+from fleetpulse.core.messages.decode import decode
+from fleetpulse.core.messages.replay_envelope import Envelope, wrap
+from fleetpulse.core.rows import FLUSH, Kind, Origin, Row
+from fleetpulse.io.ingest.segments import Position
+from fleetpulse.io.mqtt.subscriber import Arrived
+from streaming.bridge.sequencer import Intake
 
 NOW = 1_700_000_000_000
 TOPIC = "fleet/s/d/heartbeat"

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from fleetpulse.core.gateways import Gateway, Gateways
-from fleetpulse.core.messages import BRIDGE, GatewayEvent, Row
+from fleetpulse.core.presence.gateways import Gateway, Gateways
+from fleetpulse.core.rows import BRIDGE, GatewayEvent, Row
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.bronze_blocks import read_bronze
-from fleetpulse.io.home import Home
-from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
-from streaming import landing as landing_module
-from streaming.landing import Landing
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.ingest.segments import SegmentRow, rows_table, write_segment
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.bronze import read_bronze
+from streaming.landing import landing as landing_module
+from streaming.landing.landing import Landing
 from tests.histories import START, positioned, row, signal
 
 pytestmark = pytest.mark.unit
@@ -109,12 +109,12 @@ def write(home: Home, number: int, rows: list[SegmentRow]) -> None:
 def found(home: Home) -> list[tuple[float, str, str]]:
     sql = """SELECT epoch_ms(received_at) AS at, device_id, gateway_event AS event FROM messages
              WHERE gateway_event IS NOT NULL ORDER BY received_at"""
-    return [((one["at"] - START) / 1000, one["device_id"], one["event"]) for one in delta.query(home, sql, tables=["messages"])]
+    return [((one["at"] - START) / 1000, one["device_id"], one["event"]) for one in tables.query(home, sql, tables=["messages"])]
 
 
 def listed(home: Home) -> list[str]:
     sql = "SELECT device_id || ' ' || event AS what FROM gateways ORDER BY received_at"
-    return [one["what"] for one in delta.query(home, sql, tables=["gateways"])]
+    return [one["what"] for one in tables.query(home, sql, tables=["gateways"])]
 
 
 LISTED = ["g session", "g session", "g death", "g return", "h death"]
@@ -137,7 +137,7 @@ def test_one_landing_finds_what_many_find_that_start_again(home: Home, tmp_path:
 
 
 def test_a_landing_that_was_killed_before_the_messages_finds_the_same(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    append = delta.append_of
+    append = tables.append_of
 
     def killed(at: Home, table: Any, *more: Any) -> None:
         if table is MESSAGES:
@@ -147,7 +147,7 @@ def test_a_landing_that_was_killed_before_the_messages_finds_the_same(home: Home
     for number, rows in enumerate(STORY, 1):
         write(home, number, rows)
         with monkeypatch.context() as patched:
-            patched.setattr(landing_module.delta, "append_of", killed)
+            patched.setattr(landing_module.tables, "append_of", killed)
             with pytest.raises(KeyboardInterrupt):
                 Landing(home).step()
         assert Landing(home).step()
@@ -159,7 +159,7 @@ def test_bronze_of_version_1_has_the_deaths_of_gateways(home: Home) -> None:
 
     write(home, 1, [message(1, "g", "death", gateway="g"), message(2, "d", "death"), message(3, "d", "birth", gateway="g")])
     Landing(home).step()
-    [path] = delta.paths_of(home, MESSAGES)
+    [path] = tables.paths_of(home, MESSAGES)
     before = pq.read_table(path)
     pq.write_table(before.drop_columns(["gateway_event"]), path)
     assert read_bronze(str(path))["gateway_event"].to_pylist() == ["death", None, None]

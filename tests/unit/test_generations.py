@@ -10,14 +10,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batch.chosen import check_condition
-from batch.pruning import prune
-from batch.session import plainly_named
-from cli.device_lists import read_devices
-from fleetpulse.columnar.forms import STORED_FORM
-from fleetpulse.io.checkpoint import begun_with, is_settled, judged_up_to, note_begin, query_id, relocate, stand, unfinished
-from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired, stopped_meanwhile
-from fleetpulse.io.generations import (
+from batch.common.spark_session import plainly_named
+from batch.state.device_filter import check_condition
+from batch.state.prune import prune
+from cli.commands.state.device_lists import read_devices
+from fleetpulse.columnar.codec.versions import STORED_FORM
+from fleetpulse.io.checkpoints.checkpoint import (
+    begun_with,
+    is_settled,
+    judged_up_to,
+    note_begin,
+    query_id,
+    relocate,
+    stand,
+    unfinished,
+)
+from fleetpulse.io.checkpoints.generations import (
     Generation,
     Generations,
     begin_generation,
@@ -26,9 +34,10 @@ from fleetpulse.io.generations import (
     load_generations,
     save_generations,
 )
-from fleetpulse.io.home import KEY_GROUPS, Home
-from fleetpulse.io.making import is_making, making
-from fleetpulse.io.needs import needs
+from fleetpulse.io.home.desired_state import RUNNING, STOPPED, desire, desired, stopped_meanwhile
+from fleetpulse.io.home.exclusive import is_making, making
+from fleetpulse.io.home.home import KEY_GROUPS, Home
+from fleetpulse.io.maintenance.readers import needs
 from tests.refusals import refused
 
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
-from fleetpulse.io.handover import folder_for, hand_over, handed
+from fleetpulse.io.lifecycle.block_files import folder_for, hand_over, handed
 from tests.refusals import refused
 
 BLOCKS = [b"first", None, b"", b"the fourth"]

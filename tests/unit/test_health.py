@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fleetpulse.core.health import THRESHOLDS, Beside, Progress, Rating, Threshold, to_row
+from fleetpulse.core.monitoring.health import THRESHOLDS, Beside, Progress, Rating, Threshold, to_row
 from fleetpulse.core.tables import STREAM_HEALTH
 from fleetpulse.core.times import parse_instant_ms
 from tests.histories import recorded_progress

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from batch.rejudging import is_whole, origin_of
+from batch.quality.rejudge import is_whole, origin_of
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.identities import DeviceIdentity
+from fleetpulse.core.presence.identities import DeviceIdentity
 from fleetpulse.core.replay import Deployment
-from fleetpulse.io.home import BRIDGE, Home
+from fleetpulse.io.home.home import BRIDGE, Home
 from tests.refusals import refused
 
 pytestmark = pytest.mark.unit

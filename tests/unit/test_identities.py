@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from cli.devices import add, decommission, import_, release
-from fleetpulse.core.decoding import Rejection, decode
-from fleetpulse.core.identities import DeviceIdentity, device_of, identified, topic_of
-from fleetpulse.core.messages import Origin, Row, hash64
+from cli.commands.fleet.device import add, decommission, import_, release
+from fleetpulse.core.messages.decode import Rejection, decode
+from fleetpulse.core.presence.identities import DeviceIdentity, device_of, identified, topic_of
 from fleetpulse.core.replay import Deployment, replay
-from fleetpulse.io import delta
-from fleetpulse.io.commands import commanded
-from fleetpulse.io.home import Home
-from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
-from streaming.flood import BURST_S, Floods, Spared
-from streaming.landing import Landing
+from fleetpulse.core.rows import Origin, Row, hash64
+from fleetpulse.io.home.command_spool import commanded
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.ingest.segments import SegmentRow, rows_table, write_segment
+from fleetpulse.io.tables import tables
+from streaming.bridge.rate_limit import BURST_S, Floods, Spared
+from streaming.landing.landing import Landing
 from tests import histories
 from tests.histories import START
 from tests.refusals import refused
@@ -45,7 +45,7 @@ def test_one_id_at_two_sites_is_two_devices(home: Home) -> None:
     odd = [("fleet/oslo/pump-1/error", {"ts": "noon", "code": "E1"}, Origin.MQTT)]  # read row by row
     will = [("fleet/oslo/gw/death", {"gateway": "gw"}, Origin.MQTT)]
     _landed(home, *sent, *odd, *will)
-    found = delta.query(home, "SELECT * FROM messages ORDER BY received_at", tables=["messages"])
+    found = tables.query(home, "SELECT * FROM messages ORDER BY received_at", tables=["messages"])
     assert [one["device_id"] for one in found] == ["oslo/pump-1", "rome/pump-1", "oslo/pump-1", "oslo/gw"]
     assert [one["gateway"] for one in found] == ["oslo/gw", "rome/gw", None, "oslo/gw"]
     assert [one["device_hash"] for one in found] == [hash64(one["device_id"]) for one in found]
@@ -56,10 +56,10 @@ def test_rows_of_ours_name_the_site_of_their_device_and_bridges_keep_their_names
     entries = [("fleet/oslo/pump-1/registry", {"op": "add"}, Origin.COMMAND), ("fleet/_/pump-1/control", {}, Origin.COMMAND)]
     gap = ("fleet/_/bridge-1/gap", {"op": "open", "from": START}, Origin.BRIDGE)
     _landed(home, *entries, gap)
-    found = delta.query(home, "SELECT device_id FROM messages ORDER BY received_at", tables=["messages"])
+    found = tables.query(home, "SELECT device_id FROM messages ORDER BY received_at", tables=["messages"])
     assert [one["device_id"] for one in found] == ["oslo/pump-1", "bridge-1"]
-    assert delta.query(home, "SELECT device_id FROM devices", tables=["devices"]) == [{"device_id": "oslo/pump-1"}]
-    refused = delta.query(home, "SELECT reason, detail FROM quarantine", tables=["quarantine"])
+    assert tables.query(home, "SELECT device_id FROM devices", tables=["devices"]) == [{"device_id": "oslo/pump-1"}]
+    refused = tables.query(home, "SELECT reason, detail FROM quarantine", tables=["quarantine"])
     assert [(one["reason"], "without a site" in one["detail"]) for one in refused] == [("topic", True)]
 
 
@@ -117,9 +117,9 @@ def test_a_gateway_is_a_device_at_the_same_site_unless_it_is_named_with_its_site
     signals = [("fleet/oslo/p3/heartbeat", {"gateway": "rome/gw"}, Origin.MQTT)]
     odd = [("fleet/oslo/p4/heartbeat", {"gateway": "rome/gw", "ts": "noon"}, Origin.MQTT)]  # read row by row
     _landed(home, *entries, ("fleet/oslo/p5/registry", {"op": "add"}, Origin.COMMAND), *signals, *odd)
-    registered = delta.query(home, "SELECT gateway FROM devices ORDER BY device_id", tables=["devices"])
+    registered = tables.query(home, "SELECT gateway FROM devices ORDER BY device_id", tables=["devices"])
     assert [one["gateway"] for one in registered] == ["oslo/gw", "oslo/gw", "rome/gw", None]
-    heard = delta.query(home, "SELECT gateway, body FROM messages ORDER BY received_at", tables=["messages"])
+    heard = tables.query(home, "SELECT gateway, body FROM messages ORDER BY received_at", tables=["messages"])
     assert [json.loads(one["body"]).get("gateway") for one in heard[:4]] == ["oslo/gw", "oslo/gw", "rome/gw", None]
     assert [one["gateway"] for one in heard[4:]] == ["rome/gw", "rome/gw"]
 

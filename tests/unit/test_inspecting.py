@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from batch.inspecting import of_files
-from cli.state_shown import show_inspected
+from batch.state.inspect import of_files
+from cli.commands.state.inspect_view import show_inspected
 from fleetpulse.core.replay import Deployment
-from fleetpulse.io.checkpoint import stand
-from fleetpulse.io.desired import STOPPED, desire
-from fleetpulse.io.generations import HELD, Generation, load_generations, save_generations
-from fleetpulse.io.home import Home
-from fleetpulse.io.snapshot_table import snapshots
+from fleetpulse.io.checkpoints.checkpoint import stand
+from fleetpulse.io.checkpoints.generations import HELD, Generation, load_generations, save_generations
+from fleetpulse.io.home.desired_state import STOPPED, desire
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables.snapshots import snapshots
 from tests.histories import signal
 from tests.homes import commit_batch, empty, land, take_snapshot
 

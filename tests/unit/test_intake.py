@@ -2,11 +2,11 @@
 
 import pytest
 
-from fleetpulse.core.messages import FLUSH
-from fleetpulse.io.receiver import Arrived
-from fleetpulse.io.segments import Position
-from streaming.flood import BURST_S, Floods
-from streaming.intake import Intake
+from fleetpulse.core.rows import FLUSH
+from fleetpulse.io.ingest.segments import Position
+from fleetpulse.io.mqtt.subscriber import Arrived
+from streaming.bridge.rate_limit import BURST_S, Floods
+from streaming.bridge.sequencer import Intake
 from tests.intakes import NOW, TOPIC, Broker, bodies, fly, make, rows, stamps
 
 pytestmark = pytest.mark.unit

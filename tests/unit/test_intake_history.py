@@ -2,11 +2,11 @@
 
 import pytest
 
-from fleetpulse.core.decoding import Rejection, decode
-from fleetpulse.core.envelope import Envelope, wrap
-from fleetpulse.core.messages import Origin
-from fleetpulse.io.segments import Position
-from streaming.history import HELD_BYTES, History
+from fleetpulse.core.messages.decode import Rejection, decode
+from fleetpulse.core.messages.replay_envelope import Envelope, wrap
+from fleetpulse.core.rows import Origin
+from fleetpulse.io.ingest.segments import Position
+from streaming.bridge.replay_sequencer import HELD_BYTES, History
 from tests.intakes import NOW, TOPIC, Broker, bodies, closed, fly, make, rows, stamps
 
 pytestmark = pytest.mark.unit
@@ -222,7 +222,7 @@ def test_a_recorded_gap_row_at_the_instant_of_another_of_its_bridge_is_kept_and_
 def test_what_is_remembered_of_the_bridges_of_a_recording_is_bounded_and_what_it_leaves_open_is_closed(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streaming.history.MAX_RECORDED", 2)
+    monkeypatch.setattr("streaming.bridge.replay_sequencer.MAX_RECORDED", 2)
     intake = make()
     opens, closes = {"op": "open", "from": NOW}, {"op": "close", "until": NOW + 9}
     told = [("a", opens), ("b", opens), ("c", opens), ("a", opens), ("c", closes), ("a", closes), ("c", opens)]

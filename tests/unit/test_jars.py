@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.io import jars
-from fleetpulse.io.jars import JARS, Jar, resolve_jars
+from fleetpulse.io.spark import jars
+from fleetpulse.io.spark.jars import JARS, Jar, resolve_jars
 from tests.refusals import refused
 
 CONTENT = b"a JAR, as far as a checksum can tell" * 1000

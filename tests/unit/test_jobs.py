@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cli import processes
-from cli.jobs import _Log
-from cli.output import cell
-from cli.processes import Job, last_words
-from fleetpulse.io.home import Home
+from cli.commands.run.job import _Log
+from cli.common.output import cell
+from cli.supervisor import processes
+from cli.supervisor.processes import Job, last_words
+from fleetpulse.io.home.home import Home
 from tests.refusals import refused
 
 pytestmark = pytest.mark.unit

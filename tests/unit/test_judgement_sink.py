@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from fleetpulse.columnar.blocks import to_bytes
-from fleetpulse.columnar.told import from_judgements
+from fleetpulse.columnar.codec.arrow import to_bytes
+from fleetpulse.columnar.fold.judgement_batches import from_judgements
 from fleetpulse.core.judgements import Judgement, Verdict
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io import appending, delta, judgement_sink
-from fleetpulse.io.delta_log import actions_of
-from fleetpulse.io.home import Home
-from fleetpulse.io.judgement_sink import JudgementSink, filed
+from fleetpulse.io.delta import appender
+from fleetpulse.io.delta.log import actions_of
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle import judgement_sink
+from fleetpulse.io.lifecycle.judgement_sink import JudgementSink, filed
+from fleetpulse.io.tables import tables
 from tests.homes import empty
 from tests.refusals import refused
 
@@ -57,7 +59,7 @@ def sink(home: Home) -> Any:
 
 def counts(home: Home) -> dict[str, int]:
     sql = "SELECT kind, count(*) AS n FROM judgements WHERE generation = 3 AND judged_at IS NOT NULL GROUP BY kind"
-    return {row["kind"]: row["n"] for row in delta.query(home, sql)}
+    return {row["kind"]: row["n"] for row in tables.query(home, sql)}
 
 
 def files(home: Home) -> int:
@@ -97,7 +99,7 @@ def test_a_commit_that_fails_leaves_no_file_and_the_batch_is_committed_when_it_i
         raise OSError(28, "No space left on device")
 
     into = sink(home)
-    for where, name in ((appending, "put"), (judgement_sink, "files_of")):
+    for where, name in ((appender, "put"), (judgement_sink, "files_of")):
         batch = Batch(home, rows=[2], files=[2])
         rows = batch.collect()
         with monkeypatch.context() as patched:

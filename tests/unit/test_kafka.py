@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.core.decoding import Rejection, decode
-from fleetpulse.core.mapping import decode_mapped, parse_mappings
-from fleetpulse.core.messages import KAFKA, Origin, Row
-from fleetpulse.io.address import BrokerAddress
-from fleetpulse.io.home import Home, bridge_job
-from fleetpulse.io.kafka_options import MAX_KEY_BYTES, Canaries, Record, in_order, is_loss, is_silence, parse_kafka, topic_of
-from fleetpulse.io.receiver import Arrived
-from fleetpulse.io.segments import list_segments, read_segment
+from fleetpulse.core.messages.decode import Rejection, decode
+from fleetpulse.core.messages.mapping import decode_mapped, parse_mappings
+from fleetpulse.core.rows import KAFKA, Origin, Row
+from fleetpulse.io.home.home import Home, bridge_job
+from fleetpulse.io.ingest.segments import list_segments, read_segment
+from fleetpulse.io.kafka.config import MAX_KEY_BYTES, Canaries, Record, in_order, is_loss, is_silence, parse_kafka, topic_of
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.subscriber import Arrived
 from fleetpulse.settings import Settings, load_settings
-from streaming.bridge import Bridge, BridgeSettings
+from streaming.bridge.bridge import Bridge, BridgeSettings
 from tests.lines import Records
 from tests.refusals import refused
 

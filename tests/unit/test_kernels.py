@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.io import kernels
+from fleetpulse.io.system import kernel_cache
 from fleetpulse.paths import ROOT
 
 pytestmark = pytest.mark.unit
@@ -25,38 +25,38 @@ def test_several_at_once_compile_once_and_the_next_ones_not_at_all(tmp_path: Pat
         compiled.append(tmp_path)
         return tmp_path
 
-    monkeypatch.setattr(kernels, "_compile", compile_into)
-    assert not kernels.kernels_are_kept()
+    monkeypatch.setattr(kernel_cache, "_compile", compile_into)
+    assert not kernel_cache.kernels_are_kept()
     with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(kernels.keep_kernels) for _ in range(4)]:
+        for done in [pool.submit(kernel_cache.keep_kernels) for _ in range(4)]:
             done.result()
     assert compiled == [tmp_path]
-    assert kernels.kernels_are_kept() and kernels.compile_beside() is None
-    kernels.keep_kernels()
+    assert kernel_cache.kernels_are_kept() and kernel_cache.compile_beside() is None
+    kernel_cache.keep_kernels()
     assert compiled == [tmp_path]
 
 
 def test_kernels_that_are_gone_or_of_other_sources_are_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "kept"
     place.mkdir()
-    monkeypatch.setattr(kernels, "_compile", lambda: place)
-    kernels.keep_kernels()
-    assert kernels.kernels_are_kept()
-    monkeypatch.setattr(kernels, "SOURCES_DIGEST", "0" * 16)
-    assert not kernels.kernels_are_kept()
+    monkeypatch.setattr(kernel_cache, "_compile", lambda: place)
+    kernel_cache.keep_kernels()
+    assert kernel_cache.kernels_are_kept()
+    monkeypatch.setattr(kernel_cache, "SOURCES_DIGEST", "0" * 16)
+    assert not kernel_cache.kernels_are_kept()
     monkeypatch.undo()
     monkeypatch.setenv("FLEET_CACHE", str(tmp_path / "cache"))
-    assert kernels.kernels_are_kept()
+    assert kernel_cache.kernels_are_kept()
     place.rmdir()
-    assert not kernels.kernels_are_kept()
+    assert not kernel_cache.kernels_are_kept()
 
 
 def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[int] = []
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FLEET_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(kernels, "_compile", lambda: compiled.append(1) or tmp_path)
-    kernels.keep_kernels()
+    monkeypatch.setattr(kernel_cache, "_compile", lambda: compiled.append(1) or tmp_path)
+    kernel_cache.keep_kernels()
     assert compiled == [1]
 
 
@@ -67,15 +67,18 @@ def _run(script: str) -> None:
 
 
 def test_what_sparks_planner_imports_is_light() -> None:
-    _run("import sys, fleetpulse.io.block_source; assert not {'numba', 'pandas', 'deltalake', 'duckdb'} & set(sys.modules)")
+    _run(
+        "import sys, fleetpulse.io.lifecycle.bronze_source\n"
+        "assert not {'numba', 'pandas', 'deltalake', 'duckdb'} & set(sys.modules)"
+    )
 
 
 def test_sparks_workers_fork_from_a_process_of_one_thread_that_has_imported_what_they_need() -> None:
     _run(
         "import os, sys\n"
-        "from fleetpulse.io import python_daemon\n"
+        "from fleetpulse.io.lifecycle import python_daemon\n"
         "python_daemon.preload()\n"
-        "assert {'numba', 'pyspark.worker', 'fleetpulse.io.group_fold'} <= set(sys.modules), 'not all is there'\n"
+        "assert {'numba', 'pyspark.worker', 'fleetpulse.io.lifecycle.group_task'} <= set(sys.modules), 'not all is there'\n"
         "tasks = '/proc/self/task'\n"
         "assert not os.path.isdir(tasks) or len(os.listdir(tasks)) == 1, os.listdir(tasks)\n"
     )

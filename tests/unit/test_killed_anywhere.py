@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from batch.generation import take_over
-from batch.holding import discard, hold, switch
-from batch.pruning import prune
-from batch.verbs import Work, give
+from batch.state.generation import take_over
+from batch.state.handoff import discard, hold, switch
+from batch.state.operations import Work, give
+from batch.state.prune import prune
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.checkpoint import stand
-from fleetpulse.io.generations import Generation, checkpoint_of, load_generations
-from fleetpulse.io.home import Home
+from fleetpulse.io.checkpoints.checkpoint import stand
+from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of, load_generations
+from fleetpulse.io.home.home import Home
 from tests.refusals import refused
 from tests.unit.test_generations import _batch as batch
 from tests.unit.test_generations import _begun as begun

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from fleetpulse.core.messages import BRIDGE
+from fleetpulse.core.rows import BRIDGE
 from fleetpulse.core.tables import MESSAGES, QUARANTINE
-from fleetpulse.io import delta
-from fleetpulse.io.address import BrokerAddress
-from fleetpulse.io.home import Home
-from fleetpulse.io.leases import Lease, read_lease, write_lease
-from fleetpulse.io.receiver import Arrived
-from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
-from streaming import landing as landing_module
-from streaming.bridge import Bridge, BridgeSettings
-from streaming.landing import Landing
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.ingest.leases import Lease, read_lease, write_lease
+from fleetpulse.io.ingest.segments import SegmentRow, rows_table, write_segment
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.subscriber import Arrived
+from fleetpulse.io.tables import tables
+from streaming.bridge.bridge import Bridge, BridgeSettings
+from streaming.landing import landing as landing_module
+from streaming.landing.landing import Landing
 from tests.intakes import Broker
 from tests.refusals import refused
 
@@ -54,7 +54,7 @@ def heartbeats(first_ms: int, count: int) -> list[SegmentRow]:
 
 
 def landed(home: Home) -> int:
-    return delta.query(home, "SELECT count(*) AS rows FROM messages", tables=["messages"])[0]["rows"]
+    return tables.query(home, "SELECT count(*) AS rows FROM messages", tables=["messages"])[0]["rows"]
 
 
 def land_all(home: Home) -> Landing:
@@ -120,7 +120,7 @@ def test_more_rows_than_a_commit_takes_surface_behind_what_has_landed(home: Home
     for number in range(1, 6):
         write(home, "north", number, heartbeats(begin_ms - 50_000 + number * 1_000, 3 * small))
     land_all(home)
-    rows = delta.query(
+    rows = tables.query(
         home,
         "SELECT epoch_ms(received_at) AS at, epoch_ms(stamped_at) AS stamped FROM messages WHERE bridge = 'north' ORDER BY 1, 2",
         tables=["messages"],
@@ -137,7 +137,7 @@ def test_a_gap_that_is_none_of_ours_stops_nobody(home: Home, payload: bytes, ori
     write(home, "north", 1, [SegmentRow(begin_ms, "fleet/_/north/gap", payload, origin), *heartbeats(begin_ms + 1, 1)])
     write(home, "bridge-1", 1, heartbeats(begin_ms, 1))
     land_all(home)
-    found = delta.query(home, "SELECT count(*) AS rows FROM quarantine", tables=[QUARANTINE.name])[0]["rows"]
+    found = tables.query(home, "SELECT count(*) AS rows FROM quarantine", tables=[QUARANTINE.name])[0]["rows"]
     assert landed(home) + found == 3
     assert landed(home) >= 2
 
@@ -173,7 +173,8 @@ def test_history_is_promised_as_far_as_it_has_come(home: Home) -> None:
     for _ in range(10):
         landing.step()
     assert (
-        delta.query(home, "SELECT count(*) AS rows FROM messages WHERE origin = 'replay'", tables=[MESSAGES.name])[0]["rows"] == 5
+        tables.query(home, "SELECT count(*) AS rows FROM messages WHERE origin = 'replay'", tables=[MESSAGES.name])[0]["rows"]
+        == 5
     )
 
 
@@ -186,7 +187,7 @@ def test_a_recorded_line_may_have_the_topic_of_a_recording(home: Home) -> None:
     write(home, "bridge-1", 1, rows)
     write(home, "north", 1, heartbeats(begin_ms, 1))
     land_all(home)
-    refused = delta.query(home, "SELECT topic, reason FROM quarantine", tables=[QUARANTINE.name])
+    refused = tables.query(home, "SELECT topic, reason FROM quarantine", tables=[QUARANTINE.name])
     assert refused == [{"topic": "replay/other", "reason": "topic"}]
 
 
@@ -228,6 +229,6 @@ def test_a_recorded_gap_that_does_not_say_how_far_we_were_is_told_by_the_row_bef
     rows += [SegmentRow(10_000 + at, gap, payload, "replay", "r", at) for at, payload in enumerate(opened)]
     write(home, BRIDGE, 1, rows)
     assert Landing(home).step() == 1
-    found = delta.query(home, "SELECT body FROM messages WHERE kind = 'gap' ORDER BY received_at", tables=["messages"])
+    found = tables.query(home, "SELECT body FROM messages WHERE kind = 'gap' ORDER BY received_at", tables=["messages"])
     bodies = [json.loads(one["body"]) for one in found]
     assert [one.get("after") for one in bodies] == [9_000, 10_000, 99_000, None]

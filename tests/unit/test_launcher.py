@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.environment import EnvironmentFault, gist, is_ready, kind_to_install, only_one, sync
+from cli.common.bootstrap import EnvironmentFault, gist, is_ready, kind_to_install, only_one, sync
 from fleetpulse import __version__
 from fleetpulse.paths import ROOT
 

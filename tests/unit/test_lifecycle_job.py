@@ -8,12 +8,12 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.home import Home
-from fleetpulse.io.lifecycle_query import start_patiently
-from fleetpulse.io.process import Stop
-from fleetpulse.io.scratch import remove_aside
-from fleetpulse.io.spark import OPTIONS, Size, settings
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.query import start_patiently
+from fleetpulse.io.spark.scratch import remove_aside
+from fleetpulse.io.spark.session import OPTIONS, Size, settings
+from fleetpulse.io.system.process import Stop
+from fleetpulse.io.tables import tables
 from streaming import lifecycle
 from streaming.lifecycle import Habits, run_lifecycle
 from tests.refusals import refused
@@ -37,7 +37,7 @@ def test_a_jvm_that_is_gone_is_said_and_figures_are_written(
 ) -> None:
     home, stopped = Home(tmp_path / "home"), list[str]()
     home.prepare(None)
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     health = SimpleNamespace(follow=lambda *_, **__: None, stop=lambda: stopped.append("figures"))
     monkeypatch.setattr(lifecycle, "compile_beside", lambda: None)
     monkeypatch.setattr(lifecycle, "spark_session", lambda *_, **__: Gone(error))

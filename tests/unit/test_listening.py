@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from cli.listening import CANARY, REMEMBERED, Fate, Followed, Shown, fate, read_message, verdicts
-from fleetpulse.core.messages import Row
+from cli.commands.inspect.listen import CANARY, REMEMBERED, Fate, Followed, Shown, fate, read_message, verdicts
+from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.shards import Shards
-from fleetpulse.io.receiver import Arrived
+from fleetpulse.core.rows import Row
+from fleetpulse.io.mqtt.subscriber import Arrived
 from tests.histories import START, signal
 
 pytestmark = pytest.mark.unit

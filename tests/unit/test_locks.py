@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.develop import lock_faults, read_lock
+from cli.dev.commands import lock_faults, read_lock
 from fleetpulse.paths import ROOT
 
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))

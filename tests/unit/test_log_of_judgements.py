@@ -9,13 +9,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io import delta
-from fleetpulse.io.commits import leave_checkpoint
-from fleetpulse.io.delta_log import DeltaLog
-from fleetpulse.io.home import Home
-from fleetpulse.io.making import maintaining, making
-from fleetpulse.io.stream_health import Commits
-from fleetpulse.io.tidying import newest_by, outdated_log, shorten_log
+from fleetpulse.io.delta.commits import leave_checkpoint
+from fleetpulse.io.delta.log import DeltaLog
+from fleetpulse.io.home.exclusive import maintaining, making
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.maintenance.vacuum import newest_by, outdated_log, shorten_log
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.stream_health import Commits
 from streaming.lifecycle import shorten
 
 pytestmark = pytest.mark.unit
@@ -27,14 +27,14 @@ MINUTE_MS = 60_000
 def home(tmp_path: Path) -> Home:
     made = Home(tmp_path / "home")
     made.prepare(None)
-    delta.create(made, JUDGEMENTS)
+    tables.create(made, JUDGEMENTS)
     return made
 
 
 def _say(home: Home, batch: int, writer: str = "query", **summary: int) -> None:
     """Commit a batch as the query does: its number is one more than the batch's."""
     row = {"kind": "summary", "key_group": 0, "counts": json.dumps(summary or {"online": batch}), "judged_at_ms": batch * 1000}
-    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [row]), writer, batch)
+    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, [row]), writer, batch)
 
 
 def _commits(home: Home) -> list[int]:
@@ -58,8 +58,8 @@ def test_what_lies_below_an_old_checkpoint_goes_and_the_table_stays_as_it_is(hom
     assert shorten_log(table, "query", MINUTE_MS, AN_HOUR_LATER_S) == 13
     assert _commits(home) == [12, 13]
     assert not (table / "_delta_log" / f"{3:020d}.crc").exists()
-    assert delta.query(home, "SELECT count(*) AS n FROM judgements")[0]["n"] == 13
-    assert delta.landed(home, JUDGEMENTS, "query") == 13
+    assert tables.query(home, "SELECT count(*) AS n FROM judgements")[0]["n"] == 13
+    assert tables.landed(home, JUDGEMENTS, "query") == 13
     _say(home, 14)
     assert _commits(home) == [12, 13, 14]
 

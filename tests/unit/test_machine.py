@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from fleetpulse.core.machine import TRANSITIONS, Mode, Trigger, next_mode
+from fleetpulse.core.lifecycle import TRANSITIONS, Mode, Trigger, next_mode
 from fleetpulse.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "transitions.txt"

@@ -13,16 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from batch.maintain import maintain
+from batch.maintenance.maintain import maintain
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE
-from fleetpulse.io import delta, needs
-from fleetpulse.io.block_source import BlockReader
-from fleetpulse.io.delta_log import DeltaLog
-from fleetpulse.io.generations import begin_generation, checkpoint_of, load_generations, save_generations
-from fleetpulse.io.home import Home
-from fleetpulse.io.kept import oldest_kept_ms, require_kept
-from fleetpulse.io.making import maintaining, making
-from fleetpulse.io.needs import Need
+from fleetpulse.io.checkpoints.generations import begin_generation, checkpoint_of, load_generations, save_generations
+from fleetpulse.io.delta.log import DeltaLog
+from fleetpulse.io.home.exclusive import maintaining, making
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.retention_floor import oldest_kept_ms, require_kept
+from fleetpulse.io.lifecycle.bronze_source import BlockReader
+from fleetpulse.io.maintenance import readers
+from fleetpulse.io.maintenance.readers import Need
+from fleetpulse.io.tables import tables
 from tests.histories import START, tick
 from tests.histories import signal as heartbeat
 from tests.maintained import DAY_MS, DAY_S, DAYS, EACH, KEEP, NOW_S, four_days, judged_up_to, land_live, run_maintain
@@ -57,12 +58,12 @@ def read_on(home: Home, version: int) -> Read:
 def test_who_reads_on_by_version_reads_the_same_rows_in_order(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {version: read_on(home, version) for version in (0, 20, 30)}
     needed = [Need("a snapshot", 20), Need("another", 30)]
-    monkeypatch.setattr(needs, "SOURCES", (*needs.SOURCES, lambda _: needed))
+    monkeypatch.setattr(readers, "SOURCES", (*readers.SOURCES, lambda _: needed))
     steps, again = run_maintain(home), run_maintain(home)
     assert [step.files for step in steps if step.table == MESSAGES.name and step.did == "join"] == [12, 7, 5, 5, 7, 12]
     assert {version: read_on(home, version) for version in before} == before
     assert [step for step in again if step.did in ("join", "remove")] == []
-    assert len(delta.files_of(home, MESSAGES, "received_at")) == 6
+    assert len(tables.files_of(home, MESSAGES, "received_at")) == 6
 
 
 def test_versions_that_a_job_goes_on_with_are_left_as_they_are(home: Home) -> None:
@@ -111,7 +112,7 @@ def test_retention_leaves_our_own_rows_and_the_first_and_says_from_when_on_all_a
     [removed] = [step for step in done if step.did == "remove"]
     assert (removed.files, removed.rows) == (2 * EACH, 2 * EACH * 3 - 1)
     assert [step for step in dry if step.did in ("remove", "join")] == [step for step in done if step.did in ("remove", "join")]
-    kinds = delta.query(home, "SELECT kind FROM messages WHERE epoch_ms(received_at) < ?", [START + 2 * DAY_MS], ["messages"])
+    kinds = tables.query(home, "SELECT kind FROM messages WHERE epoch_ms(received_at) < ?", [START + 2 * DAY_MS], ["messages"])
     assert sorted(one["kind"] for one in kinds) == ["heartbeat", "policy"]
     assert BlockReader(reader)._started() == started
     assert read_on(home, 1 + 2 * EACH) == recent
@@ -134,7 +135,7 @@ def test_a_clock_that_was_ahead_once_does_not_make_everything_old(home: Home) ->
     land_live(home, [tick(ahead_s)], DAYS * EACH + 1)
     said = {"judged_at_ms": START, "kind": "late", "device_id": "a"}
     later = [said, {**said, "judged_at_ms": START + int(ahead_s * 1000)}]
-    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, later), "job", 1)
+    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, later), "job", 1)
     keep = replace(KEEP, messages_ms=int(NOW_S * 1000) - START + DAY_MS, late_ms=int(NOW_S * 1000) - START + DAY_MS)
     before = read_on(home, 0)
     steps = list(maintain(home, keep, dry_run=False, now_s=NOW_S))
@@ -152,9 +153,9 @@ def test_a_snapshot_holds_back_retention_while_its_files_are_there(home: Home) -
     rows = [{"part": "device", "key_group": 1, "device_id": "a", "device_hash": 1}]
     for told in ({**taken, "bronze": 7}, taken):
         about = CommitProperties(custom_metadata={"userMetadata": json.dumps({**told, "key_groups": 8})})
-        table = delta.to_table(DEVICE_SNAPSHOTS, rows)
+        table = tables.to_table(DEVICE_SNAPSHOTS, rows)
         write_deltalake(str(home.table(DEVICE_SNAPSHOTS.name)), table, mode="overwrite", commit_properties=about)
-    assert [(one.who, one.version) for one in needs.needs(home)][:2] == [("snapshot 1", 7), ("snapshot 2", EACH + 1)]
+    assert [(one.who, one.version) for one in readers.needs(home)][:2] == [("snapshot 1", 7), ("snapshot 2", EACH + 1)]
     for name in DeltaTable(str(home.table(DEVICE_SNAPSHOTS.name)), version=1).file_uris():
         Path(name).unlink()
     run_maintain(home, replace(KEEP, messages_ms=DAY_MS))
@@ -189,15 +190,15 @@ def test_who_maintains_waits_for_who_makes_or_maintains_and_says_for_whom(home: 
 def test_how_far_each_writer_has_come_survives_the_clearing_of_the_log(home: Home) -> None:
     for number in range(1, 40):
         row = {"received_at_ms": START + number, "topic": "t", "reason": "json", "detail": "d", "bridge": "b", "segment": 1}
-        delta.append(home, QUARANTINE, delta.to_table(QUARANTINE, [{**row, "origin": "mqtt"}]), f"w{number % 3}", number)
+        tables.append(home, QUARANTINE, tables.to_table(QUARANTINE, [{**row, "origin": "mqtt"}]), f"w{number % 3}", number)
     run_maintain(home)
     log = home.table(MESSAGES.name) / "_delta_log"
     assert len(list(log.glob("*.json"))) <= 5
-    assert delta.landed(home, MESSAGES, "test") == DAYS * EACH
-    assert [delta.landed(home, QUARANTINE, f"w{number}") for number in range(3)] == [39, 37, 38]
+    assert tables.landed(home, MESSAGES, "test") == DAYS * EACH
+    assert [tables.landed(home, QUARANTINE, f"w{number}") for number in range(3)] == [39, 37, 38]
     land_live(home, [tick(DAYS * DAY_S)], DAYS * EACH + 1)
-    assert delta.landed(home, MESSAGES, "test") == DAYS * EACH + 1
-    assert delta.query(home, "SELECT count(*) AS n FROM quarantine", tables=["quarantine"]) == [{"n": 39}]
+    assert tables.landed(home, MESSAGES, "test") == DAYS * EACH + 1
+    assert tables.query(home, "SELECT count(*) AS n FROM quarantine", tables=["quarantine"]) == [{"n": 39}]
 
 
 def test_a_commit_that_landing_is_about_to_make_is_left_to_it(home: Home) -> None:
@@ -227,10 +228,10 @@ def test_landing_goes_on_beside_it_and_no_row_is_lost_or_doubled(home: Home) -> 
         rounds += 1
     writer.join()
     assert rounds > 1
-    found = delta.query(home, "SELECT segment, count(*) AS n FROM messages GROUP BY 1 ORDER BY 1", tables=["messages"])
+    found = tables.query(home, "SELECT segment, count(*) AS n FROM messages GROUP BY 1 ORDER BY 1", tables=["messages"])
     assert [one["segment"] for one in found] == list(range(1, last + 1))
     assert {one["n"] for one in found[DAYS * EACH :]} == {1}
-    assert delta.landed(home, MESSAGES, "test") == last
+    assert tables.landed(home, MESSAGES, "test") == last
 
 
 def test_a_log_that_was_cleared_by_its_age_is_put_together_all_the_same(home: Home) -> None:

@@ -12,16 +12,16 @@ from typing import Final
 import pytest
 from deltalake import DeltaTable
 
-from cli.maintaining import _segments as landed_segments
+from cli.commands.batch.maintain import _segments as landed_segments
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.counted import removed_in
-from fleetpulse.io.generations import begin_generation, checkpoint_of, load_generations, save_generations
-from fleetpulse.io.home import BRIDGE, Home
-from fleetpulse.io.snapshot_table import snapshots
+from fleetpulse.io.checkpoints.generations import begin_generation, checkpoint_of, load_generations, save_generations
+from fleetpulse.io.home.home import BRIDGE, Home
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.row_accounting import removed_in
+from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.paths import ROOT
-from streaming.landing import LANDED
-from streaming.merging import PLACES
+from streaming.landing.landing import LANDED
+from streaming.landing.merge import PLACES
 from tests.form import IS_DEFAULT
 from tests.histories import START
 from tests.homes import take_snapshot
@@ -53,9 +53,9 @@ KILLED_TWICE: Final = (KILLED_AT[8], KILLED_AT[11])  # behind a commit, and amon
 CHILD: Final = """
 import os, re, signal, sys
 from pathlib import Path
-from batch.maintain import maintain
-from cli.maintaining import _segments
-from fleetpulse.io.home import Home
+from batch.maintenance.maintain import maintain
+from cli.commands.batch.maintain import _segments
+from fleetpulse.io.home.home import Home
 from tests.maintained import KEEP_LITTLE, NOW_S
 import duckdb
 home, change, left = Home(Path(sys.argv[1])), re.compile(sys.argv[2]), int(sys.argv[3])
@@ -94,7 +94,7 @@ def home(tmp_path: Path) -> Home:
     for number in range(1, 8):
         (made.segments_of(BRIDGE) / f"{number:012d}.arrow").write_bytes(b"landed")
     for table in LANDED:
-        delta.append(made, table, delta.to_table(table, []), f"rows:{BRIDGE}", 7 * PLACES)
+        tables.append(made, table, tables.to_table(table, []), f"rows:{BRIDGE}", 7 * PLACES)
     return made
 
 
@@ -126,7 +126,7 @@ def test_killed_anywhere_it_is_done_again_to_the_same_end(home: Home, tmp_path: 
     folders, statuses, versions, rows = left
     assert statuses == {1: "pruned", 2: "retired", 3: "current"} and versions.keys() == {4, 5} and rows == want
     assert folders["segments/bridge-1"] == 1 and not [name for name in folders if "gen-0001" in name]
-    found = delta.query(home, "SELECT count(*) AS n, count(DISTINCT received_at) AS d FROM messages", tables=["messages"])
+    found = tables.query(home, "SELECT count(*) AS n, count(DISTINCT received_at) AS d FROM messages", tables=["messages"])
     assert found == [{"n": len(want) + 2, "d": len(want) + 2}]
     gone = DAYS * EACH * 3 + 1 - found[0]["n"]
-    assert [removed_in(delta.newest(one, MESSAGES)) for one in (home, undisturbed)] == [gone, gone], "counted once"
+    assert [removed_in(tables.newest(one, MESSAGES)) for one in (home, undisturbed)] == [gone, gone], "counted once"

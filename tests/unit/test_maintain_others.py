@@ -11,15 +11,17 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from batch import aged
-from batch.maintain import maintain
-from batch.steps import FULL
+from batch.maintenance import retention
+from batch.maintenance.maintain import maintain
+from batch.maintenance.plan import FULL
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, QUARANTINE
-from fleetpulse.io import compaction, delta, leftovers, scratch, tidying
-from fleetpulse.io.generations import begin_generation, checkpoint_of, load_generations, save_generations
-from fleetpulse.io.home import Home
-from fleetpulse.io.making import making
-from fleetpulse.io.needs import needs
+from fleetpulse.io.checkpoints.generations import begin_generation, checkpoint_of, load_generations, save_generations
+from fleetpulse.io.home.exclusive import making
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.maintenance import compaction, disk_cleanup, vacuum
+from fleetpulse.io.maintenance.readers import needs
+from fleetpulse.io.spark import scratch
+from fleetpulse.io.tables import tables
 from tests.histories import START
 from tests.maintained import DAY_MS, DAY_S, KEEP, NOW_S, date, four_days, judged_up_to, run_maintain
 
@@ -40,9 +42,9 @@ def test_old_rows_of_other_tables_go_and_each_key_groups_newest_summary_stays(ho
         {"kind": "transition", "device_id": "a", "judged_at_ms": START},
         {"kind": "late", "device_id": "a", "judged_at_ms": START},
     ]
-    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "job", 1)
+    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, rows), "job", 1)
     run_maintain(home)
-    left = delta.query(home, "SELECT kind, key_group, epoch_ms(judged_at) - ? AS at FROM judgements ORDER BY 1, 2, 3", [START])
+    left = tables.query(home, "SELECT kind, key_group, epoch_ms(judged_at) - ? AS at FROM judgements ORDER BY 1, 2, 3", [START])
     assert [(one["kind"], one["key_group"], one["at"] // DAY_MS) for one in left] == [
         ("late", None, 0),
         ("summary", 0, 50),
@@ -64,16 +66,16 @@ def test_what_came_late_stays_until_amend_is_done_with_it(home: Home) -> None:
         sql = (
             "SELECT kind, list(epoch_ms(received_at) - ? ORDER BY received_at) AS at FROM judgements GROUP BY kind ORDER BY kind"
         )
-        return {one["kind"]: [at // DAY_MS for at in one["at"]] for one in delta.query(home, sql, [START])}
+        return {one["kind"]: [at // DAY_MS for at in one["at"]] for one in tables.query(home, sql, [START])}
 
-    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "job", 1)
-    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), "amend", START + DAY_MS)
+    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, rows), "job", 1)
+    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, []), "amend", START + DAY_MS)
     keep = replace(KEEP, late_ms=5 * DAY_MS)
     steps = [step for step in maintain(home, keep, dry_run=False, now_s=NOW_S) if step.table == JUDGEMENTS.name]
     assert [(step.did, step.rows) for step in steps][:2] == [("hold", 2), ("remove", 8)]
     assert "fleet amend" in steps[0].note
     assert left() == {"duplicate": [9], "late": [2, 9], "refused": [1, 9]}
-    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), "amend", START + 9 * DAY_MS)
+    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, []), "amend", START + 9 * DAY_MS)
     run_maintain(home, keep)
     assert left() == {"duplicate": [9], "late": [9], "refused": [9]}
 
@@ -82,12 +84,12 @@ def _summaries_said(home: Home, *told: tuple[int, int, int]) -> None:
     """Say summaries: of a generation, of a key group, on a day."""
     said = {"kind": "summary", "event_time_ms": START, "counts": "{}"}
     rows = [{**said, "generation": one[0], "key_group": one[1], "judged_at_ms": START + one[2] * DAY_MS} for one in told]
-    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "job", 1 + delta.landed(home, JUDGEMENTS, "job"))
+    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, rows), "job", 1 + tables.landed(home, JUDGEMENTS, "job"))
 
 
 def _summaries_left(home: Home) -> list[tuple[int, int, int]]:
     sql = "SELECT generation AS g, key_group AS k, epoch_ms(judged_at) - ? AS at FROM judgements ORDER BY 1, 2, 3"
-    return [(one["g"], one["k"], one["at"] // DAY_MS) for one in delta.query(home, sql, [START])]
+    return [(one["g"], one["k"], one["at"] // DAY_MS) for one in tables.query(home, sql, [START])]
 
 
 def _switched(home: Home, made_by: str) -> None:
@@ -163,7 +165,7 @@ def test_while_somebody_makes_a_generation_none_is_pruned_and_the_next_maintenan
 ) -> None:
     _retired(home, 90, 45)
     with monkeypatch.context() as alone:
-        alone.setattr("fleetpulse.io.making.MAINTAIN_LOCK", "another.lock")  # as one who takes his first lock just now
+        alone.setattr("fleetpulse.io.home.exclusive.MAINTAIN_LOCK", "another.lock")  # as one who takes his first lock just now
         with making(home, "fleet state rescale", lambda words: None):
             alone.undo()
             held = list(maintain(home, replace(KEEP, generations_ms=DAY_MS), dry_run=False, now_s=NOW_S))
@@ -188,20 +190,20 @@ def test_a_generation_that_was_retired_before_that_was_written_down_is_as_old_as
 def test_what_amendments_say_stays_as_long_as_transitions_do(home: Home) -> None:
     said = ("transition", "retract", "add", "late")
     rows = [{"kind": kind, "device_id": "a", "judged_at_ms": START + day * DAY_MS} for kind in said for day in (0, 9)]
-    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "job", 1)
+    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, rows), "job", 1)
     run_maintain(home, replace(KEEP, late_ms=DAY_MS))
-    left = delta.query(home, "SELECT kind, count(*) AS n FROM judgements GROUP BY kind ORDER BY kind")
+    left = tables.query(home, "SELECT kind, count(*) AS n FROM judgements GROUP BY kind ORDER BY kind")
     assert {one["kind"]: one["n"] for one in left} == {"add": 2, "late": 1, "retract": 2, "transition": 2}
 
 
 def test_a_number_that_a_batch_may_commit_under_is_not_cleared_from_the_log_of_judgements(home: Home) -> None:
     (home.checkpoint / "metadata").write_text('{"id": "query"}')
-    row = delta.to_table(JUDGEMENTS, [{"kind": "transition", "device_id": "a", "judged_at_ms": START}])
+    row = tables.to_table(JUDGEMENTS, [{"kind": "transition", "device_id": "a", "judged_at_ms": START}])
     path = home.table(JUDGEMENTS.name)
 
     def said(*writers: str) -> list[int]:
         for writer in writers:
-            delta.append(home, JUDGEMENTS, row, writer, DeltaTable(str(path)).version() + 1)
+            tables.append(home, JUDGEMENTS, row, writer, DeltaTable(str(path)).version() + 1)
         run_maintain(home)
         return sorted(int(one.stem) for one in (path / "_delta_log").glob("*.json") if one.stem.isdecimal())
 
@@ -262,7 +264,7 @@ def test_old_and_long_logs_go_and_those_of_running_processes_stay(home: Home) ->
         os.utime(path, (NOW_S - days * DAY_S, NOW_S - days * DAY_S))
     (home.run("bridge")).write_text("{}")
     with (home.logs / "simulator.log").open("ab") as log:
-        log.truncate(leftovers.LONG_BYTES + 1)
+        log.truncate(disk_cleanup.LONG_BYTES + 1)
         list(maintain(home, KEEP, dry_run=False, now_s=NOW_S))
         log.write(b"goes on")
     names = {path.name for path in home.logs.iterdir()}
@@ -288,7 +290,7 @@ def test_what_a_killed_spark_left_goes_by_maintenance_or_by_the_next_of_its_plac
     young = place / "blocks-3"
     young.mkdir()
     os.utime(young, (NOW_S - DAY_S / 2, NOW_S - DAY_S / 2))
-    assert leftovers.spark_remains(home, NOW_S) == sorted(left)
+    assert disk_cleanup.spark_remains(home, NOW_S) == sorted(left)
     told = [
         (one.table, one.files, one.size_bytes) for one in maintain(home, KEEP, dry_run=False, now_s=NOW_S) if one.table == "spark"
     ]
@@ -312,19 +314,19 @@ def test_a_full_disk_stops_what_writes_and_nothing_that_deletes(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     rows = [{"received_at_ms": START + day * DAY_MS, "reason": "not_json", "topic": "a"} for day in (0, 200)]
-    delta.append(home, QUARANTINE, delta.to_table(QUARANTINE, rows), "landing", 1)
+    tables.append(home, QUARANTINE, tables.to_table(QUARANTINE, rows), "landing", 1)
     log = home.logs / "simulator.log"
     log.write_text("a line")
     os.utime(log, (NOW_S - 40 * DAY_S, NOW_S - 40 * DAY_S))
     with monkeypatch.context() as disk:
-        for module, name in ((compaction, "put_in_place"), (aged, "promise"), (tidying, "leave_checkpoint")):
+        for module, name in ((compaction, "put_in_place"), (retention, "promise"), (vacuum, "leave_checkpoint")):
             disk.setattr(module, name, full)
-        disk.setattr(leftovers.shutil, "copyfile", half_copied)
-        disk.setattr(leftovers, "LONG_BYTES", 3)
+        disk.setattr(disk_cleanup.shutil, "copyfile", half_copied)
+        disk.setattr(disk_cleanup, "LONG_BYTES", 3)
         (home.logs / "bridge.log").write_text("long")
         done = list(maintain(home, KEEP, dry_run=False, now_s=NOW_S))
     assert [one.table for one in done if one.note == FULL] == ["messages", "quarantine", "logs"]
     assert not [*home.table("messages").rglob("*.tmp"), *home.logs.glob("*.new")], "what was half written gives its room back"
-    assert not log.exists() and delta.query(home, "SELECT count(*) AS n FROM quarantine", tables=["quarantine"]) == [{"n": 2}]
+    assert not log.exists() and tables.query(home, "SELECT count(*) AS n FROM quarantine", tables=["quarantine"]) == [{"n": 2}]
     did = {(one.table, one.did) for one in maintain(home, KEEP, dry_run=False, now_s=NOW_S)}
     assert {("messages", "join"), ("messages", "checkpoint"), ("quarantine", "remove")} <= did, "the next one does it"

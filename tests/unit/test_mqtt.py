@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.address import MAX_PAYLOAD_BYTES, BrokerAddress
-from fleetpulse.io.line import cause
-from fleetpulse.io.mqtt import Publisher
-from fleetpulse.io.receiver import Arrived, Receiver
+from fleetpulse.io.mqtt.address import MAX_PAYLOAD_BYTES, BrokerAddress
+from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.io.mqtt.sockets import cause
+from fleetpulse.io.mqtt.subscriber import Arrived, Receiver
 
 CONNACK, SUBACK = b"\x20\x02\x00\x00", b"\x90\x03\x00\x01\x01"
 

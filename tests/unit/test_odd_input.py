@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from fleetpulse.core.decoding import MAX_PAYLOAD_BYTES, Rejection, decode
-from fleetpulse.core.envelope import Envelope, wrap
-from fleetpulse.core.mapping import decode_mapped, parse_mappings
-from fleetpulse.core.messages import BRIDGE, Clock, Origin, Row
-from fleetpulse.io.packets import Reader
-from fleetpulse.io.receiver import Arrived
-from fleetpulse.io.recording import inspect, read
-from streaming.intake import MAX_TOPIC, Intake
-from streaming.landed import decode_parts
-from streaming.landing import LANDED
-from streaming.merging import Part
+from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, Rejection, decode
+from fleetpulse.core.messages.mapping import decode_mapped, parse_mappings
+from fleetpulse.core.messages.replay_envelope import Envelope, wrap
+from fleetpulse.core.rows import BRIDGE, Clock, Origin, Row
+from fleetpulse.io.ingest.recording import inspect, read
+from fleetpulse.io.mqtt.codec import Reader
+from fleetpulse.io.mqtt.subscriber import Arrived
+from streaming.bridge.sequencer import MAX_TOPIC, Intake
+from streaming.landing.landing import LANDED
+from streaming.landing.merge import Part
+from streaming.landing.rows import decode_parts
 from tests.refusals import refused
 
 pytestmark = pytest.mark.unit

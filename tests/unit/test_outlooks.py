@@ -12,16 +12,16 @@ import typer
 from typer.testing import CliRunner, Result
 
 from batch.backtest import backtest, planned
-from cli.main import app
-from cli.outlook import Read
+from cli.app import app
+from cli.common.dry_run import Read
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import format_instant
-from fleetpulse.io.home import Home
-from fleetpulse.ops.reports import shards
+from fleetpulse.io.home.home import Home
 from fleetpulse.paths import ROOT
+from fleetpulse.reports.judgements import shards
 from tests.histories import START, signal, tick
 from tests.homes import Judged, commit_batch, empty, shorten
 
@@ -94,7 +94,7 @@ def test_dry_runs_of_what_reads_write_nothing_and_load_no_spark(home: Home) -> N
     calls = [words for name, words in _words(home).items() if name != "drill"]
     before = _files(home.path.parent)
     script = (
-        "import json, sys\nfrom typer.testing import CliRunner\nfrom cli.main import app\n"
+        "import json, sys\nfrom typer.testing import CliRunner\nfrom cli.app import app\n"
         "for words in json.loads(sys.argv[1]):\n"
         "    done = CliRunner().invoke(app, [*words, '--dry-run'])\n"
         "    assert done.exit_code == 0 and 'would read' in done.stdout, (words, done.output, done.exception)\n"
@@ -202,7 +202,7 @@ def test_a_dry_run_is_refused_where_the_verb_is_in_the_same_words(
     def started(*_: object, **__: object) -> None:
         pytest.fail("Spark is started for what is refused")
 
-    monkeypatch.setattr("batch.session.spark_session", started)
+    monkeypatch.setattr("batch.common.spark_session.spark_session", started)
     monkeypatch.setattr("batch.calibrate.calibrate", lambda told: pytest.fail("it measures for what is refused"))
     words = [*_words(home)[verb], *more]
     dry = _refused(*words, "--dry-run")

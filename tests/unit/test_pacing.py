@@ -7,11 +7,11 @@ import pytest
 
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.block_source import BlockReader
-from fleetpulse.io.delta_log import DeltaLog
-from fleetpulse.io.home import Home
-from fleetpulse.io.pacing import FEW_ROWS, NEWEST, Pacer, hold_ms, landing_pause_s, trigger_ms, verdict_delay_ms
+from fleetpulse.io.delta.log import DeltaLog
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.bronze_source import BlockReader
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.adaptive_batching import FEW_ROWS, NEWEST, Pacer, hold_ms, landing_pause_s, trigger_ms, verdict_delay_ms
 from tests.homes import empty
 
 pytestmark = pytest.mark.unit
@@ -37,7 +37,7 @@ class Clock:
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     home = empty(tmp_path / "home", Deployment(60_000))
-    delta.create(home, MESSAGES)
+    tables.create(home, MESSAGES)
     return home
 
 
@@ -50,9 +50,9 @@ def clock(home: Home) -> Clock:
 
 def land(home: Home, newest_ms: int, rows: int = 1) -> int:
     """Commit rows as landing does; return the version."""
-    table = delta.to_table(MESSAGES, [{"received_at_ms": newest_ms}] * rows)
-    delta.append_of(home, MESSAGES, table, {"rows:bridge-1": rows, NEWEST: newest_ms})
-    return delta.version(home.table(MESSAGES.name))
+    table = tables.to_table(MESSAGES, [{"received_at_ms": newest_ms}] * rows)
+    tables.append_of(home, MESSAGES, table, {"rows:bridge-1": rows, NEWEST: newest_ms})
+    return tables.version(home.table(MESSAGES.name))
 
 
 def live(home: Home, clock: Clock, rows: int = 1) -> int:
@@ -120,7 +120,7 @@ def test_nothing_is_held_without_a_hold_and_history_of_others_is_a_backlog(home:
     assert eager.is_due(begin, begin) and eager.is_due(begin + 1, live(home, clock))
     pacer = clock.pacer()
     assert pacer.is_due(begin, begin)
-    delta.append(home, MESSAGES, delta.to_table(MESSAGES, [{"received_at_ms": clock.wall_ms}]), "another program", 1)
+    tables.append(home, MESSAGES, tables.to_table(MESSAGES, [{"received_at_ms": clock.wall_ms}]), "another program", 1)
     assert pacer.is_due(begin + 1, begin + 2), "its commit does not say when its rows were received"
 
 

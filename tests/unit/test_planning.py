@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 
 from batch.calibrate import built, load, newest_file, piece_bytes, save, signals, snapshot_files, transitions
-from cli.planning import show_plan
-from fleetpulse.core.messages import Origin
+from cli.commands.inspect.plan import show_plan
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Origin
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
-from fleetpulse.io import delta
-from fleetpulse.io.home import Home
-from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
-from fleetpulse.ops.balance import busiest
-from fleetpulse.ops.planning import (
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.ingest.segments import SegmentRow, rows_table, write_segment
+from fleetpulse.io.tables import tables
+from fleetpulse.planning.model import (
     DEVICES_A_GROUP,
     Figures,
     Fleet,
@@ -28,7 +27,8 @@ from fleetpulse.ops.planning import (
     snapshot_bytes,
     snapshots_kept,
 )
-from streaming.landing import Landing
+from fleetpulse.planning.partition_skew import busiest
+from streaming.landing.landing import Landing
 from tests.histories import START, signal
 from tests.homes import commit_batch, landed_home
 from tests.refusals import refused
@@ -86,8 +86,8 @@ def test_judgements_are_foretold(devices: int, tmp_path: Path) -> None:
     assert rows.num_rows > devices
     home = Home(tmp_path / "home")
     home.prepare(Deployment())
-    delta.create(home, JUDGEMENTS)
-    delta.append(home, JUDGEMENTS, rows, "test", 1)
+    tables.create(home, JUDGEMENTS)
+    tables.append(home, JUDGEMENTS, rows, "test", 1)
     assert _is_near(FIGURES.judgements.size(rows.num_rows), newest_file(home, JUDGEMENTS.name))
 
 
@@ -179,7 +179,7 @@ def test_a_home_shows_what_it_takes_beside_what_is_planned(tmp_path: Path, capsy
     rows = [signal(10 * beat + number, f"d{number}") for beat in range(30) for number in range(5)]
     home = landed_home(tmp_path / "home", rows, Deployment())
     for table in (JUDGEMENTS, QUARANTINE, STREAM_HEALTH):
-        delta.create(home, table)
+        tables.create(home, table)
     commit_batch(home.checkpoint, 0, START)
     show_plan(home=home.path, json_lines=True)
     [told] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from fleetpulse.io import ports
-from fleetpulse.io.ports import free_port
+from fleetpulse.io.system import ports
+from fleetpulse.io.system.ports import free_port
 
 pytestmark = pytest.mark.unit
 HOST = "127.0.0.1"

@@ -2,11 +2,11 @@
 
 import pytest
 
-from fleetpulse.core.clocks import clock_words
 from fleetpulse.core.judgements import Verdict
-from fleetpulse.core.messages import Trust
 from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.presence.presence_time import clock_words
 from fleetpulse.core.replay import outcome, replay
+from fleetpulse.core.rows import Trust
 from tests.histories import START, changes, row, signal, tick
 from tests.presence import CASES, DEPLOYMENT, Case, rows_of
 

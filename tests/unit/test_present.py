@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from cli import looking
-from fleetpulse.core.messages import Row
+from cli.commands.inspect import status
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, outcome
+from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import DEVICES
-from fleetpulse.io import delta
-from fleetpulse.io.home import Home
-from fleetpulse.ops import present, reports
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
+from fleetpulse.reports import devices, judgements
 from tests.histories import START, registry_entries, row, signal, tick
 from tests.homes import Judged, empty
 
@@ -29,20 +29,20 @@ def _add(received_s: float, device: str, site: str = "site", **content: Any) -> 
 def _home(path: Path, *rows: Row) -> Home:
     judged = Judged(empty(path / "home", Deployment(10_000, max_clock_lead_ms=100_000)))
     judged.take(IN_FORCE, *rows)
-    delta.append(judged.home, DEVICES, delta.to_table(DEVICES, registry_entries(rows)), "test", 1)
+    tables.append(judged.home, DEVICES, tables.to_table(DEVICES, registry_entries(rows)), "test", 1)
     return judged.home
 
 
 def _frontier_ms(home: Home, rows: int) -> int | None:
-    return reports.frontier_ms(home, START + rows * 1000)
+    return judgements.frontier_ms(home, START + rows * 1000)
 
 
 def _listed(home: Home, newest_s: int) -> dict[str, dict[str, Any]]:
-    return {one["device_id"]: one for one in present.devices(home, _frontier_ms(home, newest_s))}
+    return {one["device_id"]: one for one in devices.devices(home, _frontier_ms(home, newest_s))}
 
 
 def _modes(home: Home, newest_s: int) -> dict[str, int]:
-    return present.counts(home, _frontier_ms(home, newest_s))["devices"]
+    return devices.counts(home, _frontier_ms(home, newest_s))["devices"]
 
 
 def _place(one: dict[str, Any]) -> tuple[Any, ...]:
@@ -55,7 +55,7 @@ def test_a_device_is_where_the_registry_has_put_it_since_its_newest_transition(t
     ahead = _add(130, "pump", "south", effective_from_s=5000)
     home = _home(tmp_path, _add(5, "pump"), *beats, moved, ahead, tick(320))
     assert _place(_listed(home, 320)["pump"]) == ("north", "slow", "gate")
-    found = reports.standing(home, "pump", START + 320_000)
+    found = judgements.standing(home, "pump", START + 320_000)
     assert found is not None
     assert _place(found.summary) == ("north", "slow", "gate")
 
@@ -63,7 +63,7 @@ def test_a_device_is_where_the_registry_has_put_it_since_its_newest_transition(t
 def test_the_definition_says_where_one_device_is(tmp_path: Path) -> None:
     beats = [signal(10, "pump"), signal(60, "pump", gateway="other")]
     home = _home(tmp_path, _add(5, "pump", gateway="gate"), *beats, tick(90))
-    found = reports.standing(home, "pump", START + 90_000)
+    found = judgements.standing(home, "pump", START + 90_000)
     assert found is not None
     assert found.summary["gateway"] == "other", "its newest signal came through it, and changed no mode"
 
@@ -76,7 +76,7 @@ def test_a_device_that_is_registered_after_it_was_forgotten_is_provisioned(tmp_p
     assert shown["pump"]["since"].timestamp() * 1000 == START + 1_000_000
     assert (shown["pump"]["site"], shown["pump"]["transitions"], shown["pump"]["runtime_ms"]) == ("east", 0, None)
     assert _modes(home, 1040) == {"forgotten": 1, "provisioned": 1}
-    found = reports.standing(home, "pump", START + 1_040_000)
+    found = judgements.standing(home, "pump", START + 1_040_000)
     assert found is not None
     assert (found.summary["mode"], found.summary["life_ms"]) == ("provisioned", START + 1_000_000)
 
@@ -94,7 +94,7 @@ def test_who_is_registered_for_later_is_listed_with_the_instant_and_not_counted(
     assert {name: one["mode"] for name, one in shown.items()} == {"now": "provisioned", "later": "unjudged", "pump": "online"}
     assert shown["later"]["reason"] == "registered from 2023-11-15T22:13:20Z"
     assert _modes(home, 60) == {"online": 1, "provisioned": 1}
-    assert {one["mode"] for one in present.devices(home, None) if one["device_id"] == "now"} == {"unjudged"}
+    assert {one["mode"] for one in devices.devices(home, None) if one["device_id"] == "now"} == {"unjudged"}
 
 
 def test_the_modes_are_those_of_the_definition(tmp_path: Path) -> None:
@@ -131,16 +131,16 @@ def test_one_device_is_what_it_is_among_all(tmp_path: Path) -> None:
     everybody = _listed(home, 250)
     assert set(everybody) == {"a", "it's", "liar", "never"}
     for device_id, known in everybody.items():
-        assert present.devices(home, _frontier_ms(home, 250), device_id=device_id) == [known]
-    assert present.devices(home, _frontier_ms(home, 250), device_id="nobody") == []
+        assert devices.devices(home, _frontier_ms(home, 250), device_id=device_id) == [known]
+    assert devices.devices(home, _frontier_ms(home, 250), device_id="nobody") == []
 
 
 def test_people_see_the_devices_whose_mode_changed_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unjudged = signal(58, "a-new")
     home = _home(tmp_path, signal(10, "a"), signal(20, "c"), signal(30, "b"), unjudged, tick(60))
-    looking.devices(home.path, last=2)
+    status.devices(home.path, last=2)
     said = capsys.readouterr().out
     assert [line.split()[:2] for line in said.splitlines() if " online " in line] == [["b", "online"], ["c", "online"]]
     assert "the 2 of 4 whose mode changed last; more with --last N" in said
-    looking.devices(home.path, last=2, json_lines=True)
+    status.devices(home.path, last=2, json_lines=True)
     assert [json.loads(line)["device_id"] for line in capsys.readouterr().out.splitlines()] == ["a", "a-new", "b", "c"]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.address import BrokerAddress, load_address, parse_broker_url, save_address
-from fleetpulse.io.locks import held, holder
-from fleetpulse.io.process import Stop, read_status, write_status
-from streaming.spool import Spool
+from fleetpulse.io.mqtt.address import BrokerAddress, load_address, parse_broker_url, save_address
+from fleetpulse.io.system.locks import held, holder
+from fleetpulse.io.system.process import Stop, read_status, write_status
+from streaming.bridge.command_reader import Spool
 from tests.refusals import refused
 
 

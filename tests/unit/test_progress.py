@@ -13,21 +13,21 @@ from pyspark.sql.streaming.query import StreamingQuery
 from typer.testing import CliRunner
 
 from batch import backtest as job
-from batch import canary
-from batch.canary import Said
-from batch.copies import copy_checkpoint
-from batch.generation import await_end, judged_version
-from batch.progress import EVERY_S, Paced, Steps, tasks_of, watched
-from batch.rejudging import Origin, judged_again
-from batch.verbs import Work
-from cli.main import app
+from batch.common.progress import EVERY_S, Paced, Steps, tasks_of, watched
+from batch.quality.rejudge import Origin, judged_again
+from batch.state import canary
+from batch.state.canary import Said
+from batch.state.checkpoint_copy import copy_checkpoint
+from batch.state.generation import await_end, judged_version
+from batch.state.operations import Work
+from cli.app import app
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io import delta
-from fleetpulse.io.generations import Generation
-from fleetpulse.io.home import Home
-from fleetpulse.io.slices import pieces_of, slices_of
+from fleetpulse.io.checkpoints.generations import Generation
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.bronze_slices import pieces_of, slices_of
 from tests.histories import START, signal, tick
 from tests.homes import commit_batch, empty, landed_home
 from tests.refusals import refused
@@ -48,7 +48,7 @@ class Clock:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every count be told."""
-    monkeypatch.setattr("batch.progress.EVERY_S", 0)
+    monkeypatch.setattr("batch.common.progress.EVERY_S", 0)
 
 
 @pytest.fixture
@@ -132,8 +132,8 @@ def test_a_spark_that_is_gone_ends_the_watch_and_not_the_work(monkeypatch: pytes
         raise Py4JError("the JVM is gone")
 
     spark = cast("SparkSession", SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=gone)))
-    monkeypatch.setattr("batch.progress._SILENT_S", 0)
-    monkeypatch.setattr("batch.progress._LOOK_S", 0)
+    monkeypatch.setattr("batch.common.progress._SILENT_S", 0)
+    monkeypatch.setattr("batch.common.progress._LOOK_S", 0)
     with watched(spark, Steps(lambda _: None)) as watcher:
         watcher.join(30)
     assert asked == [1]
@@ -155,9 +155,9 @@ def test_a_query_that_judges_on_says_which_version_of_bronze_it_has_come_to() ->
 
 
 def test_a_query_has_all_the_time_that_it_needs_while_it_comes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batch.generation._PATIENCE_S", 60.0)
+    monkeypatch.setattr("batch.state.generation._PATIENCE_S", 60.0)
     now_s = 0.0
-    monkeypatch.setattr("batch.generation.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("batch.state.generation.time.monotonic", lambda: now_s)
     steps: Iterator[tuple[float, int]] = iter([(50.0, 1), (100.0, 2), (150.0, 3), (200.0, 3), (211.0, 3)])
     query = _query()
 
@@ -205,10 +205,10 @@ def test_what_is_written_is_counted_once_while_it_is_written(tmp_path: Path) -> 
     home = Home(tmp_path)
     said = Said(home.table(JUDGEMENTS.name))
     assert said.count() == 0, "it is not there yet"
-    delta.create(home, JUDGEMENTS)
+    tables.create(home, JUDGEMENTS)
     for number, count in enumerate((2, 3), 1):
         rows: list[dict[str, Any]] = [{"kind": "late", "device_id": "d"}] * count
-        delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "test", number)
+        tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, rows), "test", number)
         assert said.count() == said.count() == sum((2, 3)[:number])
     entry = home.table(JUDGEMENTS.name) / "_delta_log" / f"{3:020}.json"
     entry.write_text('{"add": {"path"')

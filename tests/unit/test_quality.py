@@ -11,18 +11,18 @@ import pyarrow.compute
 import pytest
 from deltalake import DeltaTable
 
-from batch import evidence
-from batch.quality import gate, refuse, run
-from batch.worked_out import WorkedOut, snapshot_state
-from fleetpulse.core.laws import SUITES
+from batch.quality import facts
+from batch.quality.derived_tables import WorkedOut, snapshot_state
+from batch.quality.run import gate, refuse, run
+from fleetpulse.core.quality.suites import Suite
+from fleetpulse.core.quality.table_suites import SUITES
 from fleetpulse.core.replay import Deployment
-from fleetpulse.core.suites import Suite
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUALITY_FAILURES, QUALITY_RESULTS
-from fleetpulse.io import delta
-from fleetpulse.io.expectations import Evaluated, Expectations
-from fleetpulse.io.home import Home
-from fleetpulse.io.suite_rows import Opened, opened
-from fleetpulse.ops.quality import failed_rows, looks
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.quality.great_expectations import Evaluated, Expectations
+from fleetpulse.io.quality.suite_inputs import Opened, opened
+from fleetpulse.io.tables import tables as delta
+from fleetpulse.reports.quality import failed_rows, looks
 from tests.histories import START
 from tests.looked_at import eventful, judged_home, state_rows, write_state
 from tests.refusals import refused
@@ -227,7 +227,7 @@ def expectations(clean: Home) -> Expectations:
 
 @contextmanager
 def looked_at(home: Home) -> Iterator[tuple[Opened, WorkedOut]]:
-    judged = evidence.stand_of(home)
+    judged = facts.stand_of(home)
     with opened(home) as tables:
         yield tables, WorkedOut(home, tables, judged, snapshot_state(home))
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from batch.quality import run
+from batch.quality.run import run
 from fleetpulse.core.replay import Deployment
-from fleetpulse.io.expectations import Expectations
+from fleetpulse.io.quality.great_expectations import Expectations
 from tests.looked_at import eventful, judged_home
 
 pytestmark = [

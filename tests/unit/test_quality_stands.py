@@ -11,25 +11,25 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from batch.amend import Wanted, amend_home
-from batch.evidence import by_bronze, heads_of, is_chosen, listens_as, stand_at
-from batch.generation import Plan, is_the_running, require_emitted
-from batch.progress import Say
-from batch.quality import gate, refuse, run
-from batch.rejudging import Origin, judged_again, origin_of
-from batch.worked_out import snapshot_state
-from fleetpulse.columnar.snapshots import GROUP
-from fleetpulse.core.coverage import Coverage, Listening
+from batch.common.progress import Say
+from batch.quality.derived_tables import snapshot_state
+from batch.quality.facts import by_bronze, heads_of, is_chosen, listens_as, stand_at
+from batch.quality.rejudge import Origin, judged_again, origin_of
+from batch.quality.run import gate, refuse, run
+from batch.state.generation import Plan, is_the_running, require_emitted
+from fleetpulse.columnar.snapshot.rows import GROUP
 from fleetpulse.core.policy import Policies, parse_policy
+from fleetpulse.core.presence.coverage import Coverage, Listening
+from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment, outcome
-from fleetpulse.core.shards import Shards
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.checkpoint import Stand
-from fleetpulse.io.expectations import Expectations
-from fleetpulse.io.generations import DISCARDED, RETIRED, Generation, Generations, save_generations
-from fleetpulse.io.home import Home
-from fleetpulse.io.kept import promise
-from fleetpulse.io.suite_rows import opened
+from fleetpulse.io.checkpoints.checkpoint import Stand
+from fleetpulse.io.checkpoints.generations import DISCARDED, RETIRED, Generation, Generations, save_generations
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.retention_floor import promise
+from fleetpulse.io.quality.great_expectations import Expectations
+from fleetpulse.io.quality.suite_inputs import opened
+from fleetpulse.io.tables import tables as delta
 from tests.histories import START, positioned, row, signal
 from tests.homes import commit_batch, empty, land, shorten
 from tests.looked_at import eventful, judged_home, state_rows, write_state
@@ -270,10 +270,10 @@ def test_what_was_worked_out_beside_the_first_retention_is_not_held_against_anyb
 
     said = list[str]()
     with monkeypatch.context() as at_once:
-        at_once.setattr("batch.progress.EVERY_S", 0)
+        at_once.setattr("batch.common.progress.EVERY_S", 0)
         assert run(home, ["verdicts"], say=said.append).shut() == []
     assert [one.split(",")[0] for one in said] == ["looking: suite 1 of 1", "judging: 1 of 1 slices"]
-    monkeypatch.setattr("batch.worked_out.judged_again", beside)
+    monkeypatch.setattr("batch.quality.derived_tables.judged_again", beside)
     report = run(home, ["verdicts", "accounts", "transitions"])
     assert report.shut() == []
     reasons = {(one.suite, one.outcome, one.why) for one in report.findings()}

@@ -9,13 +9,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
-from fleetpulse.io import delta
-from fleetpulse.io.checkpoint import judged_up_to
-from fleetpulse.io.damage import DamagedError
-from fleetpulse.io.delta_log import holds_table
-from fleetpulse.io.home import Home
-from fleetpulse.ops import reports
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.delta.corruption import DamagedError
+from fleetpulse.io.delta.log import holds_table
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables as delta
 from fleetpulse.paths import ROOT
+from fleetpulse.reports import judgements
 from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
@@ -115,7 +115,8 @@ def test_what_is_judged_is_what_the_newest_committed_batch_says(tmp_path: Path) 
 
 def test_the_verbs_that_look_load_neither_spark_nor_pandas() -> None:
     script = (
-        "import sys, cli.main, cli.looking, cli.listening, cli.devices, fleetpulse.ops.reports\n"
+        "import sys, cli.app, cli.commands.inspect.status, cli.commands.inspect.listen, cli.commands.fleet.device\n"
+        "import fleetpulse.reports.judgements\n"
         "print(sorted({'pyspark', 'pandas', 'numba', 'py4j', 'paho'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -124,8 +125,8 @@ def test_the_verbs_that_look_load_neither_spark_nor_pandas() -> None:
 
 def test_a_bridge_holds_nothing_that_only_other_verbs_need() -> None:
     script = (
-        "import sys, cli.entry, cli.jobs, streaming.bridge, fleetpulse.settings\n"
-        "print(sorted({'pyspark', 'pandas', 'numba', 'deltalake', 'duckdb', 'cli.main'} & set(sys.modules)))"
+        "import sys, cli.entry, cli.commands.run.job, streaming.bridge.bridge, fleetpulse.settings\n"
+        "print(sorted({'pyspark', 'pandas', 'numba', 'deltalake', 'duckdb', 'cli.app'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -134,9 +135,9 @@ def test_a_bridge_holds_nothing_that_only_other_verbs_need() -> None:
 def test_a_backtest_loads_neither_spark_nor_pandas_and_spark_gets_pandas_back() -> None:
     script = (
         "import sys\n"
-        "from fleetpulse.io.process import do_with, do_without\n"
+        "from fleetpulse.io.system.process import do_with, do_without\n"
         "do_without('pandas')\n"
-        "import cli.backtest, batch.backtest\n"
+        "import cli.commands.batch.backtest, batch.backtest\n"
         "print(sorted({'pyspark', 'pandas', 'py4j', 'paho'} & set(sys.modules)))\n"
         "do_with('pandas')\n"
         "import pandas"
@@ -203,7 +204,7 @@ def test_files_that_cannot_hold_a_value_are_spared_and_the_others_read(tmp_path:
 def test_the_first_batch_shows_how_far_it_judged_when_every_group_says_so(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.prepare(None)
-    assert reports.frontier_ms(home, None) is None
+    assert judgements.frontier_ms(home, None) is None
     delta.create(home, JUDGEMENTS)
 
     def summary(number: int, group: int, at_ms: int | None) -> None:
@@ -211,8 +212,8 @@ def test_the_first_batch_shows_how_far_it_judged_when_every_group_says_so(tmp_pa
         delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [row]), "test", number)
 
     summary(1, 0, 5_000)
-    assert reports.frontier_ms(home, None) == 5_000
+    assert judgements.frontier_ms(home, None) == 5_000
     summary(2, 1, 3_000)
-    assert reports.frontier_ms(home, None) == 3_000
+    assert judgements.frontier_ms(home, None) == 3_000
     summary(3, 2, None)
-    assert reports.frontier_ms(home, None) is None
+    assert judgements.frontier_ms(home, None) is None

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from cli.looking import devices
-from cli.rewind import rewind
+from cli.commands.inspect.rewind import rewind
+from cli.commands.inspect.status import devices
 from fleetpulse.core.errors import Misuse
-from fleetpulse.core.messages import Row
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import DEVICES, JUDGEMENTS
 from fleetpulse.core.times import END_OF_TIME_MS, format_instant
-from fleetpulse.io import delta
-from fleetpulse.io.home import Home
-from fleetpulse.ops.rewind import Moment, life
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
+from fleetpulse.reports.time_travel import Moment, life
 from tests.histories import START, judgement_entry, registry_entries, row, signal, tick
 from tests.homes import Judged, empty, landed_home
 from tests.refusals import refused
@@ -44,13 +44,13 @@ def home(tmp_path: Path) -> Home:
     rows = _history()
     made = landed_home(tmp_path / "home", rows, DEPLOYMENT)
     for table in (JUDGEMENTS, DEVICES):
-        delta.create(made, table)
+        tables.create(made, table)
     told = replay(rows, DEPLOYMENT)
     summaries = [{"kind": "summary", "event_time_ms": START + 3_990_000, "key_group": 0, "judged_at_ms": JUDGED_MS}]
-    delta.append(
-        made, JUDGEMENTS, delta.to_table(JUDGEMENTS, [*(judgement_entry(one, JUDGED_MS) for one in told), *summaries]), "t", 1
+    tables.append(
+        made, JUDGEMENTS, tables.to_table(JUDGEMENTS, [*(judgement_entry(one, JUDGED_MS) for one in told), *summaries]), "t", 1
     )
-    delta.append(made, DEVICES, delta.to_table(DEVICES, registry_entries(rows)), "t", 1)
+    tables.append(made, DEVICES, tables.to_table(DEVICES, registry_entries(rows)), "t", 1)
     return made
 
 
@@ -151,7 +151,7 @@ def test_a_device_that_a_list_brought_in_is_in_the_mode_that_its_first_written_t
         "judged_at_ms": START,
     }
     said |= {"life_ms": START, "event_time_ms": START + 300_000, "transition_no": 2, "from_mode": "offline", "to_mode": "online"}
-    delta.append(listed, JUDGEMENTS, delta.to_table(JUDGEMENTS, [said]), "test", 1)
+    tables.append(listed, JUDGEMENTS, tables.to_table(JUDGEMENTS, [said]), "test", 1)
     moment = Moment(START + 400_000, END_OF_TIME_MS, START + 390_000)
     assert [(one["mode"], one["since_ms"], one["lasted_ms"]) for one in life(listed, "pump", moment)] == [
         ("offline", START, 300_000),

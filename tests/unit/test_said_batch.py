@@ -8,10 +8,10 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
-from fleetpulse.io import delta
-from fleetpulse.io.checkpoint import committed, stand
-from fleetpulse.io.home import Home
-from fleetpulse.io.said_batch import commit_what_was_said
+from fleetpulse.io.checkpoints.checkpoint import committed, stand
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.finish_commit import commit_what_was_said
+from fleetpulse.io.tables import tables
 from tests.histories import START, signal, tick
 from tests.homes import landed_home
 from tests.refusals import refused
@@ -30,7 +30,7 @@ def home(tmp_path: Path) -> Home:
     begin(home, 0, 0, 2)
     (home.checkpoint / "commits").mkdir()
     (home.checkpoint / "commits" / "0").write_text(f'v1\n{{"nextBatchWatermarkMs":{START + 999}}}')
-    delta.create(home, JUDGEMENTS)
+    tables.create(home, JUDGEMENTS)
     return home
 
 
@@ -42,7 +42,7 @@ def begin(home: Home, batch: int, watermark_ms: int, version: int) -> None:
 
 def say(home: Home, batch: int, query: str = QUERY) -> None:
     properties = CommitProperties(app_transactions=[Transaction(query, batch)])
-    nothing = delta.to_table(JUDGEMENTS, [])
+    nothing = tables.to_table(JUDGEMENTS, [])
     write_deltalake(str(home.table(JUDGEMENTS.name)), nothing, mode="append", commit_properties=properties)
 
 

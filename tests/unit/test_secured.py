@@ -11,9 +11,9 @@ import pytest
 import trustme
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.address import BrokerAddress, Tls, load_address, parse_broker_url, save_address
-from fleetpulse.io.mqtt import Publisher
-from fleetpulse.io.receiver import Arrived, Receiver
+from fleetpulse.io.mqtt.address import BrokerAddress, Tls, load_address, parse_broker_url, save_address
+from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.io.mqtt.subscriber import Arrived, Receiver
 
 MESSAGES, SIZE = 300, 900
 

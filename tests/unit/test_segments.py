@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from fleetpulse.io.segments import (
+from fleetpulse.io.ingest.segments import (
     SEGMENT_SCHEMA,
     Position,
     SegmentRow,

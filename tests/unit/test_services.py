@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from cli.processes import Run
-from cli.service import how_it_is
+from cli.app import app
+from cli.commands.run.service import how_it_is
+from cli.supervisor.processes import Run
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.desired import STOPPED, desire
-from fleetpulse.io.home import Home
-from fleetpulse.io.process import write_status
-from fleetpulse.io.services import Service, in_use, runs, served, services
+from fleetpulse.io.home.desired_state import STOPPED, desire
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.services import Service, in_use, runs, served, services
+from fleetpulse.io.system.process import write_status
 from tests.refusals import refused
 
 

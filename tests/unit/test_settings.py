@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.sizes import size_of
+from cli.common.session_size import size_of
 from fleetpulse.core.replay import Deployment
-from fleetpulse.io.home import Home
-from fleetpulse.io.spark import Size, settings
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.spark.session import Size, settings
 from fleetpulse.settings import load_settings
 from tests.refusals import refused
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from fleetpulse.core.judgements import compared
-from fleetpulse.core.messages import Row
 from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.presence.shards import EVERY_SITE, MAX_NAMED_SITES, Scope, Shards, served_sites
 from fleetpulse.core.replay import Deployment, outcome
-from fleetpulse.core.shards import EVERY_SITE, MAX_NAMED_SITES, Scope, Shards, served_sites
+from fleetpulse.core.rows import Row
 from tests.histories import START, changes, positioned, row, signal, tick
 from tests.property.test_laws import in_batches
 

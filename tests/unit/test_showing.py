@@ -11,17 +11,17 @@ import duckdb
 import pytest
 from rich.console import Console
 
-from cli.looking import status, transitions
-from cli.screen import Screen
+from cli.commands.inspect.status import status, transitions
+from cli.supervisor.screen import Screen
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, QUARANTINE, STREAM_HEALTH
-from fleetpulse.io import delta
-from fleetpulse.io.address import BrokerAddress
-from fleetpulse.io.process import write_status
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.system.process import write_status
+from fleetpulse.io.tables import tables
 from tests.homes import empty
 
 if TYPE_CHECKING:
-    from cli.processes import Run
+    from cli.supervisor.processes import Run
 
 pytestmark = pytest.mark.unit
 TOLD: Final[dict[str, Any]] = {"kind": "transition", "event_time_ms": 5, "life_ms": 1, "transition_no": 1, "trigger": "signal"}
@@ -32,15 +32,17 @@ def test_a_screen_whose_tables_cannot_be_read_shows_what_it_had_and_says_so(
 ) -> None:
     home = empty(tmp_path / "home", Deployment())
     run = SimpleNamespace(home=home, status=lambda name: {})
-    monkeypatch.setattr("cli.screen._REFRESH_S", 0)
-    monkeypatch.setattr("cli.screen._COUNTED_S", 0)
+    monkeypatch.setattr("cli.supervisor.screen._REFRESH_S", 0)
+    monkeypatch.setattr("cli.supervisor.screen._COUNTED_S", 0)
     screen = Screen(cast("Run", run), BrokerAddress("127.0.0.1", 1))
-    monkeypatch.setattr("cli.screen.judged_ms", lambda home: None)
-    monkeypatch.setattr("cli.screen.reports.frontier_ms", lambda home, judged: None)
-    delta.append(home, QUARANTINE, delta.to_table(QUARANTINE, [{"received_at_ms": 1, "topic": "t", "reason": "json"}]), "test", 1)
+    monkeypatch.setattr("cli.supervisor.screen.judged_ms", lambda home: None)
+    monkeypatch.setattr("cli.supervisor.screen.judgements.frontier_ms", lambda home, judged: None)
+    tables.append(
+        home, QUARANTINE, tables.to_table(QUARANTINE, [{"received_at_ms": 1, "topic": "t", "reason": "json"}]), "test", 1
+    )
     assert "1 quarantined" in _shown(screen)
     with monkeypatch.context() as broken:
-        broken.setattr("cli.screen.present.counts_of", lambda *_: _no_room())
+        broken.setattr("cli.supervisor.screen.devices.counts_of", lambda *_: _no_room())
         assert "1 quarantined" in _shown(screen)
         assert "the figures are those of before: no room" in _shown(screen)
     assert "those of before" not in _shown(screen)
@@ -74,7 +76,7 @@ def test_status_rates_the_newest_batch_and_says_what_its_time_went_into(
     bad = {**good, "began_at_ms": 1_700_000_001_000, "batch_id": 2}
     bad |= {"state_bytes": 2_000_000_000, "checkpoint_ms": 31_000, "state_memory_bytes": 5_000_000_000, "state_update_us": 51_000}
     for number, row in enumerate((good, bad), 1):
-        delta.append(home, STREAM_HEALTH, delta.to_table(STREAM_HEALTH, [row]), "test", number)
+        tables.append(home, STREAM_HEALTH, tables.to_table(STREAM_HEALTH, [row]), "test", number)
         status(home.path)
         shown = capsys.readouterr().out
         assert ": 2,000 ms (looking for rows 20, planning 600, judging and writing 1,300) for 500 rows" in shown
@@ -106,7 +108,7 @@ def test_who_follows_is_told_of_each_verdict_once_also_of_one_that_was_judged_be
 
     def commit(*told: tuple[str, int]) -> None:
         rows = [{**TOLD, "device_id": device_id, "judged_at_ms": judged_s * 1_000} for device_id, judged_s in told]
-        delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "test", next(numbers))
+        tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, rows), "test", next(numbers))
 
     def sleep(_: float) -> None:
         told = next(commits, None)
@@ -116,7 +118,7 @@ def test_who_follows_is_told_of_each_verdict_once_also_of_one_that_was_judged_be
             commit(*told)
 
     commit(("a", 50), ("old", 1))
-    monkeypatch.setattr("cli.looking.time.sleep", sleep)
+    monkeypatch.setattr("cli.commands.inspect.status.time.sleep", sleep)
     transitions(home=home.path, follow=True, json_lines=True)
     assert [json.loads(line)["device_id"] for line in capsys.readouterr().out.splitlines()] == [
         "a",

@@ -9,16 +9,16 @@ from deltalake import DeltaTable
 from pyspark.errors import PySparkException
 from typer.testing import CliRunner
 
-from cli.main import app
+from cli.app import app
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
-from fleetpulse.io import snapshot_table
-from fleetpulse.io.home import Home
-from fleetpulse.io.needs import needs
-from fleetpulse.io.snapshot_table import NOTE_FORM, files_of, find_snapshot, is_whole, shown_snapshot, snapshots
-from fleetpulse.io.stored_state import blaming_snapshot
-from fleetpulse.io.tidying import DAY_MS, kept_versions
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.state_reader import blaming_snapshot
+from fleetpulse.io.maintenance.readers import needs
+from fleetpulse.io.maintenance.vacuum import DAY_MS, kept_versions
+from fleetpulse.io.tables import snapshots as snapshot_table
+from fleetpulse.io.tables.snapshots import NOTE_FORM, files_of, find_snapshot, is_whole, shown_snapshot, snapshots
 from tests.homes import empty, take_snapshot
 from tests.refusals import refused
 

@@ -6,8 +6,8 @@ import pytest
 
 from bench.load import Load
 from bench.soak import BOUNDS, Bound, plan, row_of, trend
-from fleetpulse.core.messages import Clock, Kind, Row
 from fleetpulse.core.replay import Deployment, Outcome, outcome
+from fleetpulse.core.rows import Clock, Kind, Row
 from tests.histories import stored_rows
 from tests.refusals import refused
 

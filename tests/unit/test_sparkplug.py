@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from fleetpulse.core.decoding import MAX_PAYLOAD_BYTES, Rejection
-from fleetpulse.core.gateways import Gateways
-from fleetpulse.core.messages import Clock, GatewayEvent, Kind, Origin, Row
-from fleetpulse.core.sparkplug import COMPRESSED, FILTERS, MAX_METRICS, is_command
-from fleetpulse.io.sparkplug.codec import decode_any, decode_sparkplug
-from fleetpulse.io.sparkplug.sparkplug_b_pb2 import Payload
+from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, Rejection
+from fleetpulse.core.messages.sparkplug import COMPRESSED, FILTERS, MAX_METRICS, is_command
+from fleetpulse.core.presence.gateways import Gateways
+from fleetpulse.core.rows import Clock, GatewayEvent, Kind, Origin, Row
+from fleetpulse.io.mqtt.sparkplug.codec import decode_any, decode_sparkplug
+from fleetpulse.io.mqtt.sparkplug.sparkplug_b_pb2 import Payload
 
 NOW = 1_700_000_000_000
 TYPES = {"int_value": 7, "long_value": 8, "float_value": 9, "double_value": 10, "boolean_value": 11, "string_value": 12}

@@ -7,9 +7,9 @@ import pytest
 
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
-from fleetpulse.io.compaction import DAY_MS
-from fleetpulse.io.home import Home
-from fleetpulse.ops import reports
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.maintenance.compaction import DAY_MS
+from fleetpulse.reports import judgements
 from tests.histories import START, row, signal, tick
 from tests.homes import Judged, empty, shorten
 
@@ -31,7 +31,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def _standing(home: Home, device_id: str) -> dict[str, Any]:
-    found = reports.standing(home, device_id, NEWEST_MS)
+    found = judgements.standing(home, device_id, NEWEST_MS)
     assert found is not None
     return found.summary
 
@@ -41,7 +41,7 @@ def test_what_retention_removed_does_not_make_a_device_younger(home: Home) -> No
     shorten(home, 2, DAY_MS)
     after = _standing(home, "d")
     assert after["life_ms"] == before["life_ms"] == START + 10_000
-    assert after["runtime_ms"] == reports.transitions(home, "d")[-1]["runtime_ms"] == 50_000
+    assert after["runtime_ms"] == judgements.transitions(home, "d")[-1]["runtime_ms"] == 50_000
     assert after["due_offline_at_ms"] == before["due_offline_at_ms"] == START + (LATER_S + 90) * 1000
     assert after["judged_up_to_ms"] == before["judged_up_to_ms"]
     assert "reboots" in before

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from fleetpulse.io.address import BrokerAddress
-from fleetpulse.io.receiver import Arrived
-from fleetpulse.io.segments import list_segments, read_segment
-from streaming.bridge import Bridge, BridgeSettings
-from streaming.wall import HOLDS_MS, SET_FORWARD, STEP_MS, Wall
+from fleetpulse.io.ingest.segments import list_segments, read_segment
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.subscriber import Arrived
+from streaming.bridge.bridge import Bridge, BridgeSettings
+from streaming.bridge.clock import HOLDS_MS, SET_FORWARD, STEP_MS, Wall
 from tests.lines import Records
 
 pytestmark = pytest.mark.unit
@@ -32,8 +32,8 @@ class Clocks:
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     made = Clocks()
-    monkeypatch.setattr("streaming.wall.wall_clock_ms", lambda: made.wall_ms)
-    monkeypatch.setattr("streaming.wall._steady_ms", lambda: made.steady_ms)
+    monkeypatch.setattr("streaming.bridge.clock.wall_clock_ms", lambda: made.wall_ms)
+    monkeypatch.setattr("streaming.bridge.clock._steady_ms", lambda: made.steady_ms)
     return made
 
 

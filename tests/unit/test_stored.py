@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from fleetpulse.columnar.blocks import is_signal, signals_to_batch
-from fleetpulse.columnar.forms import STORED_FORM, WRITTEN_FORMS
-from fleetpulse.columnar.group import KeyGroup, begin
-from fleetpulse.columnar.waiting import waiting_to_plain
-from fleetpulse.core.messages import Row
+from fleetpulse.columnar.codec.arrow import is_signal, signals_to_batch
+from fleetpulse.columnar.codec.versions import STORED_FORM, WRITTEN_FORMS
+from fleetpulse.columnar.fold.key_group import KeyGroup, begin
+from fleetpulse.columnar.fold.pending import waiting_to_plain
 from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Row
 from fleetpulse.paths import ROOT
 from tests.histories import GRID_S, any_own_row, any_policy, any_signal, as_the_bridge_says, for_every_group, row, signal
 from tests.refusals import refused

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 from deltalake import DeltaTable
 
-from fleetpulse.core.health import Beside, Progress, to_row
+from fleetpulse.core.monitoring.health import Beside, Progress, to_row
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
-from fleetpulse.io import delta
-from fleetpulse.io.home import Home
-from fleetpulse.io.stream_health import StreamHealth, _progress_since, rows_between, tidy
-from fleetpulse.ops import reports
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.stream_health import StreamHealth, _progress_since, rows_between, tidy
+from fleetpulse.reports import judgements
 from tests.histories import recorded_progress
 
 
@@ -44,8 +44,8 @@ def _progress(batch: int, run: str) -> Recorded:
 def _home(tmp_path: Path) -> Home:
     home = Home(tmp_path / "home")
     home.prepare(None)
-    delta.create(home, JUDGEMENTS)
-    delta.create(home, MESSAGES)
+    tables.create(home, JUDGEMENTS)
+    tables.create(home, MESSAGES)
     return home
 
 
@@ -59,7 +59,7 @@ def _follow(home: Home, run: str, remembered: list[int], limit_s: float = 10.0) 
 
 
 def _written(home: Home) -> list[tuple[str, int]]:
-    rows = delta.query(home, "SELECT run_id, batch_id FROM stream_health ORDER BY batch_id, run_id", tables=["stream_health"])
+    rows = tables.query(home, "SELECT run_id, batch_id FROM stream_health ORDER BY batch_id, run_id", tables=["stream_health"])
     return [(row["run_id"], row["batch_id"]) for row in rows]
 
 
@@ -87,7 +87,7 @@ def test_a_query_is_asked_for_all_that_it_remembers_only_where_several_batches_a
 def test_rows_that_were_read_are_written_when_the_query_can_no_longer_be_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleetpulse.io.stream_health._EVERY_S", 0.05)
+    monkeypatch.setattr("fleetpulse.io.tables.stream_health._EVERY_S", 0.05)
     home = _home(tmp_path)
     asked = threading.Event()
 
@@ -108,13 +108,13 @@ def test_rows_that_were_read_are_written_when_the_query_can_no_longer_be_asked(
 
 def test_the_newest_batch_is_that_of_the_checkpoint_whatever_the_clock_said(tmp_path: Path) -> None:
     home = _home(tmp_path)
-    delta.create(home, STREAM_HEALTH)
+    tables.create(home, STREAM_HEALTH)
     usual = to_row(Progress(recorded_progress("compaction")), Beside(1))
     hour_ms = 3_600_000
     stands = [(1, 7, 9 * hour_ms), (2, 0, 5 * hour_ms), (2, 1, 2 * hour_ms)]  # the clock is set back again and again
     rows = [{**usual, "generation": number, "batch_id": batch, "began_at_ms": at_ms} for number, batch, at_ms in stands]
-    delta.append(home, STREAM_HEALTH, delta.to_table(STREAM_HEALTH, rows), "run", 1)
-    told = reports.health(home, batches=2)
+    tables.append(home, STREAM_HEALTH, tables.to_table(STREAM_HEALTH, rows), "run", 1)
+    told = judgements.health(home, batches=2)
     assert told is not None
     assert (told["newest"]["generation"], told["newest"]["batch_id"]) == (2, 1)
 
@@ -140,28 +140,28 @@ def test_a_progress_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> Non
 
 def test_old_rows_and_small_files_go(tmp_path: Path) -> None:
     home = _home(tmp_path)
-    delta.create(home, STREAM_HEALTH)
+    tables.create(home, STREAM_HEALTH)
     before_ms = 1_700_000_000_000
     for batch, at_ms in enumerate([before_ms - 1, before_ms, before_ms + 1]):
         row = {**to_row(Progress(recorded_progress("first")), Beside(1)), "batch_id": batch, "began_at_ms": at_ms}
-        delta.append(home, STREAM_HEALTH, delta.to_table(STREAM_HEALTH, [row]), "run", batch + 1)
+        tables.append(home, STREAM_HEALTH, tables.to_table(STREAM_HEALTH, [row]), "run", batch + 1)
     path = home.table(STREAM_HEALTH.name)
     tidy(path, before_ms)
     assert [batch for _, batch in _written(home)] == [1, 2]
     assert len(DeltaTable(str(path)).file_uris()) == 1
-    assert delta.landed(home, STREAM_HEALTH, "run") == 3
+    assert tables.landed(home, STREAM_HEALTH, "run") == 3
 
 
 def test_a_run_tidies_once_in_so_many_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetpulse.io.stream_health._COMMITS", 3)
+    monkeypatch.setattr("fleetpulse.io.tables.stream_health._COMMITS", 3)
     home = _home(tmp_path)
-    delta.create(home, STREAM_HEALTH)
+    tables.create(home, STREAM_HEALTH)
     health = StreamHealth(home, 1)
     version, files = -1, []
     for batch in range(4):
         row = {**to_row(Progress(recorded_progress("first")), Beside(1)), "batch_id": batch}
         row["began_at_ms"] = round(time.time() * 1000)
-        delta.append(home, STREAM_HEALTH, delta.to_table(STREAM_HEALTH, [row]), "run", batch + 1)
+        tables.append(home, STREAM_HEALTH, tables.to_table(STREAM_HEALTH, [row]), "run", batch + 1)
         version = health._tidy(version)
         files.append(len(DeltaTable(str(home.table(STREAM_HEALTH.name))).file_uris()))
     assert files[:3] == [1, 2, 1]
@@ -178,14 +178,14 @@ def test_rows_are_counted_from_the_log_as_far_as_it_goes(tmp_path: Path) -> None
 
 def test_the_report_rates_the_newest_figure_and_tells_the_worst(tmp_path: Path) -> None:
     home = _home(tmp_path)
-    assert reports.health(home) is None
-    delta.create(home, STREAM_HEALTH)
+    assert judgements.health(home) is None
+    tables.create(home, STREAM_HEALTH)
     rows = []
     for batch, size in enumerate([6_000_000_000, 1_000_000_000, 999_999_999]):
         row = to_row(Progress(recorded_progress("compaction")), Beside(1, devices={"online": batch}))
         rows.append({**row, "batch_id": batch, "state_bytes": size, "state_update_us": 7 if batch < 2 else None})
-    delta.append(home, STREAM_HEALTH, delta.to_table(STREAM_HEALTH, rows), "run", 3)
-    told = reports.health(home)
+    tables.append(home, STREAM_HEALTH, tables.to_table(STREAM_HEALTH, rows), "run", 3)
+    told = judgements.health(home)
     assert told is not None
     by_metric = {one["metric"]: one for one in told["rated"]}
     assert (by_metric["state size"]["rating"], by_metric["state size"]["worst"]) == ("good", 6_000_000_000)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.airflow_environment import USERS, environment, folder, passwords
-from cli.beside import Beside, airflow_port
-from cli.processes import Job, Run
-from fleetpulse.core.supervision import (
+from cli.supervisor.airflow_env import USERS, environment, folder, passwords
+from cli.supervisor.processes import Job, Run
+from cli.supervisor.sidecars import Beside, airflow_port
+from fleetpulse.core.monitoring.supervision import (
     FIRST_WAIT_MS,
     LONGEST_CHANGE_MS,
     LONGEST_WAIT_MS,
@@ -21,12 +21,12 @@ from fleetpulse.core.supervision import (
     Standing,
     decide,
 )
-from fleetpulse.io.desired import RUNNING, STOPPED, desire, desired
-from fleetpulse.io.home import Home
-from fleetpulse.io.process import GIVEN_UP, read_status, write_status
-from fleetpulse.io.segments import SegmentRow, rows_table, write_segment
-from fleetpulse.ops.supervision import look_after
+from fleetpulse.io.home.desired_state import RUNNING, STOPPED, desire, desired
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.ingest.segments import SegmentRow, rows_table, write_segment
+from fleetpulse.io.system.process import GIVEN_UP, read_status, write_status
 from fleetpulse.paths import ROOT
+from fleetpulse.reports.supervisor import look_after
 from tests.homes import commit_batch
 from tests.refusals import refused
 

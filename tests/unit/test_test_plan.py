@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from cli.test_plan import (
+from cli.dev.test_plan import (
     APART,
     LAYERS,
     Budget,

@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli.test_plan import Finished, Form, Part, choose
-from cli.test_run import IDLE_S, IdleCores, Scheduler, Screen, files_of
+from cli.dev.test_plan import Finished, Form, Part, choose
+from cli.dev.test_run import IDLE_S, IdleCores, Scheduler, Screen, files_of
 from fleetpulse.paths import ROOT
 
 pytestmark = pytest.mark.unit

@@ -6,19 +6,19 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from batch.unsaid import require_since, where_it_stopped
+from batch.state.recover import require_since, where_it_stopped
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io import delta
-from fleetpulse.io.belonging import mark_own, require_own, require_own_if_read
-from fleetpulse.io.checkpoint import committed, partitions_of
-from fleetpulse.io.damage import DamagedError
-from fleetpulse.io.generations import PRUNED, RETIRED, Generation, Generations, save_generations
-from fleetpulse.io.home import Home
-from fleetpulse.io.kept import promise
-from fleetpulse.io.needs import needs
-from fleetpulse.io.snapshot_table import find_snapshot
-from fleetpulse.io.unsaid import say_unsaid, unsaid_path
+from fleetpulse.io.checkpoints.checkpoint import committed, partitions_of
+from fleetpulse.io.checkpoints.generations import PRUNED, RETIRED, Generation, Generations, save_generations
+from fleetpulse.io.delta.corruption import DamagedError
+from fleetpulse.io.home.checkpoint_ownership import mark_own, require_own, require_own_if_read
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.retention_floor import promise
+from fleetpulse.io.maintenance.readers import needs
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.outbox import say_unsaid, unsaid_path
+from fleetpulse.io.tables.snapshots import find_snapshot
 from tests.homes import commit_batch, empty, take_snapshot
 from tests.refusals import refused
 
@@ -37,18 +37,18 @@ def home(tmp_path: Path) -> Home:
 
 
 def _said(home: Home, batch: int) -> None:
-    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, []), "the job", batch)
+    tables.append(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, []), "the job", batch)
 
 
 def _to_say(home: Home, count: int) -> Path:
     path = unsaid_path(home.checkpoint)
     rows = [{"kind": "transition", "device_id": f"d{number}", "generation": 1, "judged_at_ms": 1} for number in range(count)]
-    pq.write_table(delta.to_table(JUDGEMENTS, rows), path, row_group_size=2)
+    pq.write_table(tables.to_table(JUDGEMENTS, rows), path, row_group_size=2)
     return path
 
 
 def _devices(home: Home) -> list[str]:
-    return [row["device_id"] for row in delta.query(home, "SELECT device_id FROM judgements ORDER BY ALL")]
+    return [row["device_id"] for row in tables.query(home, "SELECT device_id FROM judgements ORDER BY ALL")]
 
 
 def test_what_is_to_be_said_is_said_once(home: Home) -> None:
@@ -63,8 +63,8 @@ def test_killed_between_any_two_commits_the_next_says_the_rest(home: Home, lande
     path = _to_say(home, 5)
     with pq.ParquetFile(path) as file:
         for number in range(landed):
-            rows = file.read_row_group(number).cast(delta.arrow_schema(JUDGEMENTS))
-            delta.append(home, JUDGEMENTS, rows, path.stem, number + 1)
+            rows = file.read_row_group(number).cast(tables.arrow_schema(JUDGEMENTS))
+            tables.append(home, JUDGEMENTS, rows, path.stem, number + 1)
     say_unsaid(home, 1)
     assert _devices(home) == ["d0", "d1", "d2", "d3", "d4"]
 

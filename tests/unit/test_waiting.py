@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fleetpulse.columnar.blocks import batch_to_rows, rows_to_batch
-from fleetpulse.columnar.waiting import MOST, MOST_MOVING, Waiting
-from fleetpulse.core.messages import Row
+from fleetpulse.columnar.codec.arrow import batch_to_rows, rows_to_batch
+from fleetpulse.columnar.fold.pending import MOST, MOST_MOVING, Waiting
+from fleetpulse.core.rows import Row
 from tests.histories import START, row
 
 pytestmark = pytest.mark.unit

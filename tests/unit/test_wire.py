@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetpulse.columnar.blocks import signals_to_batch
-from fleetpulse.columnar.wire import from_wire, to_wire
-from fleetpulse.core.messages import FROM_DEVICES, Clock, Kind, Row
+from fleetpulse.columnar.codec.arrow import signals_to_batch
+from fleetpulse.columnar.codec.wire import from_wire, to_wire
+from fleetpulse.core.rows import FROM_DEVICES, Clock, Kind, Row
 
 INT64 = st.integers(-(2**62), 2**62)
 WORDS = st.none() | st.text(max_size=5)

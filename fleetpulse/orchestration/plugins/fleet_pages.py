@@ -2,8 +2,8 @@
 
 from airflow.plugins_manager import AirflowPlugin
 
+from fleetpulse.orchestration.config import PLACE
 from fleetpulse.orchestration.pages import PREFIX, DataDocsLink, Pages, ReportLink
-from fleetpulse.orchestration.place import PLACE
 
 
 class FleetPages(AirflowPlugin):

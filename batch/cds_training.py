@@ -1,0 +1,77 @@
+"""What Spark does for us, done once in small: the job judges a message, and its state is copied and moved to another shape.
+
+A process of its own runs it, `python -m batch.cds_training FOLDER ARCHIVE`: what it loads, the JVM writes down when it ends.
+"""
+
+import os
+import signal
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from batch.common.progress import silent
+from batch.state import snapshot
+from batch.state.generation import await_end
+from batch.state.operations import Work, rescale
+from fleetpulse.core.messages.decode import decode
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Origin, Row, hash64
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io.home.home import KEY_GROUPS, Home
+from fleetpulse.io.lifecycle.query import start
+from fleetpulse.io.spark.cds_archive import making
+from fleetpulse.io.spark.session import OPTIONS, Size, settings, spark_session
+from fleetpulse.io.system.process import Stop
+from fleetpulse.io.tables import tables
+
+_WRITTEN_S: Final = 240.0  # what was loaded: a few seconds where nothing else runs
+_AT_MS: Final = 1_700_000_000_000
+
+
+def rehearse(folder: Path, archive: Path) -> None:
+    """Judge, copy and move; the JVM writes the classes of it to a file when it ends.
+
+    Args:
+        folder: an empty one, which goes afterwards.
+        archive: the file.
+    """
+    home, local = Home(folder / "home"), folder / "spark"
+    home.prepare(Deployment(1_000))
+    tables.create(home, MESSAGES)
+    tables.append(home, MESSAGES, _messages(), "rehearsal", 1)
+    quick = "-XX:TieredStopAtLevel=1"  # what its second compiler made would be thrown away with it
+    extra = {OPTIONS: f"{settings(local, Size())[OPTIONS]} {quick} {making(archive)}"}
+    spark = spark_session("fleetpulse-rehearsal", local_dir=local, extra=extra)
+    await_end(start(spark, home, None))
+    snapshot.take(spark, home, None, silent)
+    with home.state_held("fleet fetch"):
+        rescale(Work(spark, home, silent), KEY_GROUPS + 1)
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - pyspark has no other way to its process
+    spark.stop()
+    gateway.proc.stdin.close()  # by which it ends
+    if ended := gateway.proc.wait(_WRITTEN_S):
+        raise SystemExit(f"Java ended with {ended} and wrote nothing that is whole")
+
+
+def _messages() -> pa.Table:
+    row = decode("fleet/site/device/error", b'{"code": "E1"}', _AT_MS, Origin.MQTT)
+    assert isinstance(row, Row), "an error needs no more than a code"
+    arrival = {"device_hash": hash64(row.device_id), "origin": "replay", "bridge": "rehearsal", "segment": 1}
+    return tables.to_table(MESSAGES, [{**asdict(row), **arrival}])
+
+
+def _end_with(parent: int) -> None:
+    """End when the process that began this has, however it did: with the JVM, which would else go on and write."""
+    gone = Stop(parent)
+    while not gone.wait(1):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    rehearse(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,100 @@
+"""The Spark session of a job that ends, in a folder of its own that goes with it."""
+
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote
+
+from pyspark.sql import SparkSession
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.checkpoints.checkpoint import relocate_each
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.spark.session import Size, spark_session
+from fleetpulse.io.system.locks import held, holder
+
+_PREFIX = "batch-"
+_LOCK = "lock"
+
+
+@contextmanager
+def batch_session(home: Home, size: Size) -> Iterator[SparkSession]:
+    """Give a session beside the lifecycle job's; what one that was killed has left behind is removed.
+
+    Args:
+        home: in whose folder it writes what it can lose.
+        size: what it may take of the machine.
+    """
+    with _own_folder(home.path / "spark") as own:
+        with _into(home.logs / "batch.log"):
+            session = spark_session("fleetpulse-batch", local_dir=own, size=size)
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+@contextmanager
+def _own_folder(place: Path) -> Iterator[Path]:
+    """Give a folder that is one's own while its lock is held; those whose locks nobody holds are left over, and removed."""
+    place.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as ours:
+        with (place / "batch.lock").open("a") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)  # one that is made and not yet locked must not be taken for one that is left over
+            for left in place.glob(f"{_PREFIX}*"):
+                if holder(left / _LOCK) is None:
+                    shutil.rmtree(left, ignore_errors=True)
+            own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+            ours.callback(shutil.rmtree, own, ignore_errors=True)
+            ours.enter_context(held(own / _LOCK, "a session", partial(FleetError, code="session-in-use")))
+        yield own
+
+
+@contextmanager
+def plainly_named(home: Home) -> Iterator[Home]:
+    """Give a home by a path that is the same as an address: Spark's doors to state look for ``a%20b`` where it is ``a b``."""
+    real = str(home.path.resolve())
+    if quote(real) == real:
+        yield home
+        return
+    with tempfile.TemporaryDirectory(prefix="fleet-") as place:
+        link = Path(place) / "home"
+        link.symlink_to(real)
+        try:
+            yield Home(link)
+        except FleetError as error:
+            error.args = (str(error).replace(str(link), str(home.path)),)
+            raise
+        finally:
+            relocate_each(home.lifecycle)
+
+
+def told_of(error: Exception) -> str:
+    """Return the sentence of Spark's that says most: the innermost cause that has one."""
+    lines = [line.strip(": ") for line in str(error).splitlines() if not line.startswith("An error occurred while calling")]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    telling = [line for line in causes if "FleetError" in line] or causes[-1:] or lines[:1] or ["it says nothing"]
+    return telling[0].rpartition("FleetError: ")[2][:400]
+
+
+@contextmanager
+def _into(log: Path) -> Iterator[None]:
+    """Let what is started meanwhile write to a log: the JVM and its workers keep it; the command's words stay its own."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    kept = os.dup(1), os.dup(2)
+    with log.open("ab") as file:
+        try:
+            for number in (1, 2):
+                os.dup2(file.fileno(), number)
+            yield
+        finally:
+            for number, own in enumerate(kept, 1):
+                os.dup2(own, number)
+                os.close(own)

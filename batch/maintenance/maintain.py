@@ -1,0 +1,232 @@
+"""Maintenance: tables and logs are kept small while everything runs, and nothing goes that somebody still needs.
+
+Rule 1: rows are promised to be gone (`kept.promise`) before the first one goes.
+Rule 2: every step may be broken off by kill -9 and done again; the next maintenance takes away what it left.
+Rule 3: a step that others are in the way of is left for the next time: the jobs go first.
+Rule 4: a full disk stops what writes, and nothing that deletes.
+Rule 5: ages of rows count back from the newest one, or from now where a clock that was ahead has stamped that one.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from batch.maintenance.plan import AHEAD_MS, BUSY, Keep, Step, ahead, as_room_allows, since
+from batch.maintenance.retention import remove_aged
+from batch.state.prune import going, prune
+from fleetpulse.core.tables import (
+    DEVICE_SNAPSHOTS,
+    JUDGEMENTS,
+    MESSAGES,
+    TABLES,
+)
+from fleetpulse.core.times import format_instant
+from fleetpulse.io.checkpoints.generations import checkpoint_of, left_over, load_generations
+from fleetpulse.io.delta.compacted import FOLDER
+from fleetpulse.io.delta.log import holds_table
+from fleetpulse.io.home.exclusive import keeping_makers_out, maintaining
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.retention_floor import promise
+from fleetpulse.io.maintenance import compaction, disk_cleanup, vacuum
+from fleetpulse.io.maintenance.readers import Need, floor, judged_through, needs
+from fleetpulse.io.spark import scratch
+
+_WAYS_BACK: Final = 1  # generations that no longer run and stay, however old
+_COMMITTED_MS: Final = 600_000  # landing makes one in milliseconds, beside this
+_OURS_ASIDE: Final = re.compile(r"\.\d{20}\.json\.[0-9a-f]{32}\.tmp")
+_REPLACED_MS: Final = {JUDGEMENTS.name: vacuum.HOUR_MS}  # each reader opens its log, which names replaced files until then
+
+
+def maintain(
+    home: Home, keep: Keep, *, dry_run: bool, now_s: float | None = None, say: Callable[[str], None] = lambda _: None
+) -> Iterator[Step]:
+    """Do, step by step, what is to be done; each step is yielded when it is done.
+
+    Args:
+        home: the home; its jobs may run.
+        keep: for how long what is kept.
+        dry_run: change nothing, and say what would be done.
+        now_s: the time, as files have it.
+        say: told what is waited for.
+
+    Raises:
+        FleetError: another is at work for too long, see `making.maintaining`, or it is not known what somebody needs.
+    """
+    with maintaining(home, say):
+        now_s = time.time() if now_s is None else now_s
+        now_ms = int(now_s * 1000)
+        there = [path for path in sorted((home.path / "tables").glob("*")) if holds_table(path)]
+        if not dry_run:
+            _remove_aside(there, now_s)
+        yield from as_room_allows("checkpoints", _generations(home, keep, now_ms, say, dry_run=dry_run))
+        wanted = needs(home)
+        if home.table(DEVICE_SNAPSHOTS.name) in there:
+            yield from _thin_out(home, keep, now_ms, dry_run=dry_run)
+            wanted = needs(home)
+        if home.table(MESSAGES.name) in there:
+            yield from as_room_allows(MESSAGES.name, _bronze(home, keep, wanted, now_ms, dry_run=dry_run))
+        yield from remove_aged(home, keep, there, now_ms, dry_run=dry_run)
+        known = {table.name for table in TABLES} - {MESSAGES.name, DEVICE_SNAPSHOTS.name}
+        for path in there:
+            if path.name in known:
+                yield from as_room_allows(path.name, _join(path, dry_run=dry_run))
+        for path in there:
+            yield from _delete(home, path, keep, wanted, now_s, dry_run=dry_run)
+        yield from _beside(home, keep, now_s, dry_run=dry_run)
+
+
+def _remove_aside(there: list[Path], now_s: float) -> None:
+    """Remove what a maintenance that was killed was still writing, for there is no other, and commits nobody makes any more."""
+    for path in there:
+        begun = disk_cleanup.old_files(path / "_delta_log", _COMMITTED_MS, now_s)
+        for leftover in [*(path / FOLDER).glob(".*.tmp"), *(each for each in begun if _OURS_ASIDE.fullmatch(each.name))]:
+            leftover.unlink(missing_ok=True)
+
+
+def _generations(home: Home, keep: Keep, now_ms: int, say: Callable[[str], None], *, dry_run: bool) -> Iterator[Step]:
+    """Prune old generations that no longer run: each holds bronze back. The job's hold on its own is not in the way of that."""
+    if keep.generations_ms is None:
+        return
+    before_ms = now_ms - keep.generations_ms
+    record = load_generations(home.lifecycle)
+    if not going(record, _WAYS_BACK, before_ms) and not left_over(home.lifecycle, record):
+        return
+    with keeping_makers_out(home, "fleet maintain") as other:
+        if other:
+            yield Step("checkpoints", "hold", note=f"old generations stay until the next maintenance: {other} is at work")
+            return
+        record = load_generations(home.lifecycle)
+        doomed = [(number, *_size(checkpoint_of(home.lifecycle, number))) for number in going(record, _WAYS_BACK, before_ms)]
+        prune(home, _WAYS_BACK, say, dry=dry_run, before_ms=before_ms)
+    for number, files, size in doomed:
+        retired = format_instant(record.retired_at_ms(number) or 0)
+        yield Step("checkpoints", "delete", files, size, note=f"of generation {number}, retired {retired}")
+
+
+def _size(folder: Path) -> tuple[int, int]:
+    """Return how many files a folder has, and how large they are together."""
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    return len(sizes), sum(sizes)
+
+
+def _bronze(home: Home, keep: Keep, wanted: list[Need], now_ms: int, *, dry_run: bool) -> Iterator[Step]:
+    table = home.table(MESSAGES.name)
+    planned = compaction.plan(table, wanted, keep.messages_ms, now_ms)
+    if planned is None:
+        return
+    first, oldest = planned.held_by, min(wanted, key=lambda need: need.version)
+    yield Step(MESSAGES.name, "hold", note=f"{first.who} needs version {first.version} and those after it as they are")
+    if oldest.version < first.version:
+        yield Step(MESSAGES.name, "hold", note=f"{oldest.who} needs the rows of version {oldest.version} and those after it")
+    if planned.newest_ms > now_ms + AHEAD_MS and keep.messages_ms is not None:
+        note = f"{ahead(planned.newest_ms)}; what landed with that row and after it stays until then"
+        yield Step(MESSAGES.name, "hold", note=note)
+    if planned.drop:
+        yield _drop(home, table, planned, now_ms, dry_run=dry_run)
+    for group in planned.merges:
+        parts = [part for unit in group for part in unit.parts]
+        note = f"versions {group[0].begin} to {group[-1].end - 1}"
+        if not dry_run and compaction.put_together(table, group) is None:
+            note = BUSY
+        yield Step(MESSAGES.name, "join", len(parts), sum(one.size_bytes for one in parts), sum(one.rows for one in parts), note)
+
+
+def _drop(home: Home, table: Path, planned: compaction.Plan, now_ms: int, *, dry_run: bool) -> Step:
+    parts = [part for unit in planned.drop for part in unit.parts]
+    note = since(f"received before {format_instant(planned.cutoff_ms)}", planned.newest_ms, now_ms)
+    rows = compaction.doomed(table, planned)
+    if not dry_run:
+        promise(home, MESSAGES.name, planned.cutoff_ms)
+        if compaction.cut_off(table, planned) is None:
+            note, rows = BUSY, 0
+    return Step(MESSAGES.name, "remove", len(parts), sum(part.size_bytes for part in parts), rows, note)
+
+
+def _join(table: Path, *, dry_run: bool) -> Iterator[Step]:
+    for small in vacuum.small_files(table):
+        note = " ".join(f"{column} {value}" for column, _, value in small.partition)
+        if not dry_run and not vacuum.join(table, small):
+            note = BUSY
+        yield Step(table.name, "join", small.files, small.size_bytes, small.rows, note)
+
+
+def _thin_out(home: Home, keep: Keep, now_ms: int, *, dry_run: bool) -> Iterator[Step]:
+    """Delete the files of snapshots that are not kept: every version is a whole, and readable while its files are there."""
+    table = home.table(DEVICE_SNAPSHOTS.name)
+    kept = vacuum.kept_versions(table, keep.device_snapshots_ms, now_ms)
+    files = vacuum.unneeded(table, keep.replaced_ms, kept)
+    if not files:
+        return
+    yield Step(DEVICE_SNAPSHOTS.name, "delete", *vacuum.remove_files(files, dry_run=dry_run), note=f"{len(kept)} snapshots stay")
+
+
+def _delete(home: Home, table: Path, keep: Keep, wanted: list[Need], now_s: float, *, dry_run: bool) -> Iterator[Step]:
+    """Delete files that were replaced, and old versions of the log."""
+    snapshots, bronze = table.name == DEVICE_SNAPSHOTS.name, table.name == MESSAGES.name
+    if not snapshots:
+        files = vacuum.unneeded(table, min(keep.replaced_ms, _REPLACED_MS.get(table.name, keep.replaced_ms)))
+        if files:
+            count, size = vacuum.remove_files(files, dry_run=dry_run)
+            yield Step(table.name, "delete", count, size, note="files that others replaced, or nobody committed")
+    if vacuum.write_checkpoint(table, dry_run=dry_run):
+        yield Step(table.name, "checkpoint")
+    below = min(vacuum.kept_versions(table, keep.device_snapshots_ms, int(now_s * 1000))) if snapshots else None
+    if table.name == JUDGEMENTS.name:
+        below = judged_through(home)
+    spared = _StillRead(table, floor(wanted).version) if bronze else _none
+    log = vacuum.outdated_log(table, keep.replaced_ms, now_s, below, spared)
+    if log:
+        yield Step(table.name, "delete", *vacuum.remove_files(log, dry_run=dry_run), note="old versions of the log")
+
+
+class _StillRead:
+    """Whether a version of bronze is still read from its log: it is in no piece, or a job goes on there."""
+
+    def __init__(self, table: Path, held_from: int) -> None:
+        self._held_from = held_from
+        self._removed_below, self._spans = compaction.covered(table)
+
+    def __call__(self, version: int) -> bool:
+        if version >= self._held_from:
+            return True
+        return version >= self._removed_below and not any(begin <= version < end for begin, end in self._spans)
+
+
+def _none(_: int) -> bool:
+    return False
+
+
+def _beside(home: Home, keep: Keep, now_s: float, *, dry_run: bool) -> Iterator[Step]:
+    """Delete old logs and pages of backtests, put long logs aside, and remove what a killed Spark left."""
+    old = disk_cleanup.old_logs(home, keep.logs_ms, now_s)
+    if old:
+        yield Step("logs", "delete", *vacuum.remove_files(old, dry_run=dry_run))
+    of_airflow = disk_cleanup.old_files(disk_cleanup.airflow_logs(home), keep.logs_ms, now_s)
+    if of_airflow:
+        yield Step("logs", "delete", *vacuum.remove_files(of_airflow, dry_run=dry_run), note="of Airflow")
+    if not dry_run:
+        disk_cleanup.remove_empty(disk_cleanup.airflow_logs(home), now_s)
+    yield from _folders("backtests", disk_cleanup.old_backtests(home, keep.logs_ms, now_s), "of Airflow", dry_run=dry_run)
+    yield from _folders("spark", disk_cleanup.spark_remains(home, now_s), "of a run that was killed", dry_run=dry_run)
+    for path in disk_cleanup.long_logs(home):
+        yield from as_room_allows("logs", _put_aside(path, dry_run=dry_run))
+
+
+def _put_aside(log: Path, *, dry_run: bool) -> Iterator[Step]:
+    size = log.stat().st_size
+    if not dry_run:
+        disk_cleanup.put_aside(log)
+    yield Step("logs", "aside", 1, size, note=f"{log.name} begins anew, the rest is in {log.name}.1")
+
+
+def _folders(what: str, folders: list[Path], note: str, *, dry_run: bool) -> Iterator[Step]:
+    """Remove folders with all that is in them."""
+    if not folders:
+        return
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    count, size = vacuum.remove_files(files, dry_run=dry_run)
+    if not dry_run:
+        scratch.remove_folders(folders)
+    yield Step(what, "delete", count, size, note=note)

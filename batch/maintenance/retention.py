@@ -1,0 +1,142 @@
+"""Rows of tables other than bronze that go when they are old, and those among them that stay all the same."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from batch import amend
+from batch.maintenance.plan import BUSY, Keep, Step, as_room_allows, since
+from fleetpulse.core.judgements import AMENDMENTS, Verdict
+from fleetpulse.core.tables import JUDGEMENTS, QUALITY_FAILURES, QUALITY_RESULTS, QUARANTINE, STREAM_HEALTH
+from fleetpulse.core.times import format_instant
+from fleetpulse.io.checkpoints.generations import load_generations
+from fleetpulse.io.delta.corruption import open_table
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.retention_floor import oldest_kept_ms, promise
+from fleetpulse.io.maintenance import vacuum
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.row_accounting import removing
+from fleetpulse.reports.replay_origin import CAME_LATE, DONE, LATE
+
+_SUMMARIES: Final = f"kind = '{Verdict.SUMMARY.value}'"
+_OF_MESSAGES: Final = tuple(kind for kind in Verdict if kind not in (Verdict.TRANSITION, Verdict.SUMMARY, *AMENDMENTS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Aged:
+    """Rows of a table that go when they are old.
+
+    Attributes:
+        table: its name.
+        column: their age is told by.
+        keep_ms: for how long they stay; None for ever.
+        promised: what `kept` calls them.
+        such: which rows, as SQL says it; empty: all.
+        but: of those, given the instant before which they are old, which stay; empty: none.
+    """
+
+    table: str
+    column: str
+    keep_ms: int | None
+    promised: str
+    such: str = ""
+    but: Callable[[Home, int], str] = lambda _home, _cutoff_ms: ""
+
+
+def _aged(keep: Keep) -> tuple[_Aged, ...]:
+    kinds = ", ".join(f"'{kind.value}'" for kind in _OF_MESSAGES)
+    return (
+        _Aged(QUARANTINE.name, "received_at", keep.quarantine_ms, QUARANTINE.name),
+        _Aged(STREAM_HEALTH.name, "began_at", keep.stream_health_ms, STREAM_HEALTH.name),
+        _Aged(QUALITY_RESULTS.name, "began_at", keep.quality_ms, QUALITY_RESULTS.name),
+        _Aged(QUALITY_FAILURES.name, "began_at", keep.quality_ms, QUALITY_FAILURES.name),
+        _Aged(JUDGEMENTS.name, "judged_at", keep.summaries_ms, "summaries", _SUMMARIES, _newest_summaries),
+        _Aged(JUDGEMENTS.name, "judged_at", keep.late_ms, "late", f"kind IN ({kinds})", _not_amended),
+    )
+
+
+def remove_aged(home: Home, keep: Keep, there: list[Path], now_ms: int, *, dry_run: bool) -> Iterator[Step]:
+    """Remove old rows of the other tables."""
+    for aged in _aged(keep):
+        if aged.keep_ms is not None and home.table(aged.table) in there:
+            yield from as_room_allows(aged.table, _remove(home, aged, aged.keep_ms, now_ms, dry_run=dry_run))
+
+
+def _remove(home: Home, aged: _Aged, keep_ms: int, now_ms: int, *, dry_run: bool) -> Iterator[Step]:
+    newest_ms = _newest_ms(home, aged)
+    if newest_ms is None:
+        return
+    cutoff_ms = (min(newest_ms, now_ms) - keep_ms) // vacuum.DAY_MS * vacuum.DAY_MS
+    old = " AND ".join(one for one in (f"{aged.column} < {vacuum.cutoff_text(cutoff_ms)}", aged.such) if one)
+    but = aged.but(home, cutoff_ms) if _count(home, aged.table, old) else ""
+    gone = f"{old} AND NOT ({but})" if but else old
+    doomed = _count(home, aged.table, gone)
+    if aged.but is _not_amended and (left := _count(home, aged.table, old) - doomed):
+        yield Step(aged.table, "hold", rows=left, note="what came late and fleet amend has not done with stays: run it")
+    if not doomed:
+        return
+    note = f"{aged.column} before {format_instant(cutoff_ms)}" + (f", {aged.promised}" if aged.such else "")
+    note = since(note, newest_ms, now_ms)
+    if not dry_run:
+        if aged.but is _not_amended:
+            _promise_late(home, gone)
+        promise(home, aged.promised, cutoff_ms)
+        table = home.table(aged.table)
+        counted = removing(open_table(table), doomed) if aged.table == QUARANTINE.name else None
+        if vacuum.remove_rows(table, gone, counted) is None:
+            doomed, note = 0, BUSY
+    yield Step(aged.table, "remove", rows=doomed, note=note)
+
+
+def _newest_ms(home: Home, aged: _Aged) -> int | None:
+    such = f"WHERE {aged.such}" if aged.such else ""
+    sql = f"SELECT epoch_ms(max({aged.column})) AS newest FROM {aged.table} {such}"
+    return tables.query(home, sql, tables=[aged.table])[0]["newest"]
+
+
+def _count(home: Home, table: str, such: str) -> int:
+    return int(tables.query(home, f"SELECT count(*) AS n FROM {table} WHERE {such}", tables=[table])[0]["n"])
+
+
+def _not_amended(home: Home, _: int) -> str:
+    """Return which old judgements of messages stay: those that amend is still to look at, where it is used at all."""
+    reached_ms = tables.landed(home, JUDGEMENTS, DONE)
+    return f"{amend.LOOKED_AT} AND received_at > {vacuum.cutoff_text(reached_ms)}" if reached_ms else ""
+
+
+def _promise_late(home: Home, gone: str) -> None:
+    """Write down from when on all that came late is listed: other judgements of messages may go without moving that."""
+    if oldest_kept_ms(home, CAME_LATE) is None:
+        promise(home, CAME_LATE, oldest_kept_ms(home, "late") or 0)
+    sql = f"SELECT epoch_ms(max(received_at)) AS newest FROM judgements WHERE {gone} AND {LATE}"
+    if (newest_ms := tables.query(home, sql)[0]["newest"]) is not None:
+        promise(home, CAME_LATE, newest_ms + 1)
+
+
+def _newest_summaries(home: Home, cutoff_ms: int) -> str:
+    """Return which old summaries stay: each key group's newest, since reports count by it.
+
+    They are said by the current generation, or by one that it is a copy of, and so goes on counting from; where these have said
+    none yet, by the newest one that has. What others said may go: their groups say nothing more, and may not even be groups now.
+    """
+    record, current = load_generations(home.lifecycle), home.generation().number
+    spoke = tables.query(home, f"SELECT DISTINCT generation FROM judgements WHERE {_SUMMARIES} ORDER BY 1 DESC NULLS LAST")
+    newest: list[int | None] = [one["generation"] for one in spoke]
+    copied = record.of_the_same_groups(current)
+    if not {*copied} & {*newest}:
+        copied = [] if newest[0] is None else record.of_the_same_groups(newest[0])
+    of_them = "generation IS NULL" if not copied else f"generation IN ({', '.join(map(str, copied))})"
+    found = tables.query(
+        home,
+        f"""SELECT key_group, epoch_ms(judged_at) AS newest_ms, generation FROM judgements WHERE {_SUMMARIES} AND {of_them}
+            QUALIFY 1 = row_number() OVER (PARTITION BY key_group ORDER BY generation DESC, judged_at DESC)
+                AND newest_ms < ? ORDER BY key_group""",
+        [cutoff_ms],
+    )
+    stay: list[str] = []
+    for one in found:
+        generation = "IS NULL" if one["generation"] is None else f"= {one['generation']}"
+        since = vacuum.cutoff_text(one["newest_ms"])
+        stay.append(f"(key_group = {one['key_group']} AND generation {generation} AND judged_at >= {since})")
+    return " OR ".join(stay)

@@ -1,0 +1,163 @@
+"""The state that is looked at, and what is worked out for the suites.
+
+Rule: what is damaged beyond reading is a fault of the suites that would read it, and of no other.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from batch.common.progress import Say, silent
+from batch.quality import facts as evidence
+from batch.quality.facts import Stand, one_row
+from batch.quality.rejudge import is_there_still, judged_again
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.quality.suites import Suite
+from fleetpulse.core.replay import NOTHING
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES, QUARANTINE
+from fleetpulse.io.checkpoints.generations import load_generations
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.quality.suite_inputs import Opened
+from fleetpulse.io.tables import tables as delta
+from fleetpulse.io.tables.snapshots import Taken, snapshots
+from fleetpulse.reports.messages import span
+
+DAMAGED: Final = (ValueError, LookupError, TypeError, AttributeError, AssertionError, FleetError)
+_FROM_NOWHERE: Final = (
+    "bronze no longer has all that the devices began with, and no snapshot is kept that all which followed can be judged from; "
+    "take one regularly: ./fleet state snapshot"
+)
+_GONE: Final = "messages that it began with were removed by maintenance meanwhile"
+_NOT_COUNTED: Final = "bronze does not say how many rows were taken from the segments: landing says it from its next rows on"
+_NOTHING_JUDGED: Final = "the job has judged nothing yet"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A state that is looked at.
+
+    Attributes:
+        subject: names it.
+        files: its rows, Parquet.
+        about: what it was taken at.
+        before_ms: the frontier of the snapshot before it; None where there is none.
+        chosen: whether it, or what it comes from, was made of some of the devices.
+    """
+
+    subject: str
+    files: tuple[Path, ...]
+    about: Taken
+    before_ms: int | None = None
+    chosen: bool = False
+
+
+def snapshot_state(home: Home, version: int | None = None) -> State | None:
+    """Return a snapshot; the newest where no version is given, None where there is none such."""
+    known = [one for one in snapshots(home) if one.is_known]
+    for place, one in enumerate(known):
+        if one.version is not None and version in (None, one.version):
+            older = known[place + 1].frontier_ms if place + 1 < len(known) else None
+            chosen = evidence.is_chosen(load_generations(home.lifecycle), one.generation)
+            files = delta.files_of_version(home, DEVICE_SNAPSHOTS, one.version)
+            return State(f"snapshot {one.version}", files, one, older, chosen)
+    return None
+
+
+class WorkedOut:
+    """Tables that are worked out when a suite first needs them.
+
+    Args:
+        home: the home.
+        tables: as they were opened.
+        judged: how far the job has judged; None where it has judged nothing.
+        state: the state that is looked at; None where there is none.
+        say: told how far bronze is judged again.
+    """
+
+    def __init__(self, home: Home, tables: Opened, judged: Stand | None, state: State | None, say: Say = silent) -> None:
+        self.tables, self._say = tables, say
+        self._home, self._judged, self._state = home, judged, state
+        self._of_state: Stand | None = None
+        self._known = NOTHING  # what bronze's own rows come to where the state stands
+        self._unread = ""  # why nobody can tell how far the state has come
+        landed = span(home)
+        self._landed_ms = 0 if landed is None else landed[1]
+        if judged is not None:
+            tables.put("stand", one_row({**judged.row(), "landed_ms": self._landed_ms + 1}))
+        if state is not None:
+            self._open(state)
+
+    def _open(self, state: State) -> None:
+        self.tables.put_state(state.files)
+        try:
+            heads = evidence.heads_of(self.tables)
+            self._of_state = evidence.stand_of_state(self._home, heads.worlds[0], state.about)
+        except DAMAGED as error:
+            self._unread = f"how far the state has come cannot be read: {error!r}"
+            return
+        about, self._known = state.about, evidence.by_bronze(self._home, self._of_state.newest_ms)
+        facts = {"subject": state.subject, "key_groups": about.key_groups, "devices": heads.devices, "worlds": len(heads.worlds)}
+        stated = {"stated_newest_ms": about.newest_ms, "stated_frontier_ms": about.frontier_ms or 0}
+        job_ms = None if self._judged is None else self._judged.frontier_ms
+        more = {"frontier_before_ms": state.before_ms, "job_frontier_ms": job_ms, "chosen": state.chosen}
+        listens = {"listens_as_bronze": evidence.listens_as(heads.worlds[0], self._known)}
+        self.tables.put("taken", one_row({**self._of_state.row(), **facts, **stated, **more, **listens}))
+
+    def why_not(self, suite: Suite) -> str:
+        """Say why a suite can say nothing; empty where it can."""
+        if "landed" in suite.reads:
+            return "" if self.tables.counted else _NOT_COUNTED
+        if "stand" in suite.reads and self._judged is None:
+            return _NOTHING_JUDGED
+        of_state = "state" in suite.reads
+        if of_state and self._state is None:
+            return "there is no snapshot"
+        if of_state and self._unread:
+            return ""  # it is no fault of what is kept: `make` says what it is
+        stand = self._of_state if of_state else self._judged
+        if suite.again and stand is None:
+            return _NOTHING_JUDGED
+        return _FROM_NOWHERE if suite.again and not (stand and stand.origin) else ""
+
+    def why_no_more(self, suite: Suite) -> str:
+        """Say why what was worked out for a suite says nothing, since retention has begun meanwhile; empty where it has not."""
+        stand = self._of_state if "state" in suite.reads else self._judged
+        origin = stand.origin if suite.again and stand else None
+        return _GONE if origin and not is_there_still(self._home, origin) else ""
+
+    def make(self, suite: Suite) -> None:
+        """Work out what a suite reads, unless that was done before.
+
+        Raises:
+            FleetError: nobody can tell how far the state has come.
+        """
+        if "state" in suite.reads and self._unread:
+            raise FleetError(self._unread, code="snapshot-position-missing")
+        wanted = {*suite.reads} - {*self.tables.made}
+        if self.tables.counted is not None and "landed" in wanted:
+            removed = {f"removed_{name}": self.tables.removed.get(name, 0) for name in (MESSAGES.name, QUARANTINE.name)}
+            self.tables.put("landed", one_row({**self.tables.counted.numbers(), **removed}))
+        if "declared_columns" in wanted:
+            self.tables.put("declared_columns", evidence.declared_columns(self._home))
+        if self._judged is not None and "defined" in wanted:
+            self.tables.put("defined", self._judge_again(self._judged)[0])
+        if self._judged is not None and "deadlines" in wanted:
+            self.tables.put("roaming", evidence.roaming(self.tables, self._judged.world.shards))
+            self.tables.put("deadlines", evidence.deadlines(self.tables, self._judged))
+        if self._of_state is not None and "pending" in wanted:
+            self.tables.put("pending", evidence.pending(self.tables))
+        if self._of_state is not None and "shards" in wanted:
+            self.tables.put("shards", self._of_state.shards())
+            self.tables.put("roaming", evidence.roaming(self.tables, self._of_state.world.shards))
+        if self._of_state is not None and "dues" in wanted:
+            self.tables.put("dues", evidence.dues(self.tables, self._of_state, self._known))
+        if self._of_state is not None and "own_rows" in wanted:
+            self.tables.put("own_rows", evidence.own_rows(self.tables))
+        if self._of_state is not None and "defined_state" in wanted:
+            self.tables.put("defined_state", self._judge_again(self._of_state)[1])
+
+    def _judge_again(self, stand: Stand) -> tuple[pa.Table, pa.Table]:
+        assert stand.origin is not None, "who cannot be judged again is not asked about"
+        return judged_again(self._home, stand.newest_ms, stand.origin, self._say)

@@ -1,0 +1,416 @@
+"""What the suites compare the tables with: where the job stands, what bronze comes to, when deadlines fall.
+
+Rule 1: it is worked out from rows of our own and of bronze by the definition's own words, never from what is compared.
+Rule 2: how far the job has judged is read before the tables are opened, and what has landed after it: a job may run.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from batch.quality.rejudge import Origin, had_work, origin_of
+from fleetpulse.columnar.codec.world_json import world_from_plain
+from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, the_world
+from fleetpulse.core.device import Device, World
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.fold import next_due
+from fleetpulse.core.lifecycle import HELD, Mode
+from fleetpulse.core.policy import Policies, Policy
+from fleetpulse.core.presence.coverage import Coverage
+from fleetpulse.core.presence.shards import Shards
+from fleetpulse.core.registry.registry import ADD
+from fleetpulse.core.replay import Outcome, outcome
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.checkpoints.generations import Generations, load_generations
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.retention_floor import oldest_kept_ms
+from fleetpulse.io.quality.suite_inputs import Opened
+from fleetpulse.io.tables import tables as delta
+from fleetpulse.io.tables.snapshots import Taken
+from fleetpulse.reports.messages import rows_through, span
+
+_INSTANT: Final = pa.timestamp("us", tz="UTC")
+_BEFORE_ALL: Final = 0
+_AT_A_TIME: Final = 10_000
+_LISTED: Final = "late"  # as maintenance calls what was said of messages that were not judged
+_SILENCES: Final = """
+    SELECT * FROM (
+        SELECT device_id, life, transition_no, event_time, last_seen, device_class, trigger,
+            epoch_ms(event_time) AS at_ms, epoch_ms(last_seen) AS seen_ms, epoch_ms(life) AS life_ms,
+            epoch_ms(lag(event_time) OVER its) AS since_ms, site, gateway, lag(gateway) OVER its AS gateway_before,
+            epoch_ms(max(CASE WHEN trigger = 'registered' THEN event_time END) OVER before) AS registered_ms
+        FROM judgements WHERE kind = 'transition'
+            AND event_time <= (SELECT frontier FROM stand)
+            AND device_id NOT IN (SELECT device_id FROM messages WHERE kind = 'correct')
+            AND device_id NOT IN (SELECT device_id FROM roaming)
+        WINDOW its AS (PARTITION BY device_id, life ORDER BY transition_no),
+            before AS (PARTITION BY device_id, life ORDER BY transition_no ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
+        AS silent
+    WHERE trigger = 'silence' AND event_time > (SELECT since FROM stand)
+        AND coalesce(last_seen, life, event_time) >= (SELECT greatest(kept, since) FROM stand)
+        AND NOT EXISTS (SELECT 1 FROM messages AS other WHERE other.gateway_event IS NOT NULL
+            AND other.device_id IN (silent.gateway, silent.gateway_before) AND other.received_at <= silent.event_time
+            AND other.received_at >= coalesce(silent.last_seen, silent.life))
+"""
+_OWN: Final = "SELECT device_id, epoch_ms(event_time) AS at_ms, body FROM messages WHERE kind IN ('registry', 'control')"
+_ENTRIES: Final = """
+    SELECT device_id, epoch_ms(event_time) AS at_ms, body FROM messages WHERE kind = 'registry' AND NOT EXISTS (
+        SELECT 1 FROM judgements AS refused WHERE refused.kind = 'refused' AND refused.message_kind = 'registry'
+        AND refused.device_id = messages.device_id AND refused.received_at = messages.received_at
+        AND refused.event_time IS NOT DISTINCT FROM messages.event_time)
+    ORDER BY event_time, received_at
+"""
+_DUE: Final = """
+    SELECT device_id, site, speaks_from, device_class, mode, epoch_ms(mode_since) AS mode_since_ms, epoch_ms(life) AS life_ms,
+        epoch_ms(class_since) AS class_since_ms, epoch_ms(quiet_since) AS quiet_since_ms, quiet_covered_ms,
+        epoch_ms(degraded_until) AS degraded_until_ms, epoch_ms(flagged_until) AS flagged_until_ms,
+        epoch_ms(held_until) AS held_until_ms, epoch_ms(death) AS death_ms, death_covered_ms,
+        epoch_ms(outage) AS outage_ms, outage_covered_ms, coalesce(excused_ms, 0) AS excused_ms, timeout_ms, death_grace_ms
+    FROM state WHERE part = 'device' AND mode IS NOT NULL AND quiet_since IS NOT NULL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """How far a job, or a state of it, has come. Instants are epoch milliseconds.
+
+    Attributes:
+        newest_ms: ``received_at`` of the newest row judged.
+        world: coverage and policies.
+        frontier_ms: greatest frontier of all shards.
+        settled_ms: instant up to which no shard holds a verdict back.
+        others_ms: frontier of the sites that no gap row names.
+        least_ms: least frontier of all shards.
+        held_back_ms: longest time that a verdict is held back.
+        kept_ms: from when on bronze has all its rows.
+        told_ms: from when on all is kept that was said of messages which were not judged, by ``received_at`` and by event time.
+        origin: where bronze can be judged again from up to there; None: from nowhere.
+        lines: whether it and quarantine have all lines of all recordings.
+        listed: whether some devices began with a list: what they were before was never said.
+        own_limits: whether such a list gave some devices limits of their own.
+        went_back: whether a generation that knew some of the devices was gone back from: what the others did meanwhile was
+            judged afterwards, in the lives that they had before, and not said.
+        lead_ms: how far a device's clock may be ahead.
+        backlog_ms: how old a message may be.
+        late_rules: whether a policy sets ``late_proves_alive`` for some class.
+    """
+
+    newest_ms: int
+    world: World
+    frontier_ms: int
+    settled_ms: int
+    others_ms: int
+    least_ms: int
+    held_back_ms: int
+    kept_ms: int
+    told_ms: int
+    origin: Origin | None
+    lines: bool
+    listed: bool
+    own_limits: bool
+    went_back: bool
+    lead_ms: int
+    backlog_ms: int
+    late_rules: bool
+
+    def row(self) -> dict[str, Any]:
+        """Return it as a row, with instants as `one_row` takes them."""
+        return {
+            "newest_ms": self.newest_ms,
+            "frontier_ms": self.frontier_ms,
+            "settled_ms": self.settled_ms,
+            "others_ms": self.others_ms,
+            "others_settled_ms": self.others_ms - self.held_back_ms,
+            "least_ms": self.least_ms,
+            "kept_ms": self.kept_ms,
+            "told_ms": self.told_ms,
+            "since_ms": self.origin.frontier_ms if self.origin else _BEFORE_ALL,
+            "since_received_ms": self.origin.newest_ms if self.origin else _BEFORE_ALL,
+            "lines": self.lines,
+            "listed": self.listed,
+            "went_back": self.went_back,
+            "lead_ms_": self.lead_ms,
+            "backlog_ms_": self.backlog_ms,
+            "late_rules": self.late_rules,
+        }
+
+    def shards(self) -> pa.Table:
+        """Return the sites that gap rows name, each with its frontier and the instant up to which no verdict is held back."""
+        shards = self.world.shards
+        sites = [site for its in shards.sites for site in sorted(its)]
+        instants = [shards.of(site).frontier_ms or _BEFORE_ALL for site in sites]
+        settled = _instants(one - self.held_back_ms for one in instants)
+        return pa.table({"of_site": pa.array(sites, pa.string()), "judged_to": _instants(instants), "settled_to": settled})
+
+
+def roaming(tables: Opened, shards: Shards) -> pa.Table:
+    """Find devices with messages from several shards: the order in which those were judged does not follow from the tables."""
+    if len(shards) == 1:
+        return pa.table({"device_id": pa.array([], pa.string())})
+    found = tables.arrow("SELECT DISTINCT device_id, site FROM messages")
+    numbers: defaultdict[str, set[int]] = defaultdict(set)
+    for one in _rows(found):
+        numbers[one["device_id"]].add(shards.number(one["site"]))
+    return pa.table({"device_id": pa.array([one for one, its in numbers.items() if len(its) > 1], pa.string())})
+
+
+def _has_late_rules(policy: Policy) -> bool:
+    return any(rules.late_proves_alive is not None for rules in (policy.rules, *policy.classes.values()))
+
+
+def stand_of(home: Home) -> Stand | None:
+    """Return how far the job has judged; None where it has judged nothing yet."""
+    judged = judged_up_to(home.checkpoint)
+    if judged is None or span(home) is None:
+        return None
+    known = by_bronze(home, judged[1])
+    if known.shards is None or known.frontier_ms is None:
+        return None
+    return stand_at(home, judged[1], known.shards, known.policies, origin_of(home, judged[1]))
+
+
+def stand_at(home: Home, newest_ms: int, shards: Shards, policies: Policies, origin: Origin | None) -> Stand:
+    """Return the stand that coverage, frontier and policies come to."""
+    deployment, kept_ms, told_ms = home.deployment(), oldest_kept_ms(home, MESSAGES.name), oldest_kept_ms(home, _LISTED)
+    frontiers_ms = [_BEFORE_ALL if one is None else one for one in shards.frontiers_ms]
+    record = load_generations(home.lifecycle)
+    return Stand(
+        newest_ms,
+        World(shards, policies),
+        max(frontiers_ms),
+        deployment.said_through_ms(min(frontiers_ms)),
+        frontiers_ms[0],
+        min(frontiers_ms),
+        deployment.verdict_jitter_ms,
+        _BEFORE_ALL if kept_ms is None else kept_ms,
+        _BEFORE_ALL if told_ms is None else told_ms + deployment.max_clock_lead_ms,
+        origin,
+        kept_ms is None and oldest_kept_ms(home, QUARANTINE.name) is None,
+        any(one.made_from.get("devices") for one in had_work(record)),
+        any(one.made_from.get("own_limits") for one in had_work(record)),
+        any(_chosen_before(record, one.number) - record.choices_in(one.number) for one in had_work(record)),
+        deployment.max_clock_lead_ms,
+        deployment.max_backlog_ms,
+        any(_has_late_rules(dated.policy) for dated in policies.dated),
+    )
+
+
+def is_chosen(record: Generations, number: int) -> bool:
+    """Whether a generation may know other devices than were spoken of: it comes from some of them, or one before it did."""
+    return bool(record.choices_in(number) | _chosen_before(record, number))
+
+
+def _chosen_before(record: Generations, number: int) -> frozenset[int]:
+    before = (record.choices_in(one.number) for one in had_work(record) if one.number < number)
+    return frozenset[int]().union(*before)
+
+
+def one_row(values: Mapping[str, Any]) -> pa.Table:
+    """Return one row; ``<name>_ms`` becomes the instant ``<name>``, ``<name>_ms_`` stays the number ``<name>_ms``."""
+    columns: dict[str, pa.Array] = {}
+    for name, value in values.items():
+        if name.endswith("_ms"):
+            columns[name.removesuffix("_ms")] = _instants([value])
+        else:
+            columns[name.removesuffix("_")] = pa.array([value], pa.int64() if value is None else None)
+    return pa.table(columns)
+
+
+def _instants(values_ms: Iterable[int | None]) -> pa.Array:
+    return pa.array([None if one is None else one * 1000 for one in values_ms], pa.int64()).cast(_INSTANT)
+
+
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yield rows; as Python's objects, nine times the size of the columns, there are a few at a time only."""
+    for batch in table.to_batches(max_chunksize=_AT_A_TIME):
+        yield from batch.to_pylist()
+
+
+def declared_columns(home: Home) -> pa.Table:
+    """Return every declared column of the tables that are there, with the type that is stored."""
+    rows: list[dict[str, str | None]] = []
+    for table in TABLES:
+        stored = delta.stored_types(home, table)
+        for column in table.columns if stored else ():
+            found = {"table_name": table.name, "column_name": column.name, "declared": column.type}
+            rows.append({**found, "stored": (stored or {}).get(column.name)})
+    names = ("table_name", "column_name", "declared", "stored")
+    return pa.table({name: pa.array([row[name] for row in rows], pa.string()) for name in names})
+
+
+def deadlines(tables: Opened, stand: Stand) -> pa.Table:
+    """Return the transitions by silence, each with the instant that policies and covered time give."""
+    excused, own = _ends(tables), _own_timeouts(tables)
+    found = tables.arrow(_SILENCES)
+    due_ms: list[int | None] = []
+    for one in _rows(found):
+        at_ms, of_it, entries = one["at_ms"], excused[one["device_id"]], own.get(one["device_id"])
+        if at_ms is None or at_ms > (stand.world.shards.of(one["site"]).frontier_ms or _BEFORE_ALL):
+            due_ms.append(at_ms)  # judged since
+            continue
+        if entries is None and stand.own_limits:  # a list may have given it a timeout of its own
+            due_ms.append(at_ms)
+            continue
+        before = [timeout_ms for since_ms, timeout_ms in entries or () if since_ms <= at_ms]
+        timeout_ms = before[-1] if before else None
+        base_ms = _silent(one, stand.world, timeout_ms)
+        later = base_ms is not None and at_ms is not None and at_ms > base_ms and at_ms in of_it
+        anew = (_silent(one, stand.world, timeout_ms, since_ms) for since_ms in of_it if at_ms is not None and since_ms <= at_ms)
+        due_ms.append(at_ms if later or at_ms in anew else base_ms)
+    names = ("device_id", "life", "transition_no", "event_time", "last_seen")
+    return pa.table({**{name: found[name] for name in names}, "deadline": _instants(due_ms)})
+
+
+def _silent(one: Mapping[str, Any], world: World, own_ms: int | None, from_ms: int = _BEFORE_ALL) -> int | None:
+    """Return the first instant from another on at which a device had been silent for its own timeout, or that of its class.
+
+    Holds and changes of the class are left out: what they let begin is that other instant.
+    """
+    quiet_ms = one["seen_ms"] if one["seen_ms"] is not None else max(one["life_ms"] or 0, one["registered_ms"] or 0)
+    least_ms = max(quiet_ms, one["since_ms"] or quiet_ms, from_ms)
+    coverage = world.shards.of(one["site"]).coverage
+    covered_ms = coverage.covered(quiet_ms)
+    for dated, since_ms, end_ms in world.policies.spans(least_ms):
+        timeout_ms = dated.policy.of(one["device_class"]).timeout_ms if own_ms is None else own_ms
+        due_ms = coverage.earliest(covered_ms + timeout_ms)
+        if due_ms is not None and (end_ms is None or max(due_ms, since_ms, least_ms) < end_ms):
+            return max(due_ms, since_ms, least_ms)
+    return None
+
+
+def _ends(tables: Opened) -> Mapping[str, set[int]]:
+    """Return by device the instants at which an announced hold ends, or an entry of the registry takes effect."""
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    for one in _rows(tables.arrow(_OWN)):
+        until = json.loads(one["body"] or "{}").get("until")
+        found[one["device_id"]].add(until if type(until) is int else one["at_ms"])
+    return found
+
+
+def _own_timeouts(tables: Opened) -> Mapping[str, list[tuple[int, int | None]]]:
+    """Return by device the instants of its entries in the registry, in order, each with the timeout of its own that it gives."""
+    found: defaultdict[str, list[tuple[int, int | None]]] = defaultdict(list)
+    for one in _rows(tables.arrow(_ENTRIES)):
+        content = json.loads(one["body"] or "{}")
+        if content.get("op") == ADD and one["at_ms"] is not None:
+            found[one["device_id"]].append((one["at_ms"], content.get("timeout_ms")))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What the key groups of a state say of themselves.
+
+    Attributes:
+        worlds: their different stands, as JSON: one, where it is sound.
+        devices: how many were in all of them when they were taken; None where one does not say.
+    """
+
+    worlds: tuple[str, ...]
+    devices: int | None
+
+
+def heads_of(tables: Opened) -> Heads:
+    """Return what the key groups of a state say of themselves.
+
+    Raises:
+        FleetError: there is none.
+        ValueError: one is damaged.
+    """
+    rows = tables.arrow(f"SELECT content FROM state WHERE part = '{GROUP}' AND content IS NOT NULL")["content"].to_pylist()
+    if not rows:
+        raise FleetError(f'no row of part "{GROUP}" says how far it has come', code="snapshot-position-missing")
+    counts = [json.loads(one).get("devices") for one in rows]
+    return Heads(tuple(sorted({the_world([one]) for one in rows})), None if None in counts else sum(counts))
+
+
+def stand_of_state(home: Home, world: str, about: Taken) -> Stand:
+    """Return how far a state has come, from the content of a key group's head, and of which snapshot or generation it is."""
+    shards, policies = world_from_plain(json.loads(world))
+    origin = origin_of(home, shards.newest_ms, about.generation, about.version)
+    return stand_at(home, shards.newest_ms, shards, policies, origin)
+
+
+def pending(tables: Opened) -> pa.Table:
+    """Return what a state has judged and not said."""
+    contents = tables.arrow("SELECT content FROM state WHERE part = 'pending' AND content IS NOT NULL")["content"].to_pylist()
+    return delta.to_table(JUDGEMENTS, map(json.loads, contents))
+
+
+def own_rows(tables: Opened) -> pa.Table:
+    """Return the rows that wait in a state as they are: of the registry, of operators, and for everybody."""
+    rows = tables.arrow(f"SELECT content FROM state WHERE part = '{OWN_ROW}'")["content"].to_pylist()
+    found = [json.loads(one) for one in rows]
+    words = {name: pa.array([one[name] for one in found], pa.string()) for name in ("device_id", "kind")}
+    return pa.table(words | {name: _instants(one[f"{name}_ms"] for one in found) for name in ("received_at", "event_time")})
+
+
+def by_bronze(home: Home, newest_ms: int) -> Outcome:
+    """Return coverage, frontier and policies as the rows of bronze up to an instant give them."""
+    return outcome(rows_through(home, (), newest_ms), home.deployment())
+
+
+def listens_as(world: str, known: Outcome) -> bool:
+    """Whether a state has the frontier, the gaps and the policies that bronze gives; it has forgotten what it needs no more."""
+    shards, policies = world_from_plain(json.loads(world))
+    given = known.shards
+    if given is None or (given.frontiers_ms, given.sites) != (shards.frontiers_ms, shards.sites):
+        return False
+    dated = [one.pruned(shards.least_frontier_ms) for one in (known.policies, policies)]
+    both = zip(given.listenings, shards.listenings, strict=True)
+    return dated[0] == dated[1] and all(_listens_alike(one.coverage, other.coverage) for one, other in both)
+
+
+def _listens_alike(one: Coverage, other: Coverage) -> bool:
+    since_ms = max(one.start_ms, other.start_ms)
+    return _gaps_from(one, since_ms) == _gaps_from(other, since_ms)
+
+
+def _gaps_from(coverage: Coverage, since_ms: int) -> Coverage:
+    """Return what matters of coverage from an instant on: how long we had listened before does not."""
+    kept = coverage.forget_before(since_ms)
+    late = kept.until_ms is not None and kept.gaps and kept.until_ms > kept.gaps[-1][0]
+    return replace(kept, base_ms=0, until_ms=kept.until_ms if late else None)
+
+
+def dues(tables: Opened, stand: Stand, known: Outcome) -> pa.Table:
+    """Return the next deadline of each device of a state and what acts then, and what was covered when its silence began."""
+    rows: list[tuple[str, int | None, str | None, int | None]] = []
+    for one in _devices(tables):
+        due = next_due(one, stand.world)
+        at_ms, act = (None, None) if due is None else (due[0], due[1].value)
+        rows.append((one.device_id, at_ms, act, _covered(one, stand, known)))
+    ids, instants, acts, covered_ms = zip(*rows, strict=True) if rows else ((), (), (), ())
+    columns = {"due_id": pa.array(ids, pa.string()), "due_at": _instants(instants), "due_to": pa.array(acts, pa.string())}
+    return pa.table({**columns, "quiet_covered_due_ms": pa.array(covered_ms, pa.int64())})
+
+
+def _covered(device: Device, stand: Stand, known: Outcome) -> int | None:
+    """Return the covered time at which a device's silence began, as the state counts it; None where bronze cannot tell.
+
+    A state and bronze may count from elsewhere, and both have the same between that instant and the frontier.
+    """
+    if known.shards is None:
+        return None
+    in_bronze, in_state = (shards.of(device.current_site) for shards in (known.shards, stand.world.shards))
+    if device.quiet_since_ms < max(stand.kept_ms, in_bronze.coverage.start_ms):
+        return None
+    frontier_ms = in_state.frontier_ms or _BEFORE_ALL
+    since_ms = in_bronze.coverage.covered(frontier_ms) - in_bronze.coverage.covered(device.quiet_since_ms)
+    return in_state.coverage.covered(frontier_ms) - since_ms
+
+
+def _devices(tables: Opened) -> Iterator[Device]:
+    """Yield a state's devices with what deadlines are told by; those of no known mode are left out."""
+    for one in _rows(tables.arrow(_DUE)):
+        if one["mode"] not in {*Mode} or any(one[name] is None for name in ("mode_since_ms", "class_since_ms", "life_ms")):
+            continue
+        mode = Mode(one.pop("mode"))
+        held_ms = one.pop("held_until_ms")
+        held = held_ms if mode in HELD else None
+        yield Device(gateway=None, mode=mode, held_until_ms=held, **one)

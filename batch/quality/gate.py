@@ -1,0 +1,96 @@
+"""The state of a generation, and rows that are about to become a snapshot, put before the gate.
+
+Rule: what is looked at is written aside once, and is what is then built on; nothing is read a second time in between.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import mkdtemp
+
+from pyspark.sql import DataFrame, SparkSession
+
+from batch.common.progress import Say, silent
+from batch.quality.derived_tables import State
+from batch.quality.facts import is_chosen
+from batch.quality.run import gate, refuse
+from batch.state.generation import state_of
+from batch.state.snapshot import about
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS
+from fleetpulse.io.checkpoints.checkpoint import relocate, stand
+from fleetpulse.io.checkpoints.generations import DISCARDED, PRUNED, Generation, checkpoint_of, load_generations
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.spark.session import folder_of
+from fleetpulse.io.tables.snapshots import Taken, snapshots
+
+
+def generation_of(home: Home, number: int) -> Generation:
+    """Return a generation that has a checkpoint.
+
+    Raises:
+        FleetError: there is none such.
+    """
+    record = load_generations(home.lifecycle)
+    found = record.of(number)
+    if found is None and number == record.current:
+        return home.generation()
+    if found is None or found.status in (DISCARDED, PRUNED):
+        there = sorted(one.number for one in record.known.values() if one.status not in (DISCARDED, PRUNED))
+        raise FleetError(
+            f"there is no generation {number}; there are {', '.join(map(str, there or [record.current]))}",
+            code="generation-unknown",
+        )
+    return found
+
+
+@contextmanager
+def generation_state(spark: SparkSession, home: Home, number: int) -> Iterator[State]:
+    """Give the state of a generation, running or held, as the gate looks at it."""
+    generation = generation_of(home, number)
+    relocate(checkpoint_of(home.lifecycle, number))  # the home may have been moved
+    at = stand(checkpoint_of(home.lifecycle, number))
+    what = about(spark, home, generation, at)
+    with written_aside(state_of(spark, home, generation, at).each) as files:
+        yield State(f"generation {number}", files, what, chosen=is_chosen(load_generations(home.lifecycle), number))
+
+
+def require_sound(spark: SparkSession, home: Home, made: Generation, keep: int, say: Say = silent) -> None:
+    """Look at a generation that was made, before it gets the work.
+
+    Raises:
+        FleetError: nothing may be built on it.
+    """
+    with generation_state(spark, home, made.number) as state:
+        report = gate(home, state, lambda: spark, keep=keep, say=say)
+    refuse(
+        report, f"generation {made.number} is removed; generation {load_generations(home.lifecycle).current} goes on as before"
+    )
+
+
+@contextmanager
+def written_aside(rows: DataFrame) -> Iterator[tuple[Path, ...]]:
+    """Write rows of a state into a folder of the session that is removed afterwards; give its files."""
+    folder = Path(mkdtemp(prefix="state-", dir=folder_of(rows.sparkSession)))
+    try:
+        rows.select(*(column.name for column in DEVICE_SNAPSHOTS.columns)).write.mode("overwrite").parquet(str(folder / "rows"))
+        yield tuple(sorted((folder / "rows").glob("*.parquet")))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def gated(spark: SparkSession, home: Home, rows: DataFrame, what: Taken, keep: int, say: Say = silent) -> Iterator[DataFrame]:
+    """Look at rows that are about to become a snapshot, and give them where the gate opens.
+
+    Raises:
+        FleetError: it stays shut; nothing is published.
+    """
+    known = [one for one in snapshots(home) if one.is_known]
+    before_ms = known[0].frontier_ms if known else None
+    chosen = is_chosen(load_generations(home.lifecycle), what.generation)
+    with written_aside(rows) as files:
+        state = State(f"generation {what.generation}, to be a snapshot", files, what, before_ms, chosen)
+        refuse(gate(home, state, lambda: spark, keep=keep, say=say), "no snapshot is published")
+        yield spark.read.parquet(*map(str, files))

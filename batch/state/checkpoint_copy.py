@@ -1,0 +1,69 @@
+"""A copy of a checkpoint: how it is made, and whether it holds what the first one does.
+
+Rule: all state and all timers are compared, by how many rows there are and by the sum of what each hashes to.
+"""
+
+import shutil
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from batch.common.progress import Paced, Say
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.checkpoints.checkpoint import Stand, relocate
+from fleetpulse.io.lifecycle.state_reader import VARIABLES, state_rows, timers
+
+_TIMERS = "timers"
+
+
+def copy_checkpoint(checkpoint: Path, copy: Path, say: Say) -> None:
+    """Copy a checkpoint.
+
+    Args:
+        checkpoint: its folder.
+        copy: the folder of the copy, which is not there yet.
+        say: told every few seconds how much of it is there.
+    """
+    far, files, size = Paced(say), 0, 0
+
+    def one(source: str, target: str) -> str:
+        nonlocal files, size
+        written = shutil.copy2(source, target)
+        files, size = files + 1, size + Path(written).stat().st_size
+        far(lambda: f"copying: {files:,} files, {size:,} bytes so far")
+        return written
+
+    shutil.copytree(checkpoint, copy, copy_function=one)
+    relocate(copy)
+
+
+def require_same(spark: SparkSession, before: tuple[Path, Stand], after: tuple[Path, Stand], say: Say) -> None:
+    """See that two checkpoints hold the same.
+
+    Args:
+        spark: the session.
+        before: a checkpoint, and the batch after which it is looked at.
+        after: likewise the other.
+        say: told every few seconds how much of it is the same.
+
+    Raises:
+        FleetError: they do not; it says which state differs.
+    """
+    far, compared = Paced(say), (*VARIABLES, _TIMERS)
+    for place, name in enumerate(compared):
+        was, now = (_all_of(spark, folder, at, name) for folder, at in (before, after))
+        if was != now:
+            raise FleetError(
+                f'the state "{name}" differs after repartitioning: {was[0]} rows before, {now[0]} after',
+                code="state-differs-after-repartition",
+            )
+        same = ", ".join(compared[: place + 1])
+        far(lambda same=same: f"comparing: the same so far are {same}, of {', '.join(compared)}")
+
+
+def _all_of(spark: SparkSession, checkpoint: Path, at: Stand, name: str) -> tuple[int, int]:
+    rows = timers(spark, checkpoint, at.batch) if name == _TIMERS else state_rows(spark, checkpoint, at.batch, name)
+    told = [F.to_json(F.struct(column)) for column in rows.columns if column != "partition_id"]
+    [found] = rows.agg(F.count("*").alias("n"), F.sum(F.xxhash64(*told).cast("decimal(38,0)")).alias("hashes")).collect()
+    return found.n, int(found.hashes or 0)

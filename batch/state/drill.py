@@ -1,0 +1,124 @@
+"""The state operations, one after another, over a history that has been judged undisturbed: the verdicts must be the same."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from batch.common.progress import Say
+from batch.state import snapshot
+from batch.state.generation import await_end
+from batch.state.operations import Work, bootstrap, migrate, repartition, rescale, rollback
+from fleetpulse.columnar.codec.versions import STORED_FORM, WRITTEN_FORMS
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io.checkpoints.generations import Generation, Generations, save_generations
+from fleetpulse.io.delta.log import DeltaLog
+from fleetpulse.io.home.home import KEY_GROUPS, Home
+from fleetpulse.io.lifecycle.query import start
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.snapshots import find_snapshot
+
+_PARTITIONS: Final = 4
+_MORE_PARTITIONS: Final = 7
+_OTHER_GROUPS: Final = 13
+_FORM: Final = min(WRITTEN_FORMS)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One of what is done between two parts of the history."""
+
+    name: str
+    act: Callable[[Work], object]
+
+
+STEPS: Final = (
+    Step("snapshot", lambda work: snapshot.take(work.spark, work.home, None, work.say)),
+    Step(f"migrate from stored form {_FORM} to {STORED_FORM}", migrate),
+    Step(f"repartition {_PARTITIONS} to {_MORE_PARTITIONS}", lambda work: repartition(work, _MORE_PARTITIONS)),
+    Step(f"rescale {KEY_GROUPS} to {_OTHER_GROUPS} key groups", lambda work: rescale(work, _OTHER_GROUPS)),
+    Step("roll back", rollback),
+    Step("bootstrap from the snapshot", lambda work: bootstrap(work, find_snapshot(work.home))),
+)
+
+
+def disturbed(spark: SparkSession, home: Home, undisturbed: Home, say: Say) -> None:
+    """Judge another home's history in parts, and move the state about between them.
+
+    Args:
+        spark: the session.
+        home: one that has just been made.
+        undisturbed: whose bronze is judged.
+        say: told each step.
+
+    Raises:
+        FleetError: the history is too short, or a step is refused.
+    """
+    parts = len(STEPS) + 1
+    landings = cut(_files(undisturbed), parts)
+    if len(landings) < parts:
+        raise FleetError(
+            f"a drill needs a recording of {parts} or more messages; got {len(landings)}; take a longer one",
+            code="recording-too-short",
+        )
+    home.lifecycle.mkdir(parents=True, exist_ok=True)
+    save_generations(home.lifecycle, Generations(1, {1: Generation.first(KEY_GROUPS, _FORM)}))
+    tables.create(home, MESSAGES)
+    spark.conf.set("spark.sql.shuffle.partitions", _PARTITIONS)
+    edges = [len(landings) * part // parts for part in range(parts + 1)]
+    work = Work(spark, home, say)
+    for number, (begin, end) in enumerate(pairwise(edges), 1):
+        say(f"part {number} of {parts}: {end - begin} batches of landing")
+        _land(home, landings[begin:end], begin)
+        await_end(start(spark, home, None), partial(_say_how_far, say, number, end + 1))
+        if number <= len(STEPS):
+            step = STEPS[number - 1]
+            say(f"step {number} of {len(STEPS)}: {step.name}")
+            with home.state_held("fleet drill"):
+                step.act(work)
+
+
+def _say_how_far(say: Say, part: int, versions: int, version: int) -> None:
+    say(f"part {part}: bronze is judged up to version {version} of {versions}")
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """What one commit lands: some rows of a file of bronze.
+
+    Attributes:
+        path: of the file.
+        begin: its first row.
+        end: the row behind its last one.
+    """
+
+    path: Path
+    begin: int
+    end: int
+
+
+def cut(files: Sequence[Path], parts: int) -> list[Landing]:
+    """Return what lands the rows of files of bronze, in order, as that many commits or more, where they are as many rows.
+
+    How few commits a recording came in depends on how fast it was landed. Any row may begin another: no two have one instant.
+    """
+    rows = {path: pq.read_metadata(path).num_rows for path in files}
+    most = max(1, sum(rows.values()) // parts)
+    return [Landing(path, begin, min(begin + most, count)) for path, count in rows.items() for begin in range(0, count, most)]
+
+
+def _files(home: Home) -> list[Path]:
+    log = DeltaLog(home.table(MESSAGES.name))
+    return [Path(path) for version in range(log.latest() + 1) for path, _ in log.appended(version)]
+
+
+def _land(home: Home, landings: Sequence[Landing], before: int) -> None:
+    for number, one in enumerate(landings, before + 1):
+        rows = pq.ParquetFile(one.path).read().slice(one.begin, one.end - one.begin)
+        tables.append(home, MESSAGES, rows, "drill", number)

@@ -1,0 +1,115 @@
+"""A snapshot of the lifecycle job's state: of a stopped job, or beside a running one.
+
+Rule: what the newest one holds already is not written again. Whether it does is seen by its rows: a note outlives damage.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from batch.common.progress import Say
+from batch.state.transfer import summed
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.checkpoints.checkpoint import Stand, stand
+from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.state_reader import Rows, frontier_of, overview, read_snapshot, rows_as_given, state_as_rows
+from fleetpulse.io.tables.snapshots import Taken, shown_snapshot, snapshots, write_snapshot
+from fleetpulse.reports.replay_origin import done_with
+
+
+def about(spark: SparkSession, home: Home, generation: Generation, at: Stand) -> Taken:
+    """Return what a snapshot of a generation at a batch would be taken at."""
+    groups = overview(spark, checkpoint_of(home.lifecycle, generation.number), at.batch)
+    frontier_ms = frontier_of(groups, at.newest_ms, home.deployment())
+    devices = sum(group.devices for group in groups)
+    amended_ms, unmet = done_with(home, at.newest_ms)
+    return Taken(
+        generation.number,
+        at.batch,
+        at.version,
+        at.newest_ms,
+        frontier_ms,
+        devices,
+        generation.key_groups,
+        amended_ms,
+        unmet=unmet,
+    )
+
+
+Gate = Callable[[DataFrame, Taken], AbstractContextManager[DataFrame]]
+
+
+def take(spark: SparkSession, home: Home, batch: int | None, say: Say, gate: Gate | None = None, *, dry: bool = False) -> Taken:
+    """Write a snapshot of the current generation, unless the newest one holds the very same.
+
+    Args:
+        spark: the session.
+        home: the home.
+        batch: after which batch; None takes the newest.
+        say: told each step.
+        gate: looks at the rows before they are written, and gives them back; None takes them as they are.
+        dry: only say what would be done; the gate is not asked.
+
+    Returns:
+        What it was taken at, with its version in the table; without one where it would be written.
+
+    Raises:
+        FleetError: the batch is not kept, the checkpoint cannot be read, or the gate stays shut.
+    """
+    generation = home.generation()
+    at = stand(home.checkpoint, batch)
+    say(f"reading generation {generation.number} after batch {at.batch}")
+    what = about(spark, home, generation, at)
+    rows = state_as_rows(spark, home.checkpoint, at, home.deployment())
+    if dry:
+        return _held_already(spark, home, what, rows, say) or what
+    if gate is not None:
+        say("looking at them before they are published")
+    with gate(rows.each, what) if gate is not None else nullcontext(rows.each) as checked:
+        given = rows if gate is None else rows_as_given(checked)
+        if (held := _held_already(spark, home, what, given, say)) is not None:
+            return held
+        say(f"writing {what.devices:,} devices")
+        write_snapshot(home, checked, what)
+    written = next(one for one in snapshots(home) if _unwritten(one) == what)
+    say(f"snapshot version {written.version} is written")
+    return written
+
+
+def _held_already(spark: SparkSession, home: Home, what: Taken, rows: Rows, say: Say) -> Taken | None:
+    """Return the newest snapshot where it holds the very same: taken at the same, and with the same rows; say so.
+
+    An older one does not count: who begins with the newest is to begin with what was asked for last.
+    """
+    newest = shown_snapshot(home)
+    if newest is None or newest.version is None or _unwritten(newest) != what:
+        return None
+    say(f"comparing with snapshot version {newest.version}, which was taken there")
+    wanted = _told(rows)
+    try:
+        held = _told(rows_as_given(read_snapshot(spark, home, newest.version).each))  # by Spark, which sees to checksums
+    except (FleetError, PySparkException, Py4JError):
+        held = None
+    if held != wanted:
+        why = "cannot be read" if held is None else "has other rows"
+        say(f"snapshot version {newest.version} is damaged: it {why}, and is taken anew")
+        return None
+    say(
+        f"snapshot version {newest.version} holds that already: generation {what.generation} after batch {what.batch}, "
+        f"{what.devices:,} devices; nothing is to be done"
+    )
+    return newest
+
+
+def _told(rows: Rows) -> tuple[object, ...]:
+    account = summed(rows).account
+    return account.sums, account.world, account.waiting, sorted(account.pending)
+
+
+def _unwritten(taken: Taken) -> Taken:
+    return replace(taken, version=None, at_ms=None)

@@ -1,0 +1,265 @@
+"""The accounts: what the publishers know, beside what the tables say.
+
+Rule 1: nothing here asks a process; it is read when all of them have ended.
+Rule 2: what is wrong is counted under the kill that is nearest in time.
+"""
+
+from bisect import bisect
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any, Final
+
+from cli.chaos.kills import Kill
+from cli.chaos.load import Acknowledged, Identity
+from cli.chaos.targets import Victim
+from fleetpulse.core.lifecycle import Trigger
+from fleetpulse.core.replay import outcome
+from fleetpulse.core.rows import FROM_DEVICES, Row, Trust, told_apart
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
+from fleetpulse.reports import judgements, messages
+from fleetpulse.reports.agreement import defined, differences, told
+
+FAULTS: Final = ("lost", "judged_twice", "differences", "false_offline")
+_SAID_OF: Final = ("late", "duplicate")  # judgements about a message whose data do not act
+_ABOUT: Final = """SELECT kind, device_id, message_kind, epoch_ms(event_time) AS at_ms, boot, seq, count(*) AS count
+                   FROM judgements WHERE message_kind IS NOT NULL AND kind NOT IN ('transition', 'clock') GROUP BY ALL"""
+_TRANSITIONS: Final = """SELECT device_id, epoch_ms(life) AS life_ms, transition_no, to_mode, "trigger",
+                         epoch_ms(event_time) AS at_ms
+                         FROM transitions"""
+
+
+@dataclass(slots=True)
+class Line:
+    """What is counted of one kind of kill.
+
+    Attributes:
+        kills: how many.
+        acknowledged: messages whose acknowledgement was nearest to one of them.
+        lost: acknowledged, and neither in ``messages`` nor in ``quarantine``.
+        judged_twice: messages of which more than one copy acted, and transitions told twice.
+        differences: judgements that the job has and the definition has not, or the other way round.
+        false_offline: transitions to offline of devices that had spoken within their timeout, or since their will.
+        recovery_s: of each kill, how long it took.
+    """
+
+    kills: int = 0
+    acknowledged: int = 0
+    lost: int = 0
+    judged_twice: int = 0
+    differences: int = 0
+    false_offline: int = 0
+    recovery_s: list[float] = field(default_factory=list[float])
+
+    def shown(self, name: str) -> dict[str, Any]:
+        """Return it as a row."""
+        recovery = {"recovery_s": round(median(self.recovery_s), 1), "longest_s": round(max(self.recovery_s), 1)}
+        faults = {fault: getattr(self, fault) for fault in FAULTS}
+        return {"kill": name, "kills": self.kills, "acknowledged": self.acknowledged, **faults, **recovery}
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What came of it.
+
+    Attributes:
+        lines: by kind of kill.
+        balance: of the messages received: judged, waiting, late, duplicate, quarantined.
+        transitions: how many verdicts there are.
+        reconnects: how often a device came back after it had lost its connection.
+        unasked: how often a job ended that nobody had killed.
+        faults: what is wrong, a sentence each, the first ones.
+    """
+
+    lines: Mapping[Victim, Line]
+    balance: Mapping[str, int]
+    transitions: int
+    reconnects: int
+    unasked: int
+    faults: Sequence[str]
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is wrong."""
+        return not any(getattr(line, fault) for line in self.lines.values() for fault in FAULTS) and self.is_balanced
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether all that was received is accounted for."""
+        return self.balance["received"] == sum(count for name, count in self.balance.items() if name != "received")
+
+
+class Ledger:
+    """Lines by kind of kill, and what is entered in them by its instant."""
+
+    def __init__(self, kills: Sequence[Kill]) -> None:
+        self.lines: dict[Victim, Line] = {}
+        self.faults: list[str] = []
+        self._victims = [kill.victim for kill in kills]
+        self._edges = [(earlier.at_ms + later.at_ms) // 2 for earlier, later in pairwise(kills)]
+        for kill in kills:
+            line = self.lines.setdefault(kill.victim, Line())
+            line.kills += 1
+            line.recovery_s.append(kill.recovered_s or 0.0)
+
+    def at(self, instant_ms: int) -> Line:
+        """Return the line of the kill that is nearest to an instant."""
+        return self.lines[self._victims[bisect(self._edges, instant_ms)]]
+
+    def enter(self, fault: str, instant_ms: int, what: object) -> None:
+        """Note what is wrong."""
+        line = self.at(instant_ms)
+        setattr(line, fault, getattr(line, fault) + 1)
+        if len(self.faults) < 20:
+            self.faults.append(f"{fault.replace('_', ' ')}: {what}")
+
+
+def account(
+    home: Home,
+    acknowledged: Sequence[Acknowledged],
+    kills: Sequence[Kill],
+    *,
+    timeout_ms: int,
+    death_grace_ms: int,
+    reconnects: int,
+    unasked: int,
+) -> Account:
+    """Count.
+
+    Args:
+        home: the home, in which nothing runs and everything is judged.
+        acknowledged: what the broker said that it has.
+        kills: in order.
+        timeout_ms: silence after which a device is offline.
+        death_grace_ms: time after its will at which it is offline.
+        reconnects: how often a device came back after it had lost its connection.
+        unasked: how often a job ended that nobody had killed.
+    """
+    ledger = Ledger(kills)
+    for one in acknowledged:
+        ledger.at(one.at_ms).acknowledged += 1
+    rows = messages.rows(home)
+    from_devices = [row for row in rows if row.kind in FROM_DEVICES]
+    landed, distinct = Counter(identity_of(row) for row in from_devices), distinct_messages(from_devices)
+    quarantined = Counter(one["payload"] for one in judgements.quarantine(home))
+    for one in missing(acknowledged, landed, quarantined):
+        ledger.enter("lost", one.at_ms, one.message)
+    pending = outcome(rows, home.deployment()).waiting
+    waiting = Counter(identity_of(row) for row in pending if row.trust is not Trust.LATE)  # a late one is listed
+    said = said_of(home)
+    for identity in acted_twice(landed, distinct, waiting, said):
+        ledger.enter("judged_twice", identity[2], identity)
+    transitions = tables.query(home, _TRANSITIONS)
+    for one in repeated(transitions):
+        ledger.enter("judged_twice", one["at_ms"], one)
+    for one in differences(told(home), defined(rows, home.deployment())):
+        ledger.enter("differences", one["event_time_ms"] or one["received_at_ms"] or 0, one)
+    for one in wrongly_offline(acknowledged, transitions, timeout_ms, death_grace_ms):
+        ledger.enter("false_offline", one["at_ms"], one)
+    return Account(
+        ledger.lines,
+        balance(landed, distinct, waiting, said, quarantined),
+        len(transitions),
+        reconnects,
+        unasked,
+        ledger.faults,
+    )
+
+
+def identity_of(row: Row) -> tuple[Any, ...]:
+    """Return what makes two rows copies of one message, as far as the load and the judgements name it."""
+    return row.device_id, row.kind.value, row.event_time_ms, row.boot, row.seq
+
+
+def distinct_messages(rows: Iterable[Row]) -> Counter[Any]:
+    """Return, by identity, how many messages have it: wills of two sessions, received in one millisecond, share theirs."""
+    return Counter(identity for identity, _ in {(identity_of(row), told_apart(row)) for row in rows})
+
+
+def missing(acknowledged: Iterable[Acknowledged], landed: Counter[Any], quarantined: Counter[str]) -> list[Acknowledged]:
+    """Return what was acknowledged more often than it is in bronze or, where it cannot be decoded, in quarantine."""
+    left, broken, lost = landed.copy(), quarantined.copy(), list[Acknowledged]()
+    for one in acknowledged:
+        where: Counter[Any] = broken if one.message.identity is None else left
+        key = one.message.identity or one.message.payload.decode()
+        if where[key] > 0:
+            where[key] -= 1
+        else:
+            lost.append(one)
+    return lost
+
+
+def said_of(home: Home) -> dict[str, Counter[Any]]:
+    """Return, by kind of judgement, how many copies of which message were said not to act."""
+    said: dict[str, Counter[Any]] = {}
+    for one in tables.query(home, _ABOUT):
+        identity = (one["device_id"], one["message_kind"], one["at_ms"], one["boot"], one["seq"])
+        said.setdefault(one["kind"], Counter())[identity] += one["count"]
+    return said
+
+
+def _acted(landed: Counter[Any], waiting: Counter[Any], said: Mapping[str, Counter[Any]]) -> Counter[Any]:
+    """Return how many copies of each message acted: those that neither wait nor were said not to act."""
+    acted = landed.copy()
+    for others in (waiting, *said.values()):
+        acted.subtract(others)
+    return acted
+
+
+def acted_twice(
+    landed: Counter[Any], distinct: Counter[Any], waiting: Counter[Any], said: Mapping[str, Counter[Any]]
+) -> list[Any]:
+    """Return the identities of which more copies acted than there are messages, or fewer than none: one was said of twice."""
+    return [identity for identity, count in _acted(landed, waiting, said).items() if not 0 <= count <= distinct[identity]]
+
+
+def balance(
+    landed: Counter[Any],
+    distinct: Counter[Any],
+    waiting: Counter[Any],
+    said: Mapping[str, Counter[Any]],
+    quarantined: Counter[str],
+) -> dict[str, int]:
+    """Return what became of the messages received, as far as the tables say."""
+    parts = {kind: said.get(kind, Counter[Any]()).total() for kind in (*_SAID_OF, *(said.keys() - set(_SAID_OF)))}
+    judged = sum(min(max(count, 0), distinct[identity]) for identity, count in _acted(landed, waiting, said).items())
+    received = landed.total() + quarantined.total()
+    return {"received": received, "judged": judged, "waiting": waiting.total(), **parts, "quarantined": quarantined.total()}
+
+
+def repeated(transitions: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the transitions whose id was there before."""
+    seen: set[tuple[Any, ...]] = set()
+    again: list[Mapping[str, Any]] = []
+    for one in transitions:
+        identity = one["device_id"], one["life_ms"], one["transition_no"]
+        if identity in seen:
+            again.append(one)
+        seen.add(identity)
+    return again
+
+
+def wrongly_offline(
+    acknowledged: Iterable[Acknowledged], transitions: Iterable[Mapping[str, Any]], timeout_ms: int, death_grace_ms: int
+) -> list[Mapping[str, Any]]:
+    """Return the transitions to offline at an instant at which the device had spoken within its timeout, heard yet or not.
+
+    Of those by a will, at which it had spoken within its grace.
+    """
+    spoken: dict[str, list[int]] = {}
+    for one in acknowledged:
+        identity: Identity | None = one.message.identity
+        if identity is not None and one.message.alive_ms is not None:
+            spoken.setdefault(identity[0], []).append(one.message.alive_ms)
+    for instants in spoken.values():
+        instants.sort()
+    wrong: list[Mapping[str, Any]] = []
+    for one in transitions:
+        instants = spoken.get(one["device_id"], [])
+        place, limit_ms = bisect(instants, one["at_ms"]), death_grace_ms if one["trigger"] == Trigger.DEATH else timeout_ms
+        if one["to_mode"] == "offline" and place and instants[place - 1] > one["at_ms"] - limit_ms:
+            wrong.append(one)
+    return wrong

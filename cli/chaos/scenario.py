@@ -1,0 +1,203 @@
+"""The course of it: a fleet is started, loaded, its processes killed; then the load ends, and all of it is judged and counted."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from cli.chaos.kills import Killing
+from cli.chaos.ledger import Account, account
+from cli.chaos.load import PATIENCE_S, Load
+from cli.chaos.reconnecting import ReconnectingDevices
+from cli.chaos.targets import OF_JOBS, Victim
+from cli.supervisor.processes import Run
+from cli.supervisor.progress import judged_to_the_end
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import BRIDGE, EVERYONE
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.core.times import format_instant
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.home.command_spool import spool
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.ingest.segments import position
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.system.process import Stop
+from fleetpulse.io.system.wall_clock import wall_clock_ms
+from fleetpulse.reports import judgements
+from streaming.landing.landing import places_of
+from streaming.landing.merge import PLACES
+
+TIMEOUT_S: Final = 10
+GRACE_S: Final = 3  # after a will
+LATENESS_MS: Final = 10_000
+OUTAGE_S: Final = 13.0  # longer than the timeout
+_DRAIN_S: Final = 600.0
+_START_S: Final = 600.0
+_LOOK_S: Final = 0.5
+_SPARE: Final = 5  # restarts of a job beyond those that its kills ask for, as many as ``fleet up`` grants
+_SETTINGS: Final = """# of a fleet that is killed on purpose: what takes minutes elsewhere is to take seconds
+canary_interval = "1s"
+reconnect_grace = "5s"
+flood_limit = 0
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked for.
+
+    Attributes:
+        rounds: in each of them one kill of each kind, in random order.
+        seed: of order, moments and load.
+        rate_per_s: messages a second.
+        devices: who send them, in turn.
+        reconnecting: devices beside them that lose their connections and come back, see `cli.chaos.reconnecting`.
+        victims: the kinds of kill.
+        pause_s: between two kills, on average.
+        keep: leave the home where it is.
+    """
+
+    rounds: int
+    seed: int
+    rate_per_s: float
+    devices: int
+    reconnecting: int
+    victims: tuple[Victim, ...]
+    pause_s: float
+    keep: bool = False
+
+
+Say = Callable[[str], None]
+
+
+def chaos(plan: Plan, say: Say) -> Account:
+    """Do it, and return what came of it.
+
+    Args:
+        plan: what is asked for.
+        say: is told what happens, a line each.
+
+    Raises:
+        FleetError: it does not start, does not recover, or does not come to the end of its load; the home is kept.
+        KeyboardInterrupt: it was stopped.
+    """
+    home = Home(Path(tempfile.mkdtemp(prefix="fleet-chaos-")).resolve())
+    keep = plan.keep
+    try:
+        (home.path / "settings.toml").write_text(_SETTINGS)
+        home.prepare(Deployment(LATENESS_MS))
+        with home.locked("fleet chaos"):
+            found = _run(plan, home, say)
+        keep = keep or not found.clean
+        return found
+    except FleetError:
+        keep = True
+        raise
+    finally:
+        if keep:
+            say(f'the home is "{home.path}"')
+        else:
+            shutil.rmtree(home.path, ignore_errors=True)
+
+
+def _run(plan: Plan, home: Home, say: Say) -> Account:
+    stop, random = Stop().on_signals(), Random(plan.seed)
+    restarts = plan.rounds + _SPARE
+    try:
+        with Run(home) as run:
+            address = _start(run, restarts, stop)
+            with Load(address, plan.devices, plan.rate_per_s, plan.seed) as load:
+                run.await_that("the first verdicts", lambda: _frontier_ms(home) is not None or _ended(stop), _START_S)
+                killing = Killing(run, random, stop, OUTAGE_S)
+                with ReconnectingDevices(address, plan.reconnecting, plan.seed) as others:  # slow clocks need a frontier
+                    _kill(plan, killing, load, random, say)
+                    say("the load ends; what is under way is judged")
+                _drain(killing, load, run)
+            died = sum(job.died for job in run.jobs)
+    finally:
+        stop.close()
+    say("counting")
+    unasked = died - sum(kill.victim in OF_JOBS for kill in killing.kills)
+    heard, limits = [*load.acknowledged, *others.acknowledged], {"timeout_ms": TIMEOUT_S * 1000, "death_grace_ms": GRACE_S * 1000}
+    return account(home, heard, killing.kills, reconnects=others.reconnects, unasked=unasked, **limits)
+
+
+def _start(run: Run, restarts: int, stop: Stop) -> BrokerAddress:
+    """Start what ``fleet up`` starts, in its order, with a short timeout in force from the first row on."""
+    policy = parse_policy({"rules": {"timeout": f"{TIMEOUT_S}s", "death_grace": f"{GRACE_S}s"}}).normalised()
+    spool(run.home, [(f"fleet/{EVERYONE}/{EVERYONE}/policy", {"policy": policy, "effective_from": 0})])
+    address = run.use_broker(None)
+    assert run.broker is not None, "it was just started"
+    run.broker.port = address.port  # where it comes back after a kill
+    for name in ("lifecycle", "landing", "bridge"):
+        run.start(name, restarts=restarts)
+    run.await_that("connecting the bridge", lambda: run.status("bridge").get("subscribed") is True or _ended(stop), _START_S)
+    return address
+
+
+def _ended(stop: Stop) -> bool:
+    if stop.is_set():
+        raise KeyboardInterrupt
+    return False
+
+
+def _kill(plan: Plan, killing: Killing, load: Load, random: Random, say: Say) -> None:
+    for number in range(1, plan.rounds + 1):
+        for victim in random.sample(plan.victims, len(plan.victims)):
+            killing.tend(random.uniform(0, 2 * plan.pause_s))
+            load.check()
+            say(f"round {number} of {plan.rounds}: {victim.value}, {len(load.acknowledged):,} messages acknowledged")
+            killing.kill(victim)
+    killing.await_recovery()
+
+
+def _drain(killing: Killing, load: Load, run: Run) -> None:
+    """Let all that was said be acknowledged, received, landed and judged, past the frontier; then stop the bridge.
+
+    Raises:
+        FleetError: that does not come.
+    """
+    load.end()
+    _await("the last messages were not acknowledged", PATIENCE_S, load.finished, killing, run)
+    ended_ms = wall_clock_ms()
+
+    def judged() -> bool:
+        frontier_ms = _frontier_ms(run.home)
+        return frontier_ms is not None and frontier_ms > ended_ms
+
+    _await("the last messages were not judged", _DRAIN_S, judged, killing, run)
+    run.stop("bridge")
+    limit_s = time.monotonic() + _DRAIN_S
+    while not judged_to_the_end(run.home):
+        if time.monotonic() > limit_s or not (run.alive("landing") and run.alive("lifecycle")):
+            raise FleetError(f"the last rows were not judged; {_stands(run.home)}", code="rows-not-judged")
+        killing.rest(_LOOK_S)
+
+
+def _frontier_ms(home: Home) -> int | None:
+    """Return up to when everything is judged; None before the second batch."""
+    reached = judged_up_to(home.checkpoint)
+    return None if reached is None else judgements.frontier_ms(home, reached[1])
+
+
+def _await(what: str, patience_s: float, reached: Callable[[], bool], killing: Killing, run: Run) -> None:
+    limit_s = time.monotonic() + patience_s
+    while not reached():
+        if time.monotonic() > limit_s:
+            raise FleetError(f"{what} within {patience_s:.0f} s; {_stands(run.home)}", code="wait-timeout")
+        killing.tend(_LOOK_S)
+
+
+def _stands(home: Home) -> str:
+    written, reached = position(home.segments), judged_up_to(home.checkpoint)
+    landed = places_of(home, MESSAGES)[BRIDGE] // PLACES
+    return (
+        f"the bridge has written segment {written.number if written else 0}, {landed} is landed, "
+        f'{format_instant(reached[1]) if reached else "nothing"} is judged; see the logs in "{home.logs}"'
+    )

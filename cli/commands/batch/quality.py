@@ -1,0 +1,212 @@
+"""``fleet quality``: whether the data holds what it should, and the gate that stays shut where it does not."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.common.extras import require_installed
+from cli.common.options import DEFAULT_HOME, HomeOption, JsonOption
+from cli.common.output import as_json, as_table, console, say
+from cli.common.session_size import size_of
+from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.quality.table_suites import SUITES
+from fleetpulse.io.home.home import Home
+
+if TYPE_CHECKING:
+    from batch.quality.derived_tables import State
+    from batch.quality.run import Report, Session
+
+EngineOption = Annotated[
+    str | None, typer.Option("--engine", help="pandas or spark for all suites; else by how many rows there are.")
+]
+quality = typer.Typer(no_args_is_help=True, help="Data quality: suites over the tables and the state, and their gate.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.add_typer(quality, name="quality")
+
+
+@quality.command("run")
+def run(
+    home: HomeOption = DEFAULT_HOME,
+    suite: Annotated[list[str] | None, typer.Option("--suite", help="This one; may be given again; else all.")] = None,
+    engine: EngineOption = None,
+    json_object: JsonOption = False,
+) -> None:
+    """Evaluate the suites over the tables, and over the newest snapshot; exit 1 where a critical expectation fails."""
+    from batch.quality.run import refuse
+    from batch.quality.run import run as look
+    from fleetpulse.settings import load_settings
+
+    opened = _opened(home)
+    with _sessions(opened, engine) as session:
+        report = look(opened, suite or (), session, engine, load_settings(home).keep_quality_runs, say)
+    _show(report, json_object=json_object)
+    refuse(report, "the data is not what it should be")
+
+
+@quality.command("gate")
+def gate(
+    home: HomeOption = DEFAULT_HOME,
+    generation: Annotated[int | None, typer.Option("--generation", help="This generation, held or running.")] = None,
+    snapshot: Annotated[int | None, typer.Option("--snapshot", help="The snapshot of this version.")] = None,
+    engine: EngineOption = None,
+    json_object: JsonOption = False,
+) -> None:
+    """See that a state holds what it must before anything is built on it; exit 1 where it does not."""
+    from batch.quality.run import gate as look
+    from batch.quality.run import refuse
+    from fleetpulse.settings import load_settings
+
+    if (generation is None) == (snapshot is None):
+        raise Misuse(
+            "a gate is over a generation or over a snapshot; name one, as in --generation 2 or --snapshot 5",
+            code="option-conflict",
+        )
+    opened = _opened(home)
+    with _sessions(opened, engine) as session, _state(opened, session, generation, snapshot) as state:
+        report = look(opened, state, session, engine, load_settings(home).keep_quality_runs, say)
+    _show(report, json_object=json_object)
+    refuse(report, f"nothing may be built on {state.subject}")
+
+
+@contextmanager
+def _state(home: Home, session: "Session", generation: int | None, snapshot: int | None) -> "Iterator[State]":
+    from batch.quality.derived_tables import snapshot_state
+
+    if generation is not None:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        from batch.common.spark_session import plainly_named, told_of
+        from batch.quality.gate import generation_state
+
+        try:
+            with plainly_named(home) as named, generation_state(session(), named, generation) as state:
+                yield state
+        except (PySparkException, Py4JError) as error:
+            raise FleetError(
+                f"generation {generation} cannot be read ({told_of(error)}); nothing may be built on it; more is in "
+                f'"{home.logs / "batch.log"}"',
+                code="generation-unreadable",
+            ) from None
+        return
+    from fleetpulse.io.tables.snapshots import find_snapshot
+
+    found = snapshot_state(home, find_snapshot(home, snapshot).version)
+    assert found is not None, "it was found"
+    yield found
+
+
+@quality.command("docs")
+def docs(
+    home: HomeOption = DEFAULT_HOME,
+    anew: Annotated[bool, typer.Option("--anew", help="All pages, not only those that are missing.")] = False,
+) -> None:
+    """Make the pages of results that have none, and say where they begin."""
+    from fleetpulse.io.quality.great_expectations import Expectations
+
+    typer.echo(str(Expectations(_opened(home).path / "quality", "").build_docs(anew=anew)))
+
+
+@quality.command("results")
+def results(
+    home: HomeOption = DEFAULT_HOME,
+    last: Annotated[int, typer.Option("--last", min=1, help="So many looks, the newest first.")] = 10,
+    failures: Annotated[bool, typer.Option("--failures", help="The rows that failed instead.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="One JSON object a line, each expectation.")] = False,
+) -> None:
+    """Show what came of the newest looks at the data."""
+    from fleetpulse.reports.quality import failed_rows, looks, results_of
+
+    opened = _opened(home, installs=False)
+    if failures:
+        rows, columns, title = (
+            failed_rows(opened, last),
+            ("began_at", "suite", "expectation", "row_key", "detail"),
+            "rows that failed",
+        )
+    elif json_lines:
+        rows, columns, title = results_of(opened, last), (), ""
+    else:
+        columns, title = ("began_at", "subject", "suites", "passed", "failed", "skipped", "fault", "first"), "looks at the data"
+        rows = looks(opened, last)
+    if json_lines:
+        as_json(rows)
+    elif rows:
+        console().print(as_table(rows, columns, title))
+    else:
+        console().print(f"{title}: none; look with ./fleet quality run --home {home}")
+
+
+@quality.command("suites")
+def suites(json_lines: JsonOption = False) -> None:
+    """List the suites, and what each expects."""
+    rows: list[dict[str, Any]] = [
+        {"suite": one.name, "expectation": each.name, "severity": each.severity.value, "meaning": each.meaning}
+        for one in SUITES
+        for each in one.expectations
+    ]
+    if json_lines:
+        as_json(rows)
+        return
+    console().print(as_table(rows, tuple(rows[0]), "suites"))
+
+
+def _opened(path: Path, *, installs: bool = True) -> Home:
+    """Open a home, and see that what evaluates is installed.
+
+    Raises:
+        FleetError: there is no home, or the operations are not installed.
+    """
+    home = Home(path)
+    home.record()
+    if installs:
+        require_installed()
+    return home
+
+
+@contextmanager
+def _sessions(home: Home, engine: str | None) -> "Iterator[Session]":
+    from batch.quality.run import lazy_session
+
+    if engine not in (None, "pandas", "spark"):
+        raise Misuse(f'--engine is pandas or spark; got "{engine}"', code="option-invalid")
+    with lazy_session(home, size_of(home)) as session:
+        yield session
+
+
+def _show(report: "Report", *, json_object: bool) -> None:
+    if json_object:
+        as_json([report.plain()])
+        return
+    rows = [
+        {
+            "suite": one.suite,
+            "engine": one.engine,
+            "rows": f"{one.rows:,}",
+            "outcome": _outcome(one),
+            "took": f"{one.took_ms / 1000:.2g} s",
+        }
+        for one in report.looked
+    ]
+    shown = console()
+    shown.print(as_table(rows, ("suite", "engine", "rows", "outcome", "took"), f"data quality of {report.subject}"))
+    for one in report.findings():
+        if one.outcome in ("failed", "fault") and not one.shuts:
+            shown.print(f"warning: {one.sentence()}", highlight=False, markup=False)
+    if report.docs is not None:
+        shown.print(f"pages: {report.docs}", highlight=False, soft_wrap=True)
+
+
+def _outcome(looked: Any) -> str:
+    failed = [f"{one.expectation} ({one.failed:,})" for one in looked.findings if one.outcome == "failed"]
+    faults = [f"{one.expectation} (not evaluated)" for one in looked.findings if one.outcome == "fault"]
+    if failed or faults:
+        return ", ".join([*failed, *faults])
+    first = looked.findings[0] if looked.findings else None
+    return f"skipped: {first.why}" if first is not None and first.outcome == "skipped" else "passed"

@@ -1,0 +1,119 @@
+"""``fleet policy`` and ``fleet map``: the files that say how the fleet is judged, and how foreign devices are read."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.common.options import DEFAULT_HOME, HomeOption, JsonOption
+from cli.common.output import as_json, console
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.messages.decode import Rejection, decode
+from fleetpulse.core.messages.mapping import parse_mappings, translate
+from fleetpulse.core.policy import RULES, Policy, parse_policy
+from fleetpulse.core.rows import EVERYONE, Origin
+from fleetpulse.core.times import format_duration, format_instant, parse_instant_ms
+from fleetpulse.io.home.command_spool import spool
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.services import in_use
+from fleetpulse.io.system.wall_clock import wall_clock_ms
+
+FileArgument = Annotated[Path, typer.Argument(help="A TOML file.")]
+policy = typer.Typer(no_args_is_help=True, help="The policy: how much silence and how many errors are tolerated.")
+mapping = typer.Typer(no_args_is_help=True, help="The mapping: devices that cannot speak our format.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.add_typer(policy, name="policy")
+    app.add_typer(mapping, name="map")
+
+
+def _load(file: Path) -> Policy:
+    from cli.common.policy_files import read_toml
+
+    return parse_policy(read_toml(file))
+
+
+@policy.command("check")
+def check(file: FileArgument, json_lines: JsonOption = False) -> None:
+    """Check a policy, and show what it comes to."""
+    checked = _load(file)
+    if json_lines:
+        as_json([{"policy_version": checked.version, "policy": checked.normalised()}])
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=f"policy {checked.version}", title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    classes = {"every other class": checked.rules, **checked.classes}
+    table.add_column("rule")
+    for name in classes:
+        table.add_column(name)
+    for name, rule in RULES.items():
+        values = (getattr(rules, name) for rules in classes.values())
+        table.add_row(rule.key, *(_shown(name, value) for value in values))
+    shown = console()
+    shown.print(table)
+    shown.print(f"unknown devices: {checked.unknown_devices}")
+
+
+def _shown(name: str, value: Any) -> str:
+    if name.endswith("_ms"):
+        return format_duration(value)
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+@policy.command("apply")
+def apply(
+    file: FileArgument,
+    from_: Annotated[str | None, typer.Option("--from", help="In effect from this instant; from now where left out.")] = None,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Apply a policy, from now or from a later instant."""
+    checked, opened = _load(file), Home(home)
+    opened.record()
+    content: dict[str, object] = {"policy": checked.normalised()}
+    when = "from now"
+    if from_ is not None:
+        from_ms = parse_instant_ms(from_)
+        if from_ms <= wall_clock_ms():
+            raise FleetError(
+                f"a policy takes effect now or later; got {format_instant(from_ms)}; leave --from out for now",
+                code="instant-past",
+            )
+        content["effective_from"], when = from_ms, f"from {format_instant(from_ms)}"
+    spool(opened, [(f"fleet/{EVERYONE}/{EVERYONE}/policy", content)])
+    running = in_use(opened)
+    typer.echo(f"policy {checked.version} is in effect {when}" + ("" if running else ", once the fleet runs (./fleet up)"))
+
+
+@mapping.command("test")
+def try_mapping(
+    file: FileArgument,
+    topic: Annotated[str, typer.Argument(help="A topic as the device publishes it.")],
+    payload: Annotated[str, typer.Argument(help="A payload as the device publishes it.")],
+    json_lines: JsonOption = False,
+) -> None:
+    """Show what a mapping file makes of a message."""
+    from cli.common.policy_files import read_toml
+
+    for one in parse_mappings(read_toml(file)):
+        ours = translate(one, topic, payload.encode())
+        if ours is None:
+            continue
+        if not json_lines:
+            typer.echo(f"topic    {ours[0]}\npayload  {json.dumps(json.loads(ours[1]))}")
+        row = decode(*ours, wall_clock_ms(), Origin.MQTT)
+        if isinstance(row, Rejection):
+            raise FleetError(f"it would be quarantined: {row.reason}: {row.detail}", code="mapping-quarantines")
+        if row.event_time_ms is None:
+            raise FleetError(f"it would be listed, not judged: {row.note}", code="mapping-lists-late")
+        if json_lines:
+            found = {"topic": ours[0], "payload": json.loads(ours[1]), "event_time_ms": row.event_time_ms, "clock": row.clock}
+            as_json([found])
+            return
+        typer.echo(f"event    {format_instant(row.event_time_ms)} ({row.clock.value} clock)")
+        return
+    raise FleetError(f'no mapping in "{file}" fits the topic "{topic}"', code="mapping-fits-none")

@@ -1,0 +1,366 @@
+"""``fleet listen``: the last messages, then every one on the broker as it comes, and what becomes of each.
+
+Rule 1: what becomes of a message is predicted by the definition's own coverage, and said again when the frontier has passed it.
+Rule 2: it only looks on: a session of its own, nothing acknowledged in another's name, at most `REMEMBERED` messages in memory.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import typer
+
+from cli.common.output import as_json, as_shown, console
+from cli.common.policy_files import load_mappings
+from cli.supervisor.progress import judged_ms
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.judgements import clock_fault
+from fleetpulse.core.messages.decode import Rejection
+from fleetpulse.core.messages.mapping import TopicMapping
+from fleetpulse.core.messages.sparkplug import PREFIX
+from fleetpulse.core.presence.coverage import Listening
+from fleetpulse.core.presence.identities import DeviceIdentity, identified
+from fleetpulse.core.presence.presence_time import FAULTS, offset_ms, present, trusted
+from fleetpulse.core.presence.shards import Shards
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import EVERYONE, SIGNALS, Identity, Kind, Origin, Row, Trust, identity
+from fleetpulse.core.times import format_duration, format_instant
+from fleetpulse.io.home.home import BRIDGE, Home
+from fleetpulse.io.home.services import in_use
+from fleetpulse.io.mqtt.address import load_address
+from fleetpulse.io.mqtt.sparkplug.codec import decode_any
+from fleetpulse.io.mqtt.subscriber import Arrived, Receiver
+from fleetpulse.io.system.wall_clock import wall_clock_ms
+from fleetpulse.settings import load_settings
+
+REMEMBERED: Final = 1_000  # shown messages that are followed until they are judged
+CANARY: Final = f"fleet/{EVERYONE}/{BRIDGE}/{Kind.TICK.value}"
+EVERYTHING: Final = "#"
+_RECEIVED: Final = "when it was received"
+_ASK_S: Final = 1.0  # how often the checkpoint is asked how far is judged
+_COVERAGE_S: Final = 5.0  # how often gaps are read again
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of a message.
+
+    Attributes:
+        state: one word for programs: judged, waiting, late, duplicate, unjudged, quarantined, foreign, history, retained, canary.
+        words: the sentence for people.
+    """
+
+    state: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A message as it was shown.
+
+    Attributes:
+        received_at_ms: when it came.
+        topic: where it was published.
+        payload: its beginning, as text.
+        row: what it was decoded to; None where it was not.
+    """
+
+    received_at_ms: int
+    topic: str
+    payload: str
+    row: Row | None = None
+
+
+def fate(shown: Shown, shards: Shards | None, deployment: Deployment) -> tuple[Shown, Fate]:
+    """Return a decoded message with its presence time, and its fate as far as it is known on arrival.
+
+    Args:
+        shown: the message.
+        shards: coverage as known from the rows that have landed.
+        deployment: lateness, clock lead and backlog.
+    """
+    assert shown.row is not None, "a message that was not decoded is not judged"
+    listening = (shards or Shards.begin(shown.received_at_ms)).of(shown.row.site)
+    listening = listening.read(shown.received_at_ms, deployment.allowed_lateness_ms)
+    row = read_with(shown.row, listening.frontier_ms, deployment)
+    return replace(shown, row=row), _fate(row, listening, deployment)
+
+
+def _fate(row: Row, listening: Listening, deployment: Deployment) -> Fate:
+    if row.trust is Trust.LATE and listening.frontier_ms is not None and row.event_time_ms is not None:
+        late_by = format_duration(listening.frontier_ms - row.event_time_ms)
+        counts = "only that the device was heard counts" if row.is_direct else "it counts when history is amended"
+        return Fate("late", f"late by {late_by}: its time has been judged; {counts}")
+    fault = f"{clock_fault(row.trust, offset_ms(row))}, so it counts for {_RECEIVED}; " if row.trust in FAULTS else ""
+    due_ms = listening.due_at(row.at_ms, deployment.allowed_lateness_ms)
+    if due_ms is None:
+        return Fate("waiting", f"{fault}waiting: a gap is open, and nothing is judged until it is closed")
+    return Fate("waiting", f"{fault}waiting until about {format_instant(due_ms)}, when its time is judged")
+
+
+def read_with(row: Row, frontier_ms: int | None, deployment: Deployment) -> Row:
+    """Return a message with its presence time, as the job reads it at a frontier."""
+    if row.kind not in SIGNALS:
+        return row
+    return present(row, trusted(row, frontier_ms, deployment.max_clock_lead_ms, deployment.max_backlog_ms))
+
+
+def read_message(
+    message: Arrived,
+    now_ms: int,
+    mappings: tuple[TopicMapping, ...],
+    *,
+    sparkplug: bool = False,
+    identified_by: DeviceIdentity = DeviceIdentity.ID,
+) -> tuple[Shown, Fate | None]:
+    """Decode a message as landing will; with its fate where that is known without asking how far is judged.
+
+    Args:
+        message: as the broker delivered it.
+        now_ms: when that was.
+        mappings: for topics that are not ours.
+        sparkplug: whether Sparkplug is taken.
+        identified_by: what identifies a device.
+    """
+    shown = Shown(now_ms, message.topic, message.payload[:200].decode(errors="backslashreplace"))
+    if message.topic.startswith("replay/"):
+        return shown, Fate("history", "history: it is taken where the bridge was started for it")
+    taken = ("fleet/", PREFIX) if sparkplug else ("fleet/",)
+    if not message.topic.startswith(taken) and not any(mapping.match(message.topic) for mapping in mappings):
+        words = "ours begin with fleet/, others need a mapping (fleet map test)"
+        if message.topic.startswith(PREFIX):
+            words = "Sparkplug is taken where the setting sparkplug_host names us"
+        return shown, Fate("foreign", f"not our topic: nobody takes it; {words}")
+    if message.retained:
+        return shown, Fate("retained", "a retained copy: not a signal")
+    if message.topic == CANARY:
+        return shown, Fate("canary", "our own canary: we are listening")
+    row = decode_any(mappings, message.topic, message.payload, now_ms, Origin.MQTT)
+    row = identified(row, identified_by) if isinstance(row, Row) else row
+    if isinstance(row, Rejection):
+        return shown, Fate("quarantined", f"quarantined because {row.reason}: {row.detail}")
+    return Shown(now_ms, shown.topic, shown.payload, row), None
+
+
+class Followed:
+    """Shown messages that wait for the frontier; beyond ``limit`` the one shown first is no longer followed.
+
+    Args:
+        limit: how many are remembered.
+    """
+
+    def __init__(self, limit: int = REMEMBERED) -> None:
+        self._limit = limit
+        self._waiting: dict[Identity, Shown] = {}
+        self.forgotten = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, shown: Shown) -> bool:
+        """Follow a message; False where one of the same identity is followed already: this is a copy."""
+        assert shown.row is not None, "only what was decoded waits"
+        key = identity(shown.row)
+        if key in self._waiting:
+            return False
+        self._waiting[key] = shown
+        if len(self._waiting) > self._limit:
+            del self._waiting[next(iter(self._waiting))]
+            self.forgotten += 1
+        return True
+
+    def passed(self, frontier_of: Callable[[str], int | None]) -> list[Shown]:
+        """Return, once each, the messages whose time is judged, in order of presence time.
+
+        Args:
+            frontier_of: returns the frontier of a site.
+        """
+        instants = {
+            key: shown.row.at_ms for key, shown in self._waiting.items() if shown.row and is_judged(shown.row, frontier_of)
+        }
+        due = sorted(instants, key=instants.__getitem__)
+        return [self._waiting.pop(key) for key in due]
+
+
+def is_judged(row: Row, frontier_of: Callable[[str], int | None]) -> bool:
+    """Whether the frontier of its site has come to a message."""
+    frontier_ms = frontier_of(row.site)
+    return frontier_ms is not None and row.at_ms <= frontier_ms
+
+
+def verdicts(passed: Iterable[Shown], said: Iterable[dict[str, Any]]) -> list[tuple[Shown, Fate]]:
+    """Return what became of messages that the frontier has passed.
+
+    Args:
+        passed: the messages.
+        said: judgements about them, as `reports.said_of` returns them.
+    """
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for judgement in said:
+        key = (judgement["device_id"], judgement["message_kind"], judgement["event_time_ms"], judgement["seq"])
+        found.setdefault(key, []).append(judgement)
+    became: list[tuple[Shown, Fate]] = []
+    for shown in passed:
+        row = shown.row
+        about = found.get((row.device_id, row.kind.value, row.event_time_ms, row.seq), []) if row else []
+        became.append((shown, _verdict(about)))
+    return became
+
+
+def _verdict(about: list[dict[str, Any]]) -> Fate:
+    moved = [f"{one['from_mode']} -> {one['to_mode']} ({one['trigger']})" for one in about if one["kind"] == "transition"]
+    if moved:
+        return Fate("judged", f"judged: {', '.join(moved)}")
+    for one in about:
+        if one["kind"] == "late":
+            return Fate("late", f"late by {format_duration(one['late_by_ms'] or 0)}: {one['reason']}")
+        if one["kind"] == "clock":
+            return Fate("judged", f"judged for {_RECEIVED}, since {one['reason']}: it changed no mode")
+        if one["kind"] != "duplicate":  # that is said of the copy; the one received first was judged
+            return Fate("unjudged", f"not judged, {one['kind'].replace('_', ' ')}: {one['reason']}")
+    return Fate("judged", "judged: it changed no mode")
+
+
+class Listener:
+    """Shows messages and follows them.
+
+    Args:
+        home: the home.
+        topic: an MQTT topic filter.
+        json_lines: for a program.
+    """
+
+    def __init__(self, home: Home, topic: str, *, json_lines: bool) -> None:
+        self.home, self.topic, self.json_lines = home, topic, json_lines
+        self.deployment, self.mappings = home.deployment(), load_mappings(home)
+        self._sparkplug = bool(load_settings(home.path).sparkplug_host)
+        self._identity = home.identity()
+        self.followed = Followed()
+        self._console = console()
+        self._judged_ms: int | None = None
+        self._asked_s = self._covered_s = float("-inf")
+        self._shards: Shards | None = None
+        self._told = 0
+
+    def earlier(self, last: int, before_ms: int) -> None:
+        """Show the last messages that had landed before we listened."""
+        from fleetpulse.reports import judgements
+
+        landed: list[Shown] = []
+        for one in judgements.recent(self.home, last, before_ms):
+            shown = Shown(one["received_at_ms"], one["topic"], one["payload"], one["row"])
+            if one["row"] is None:
+                self._say(shown, Fate("quarantined", f"quarantined because {one['reason']}: {one['detail']}"))
+            else:
+                landed.append(replace(shown, row=read_with(one["row"], None, self.deployment)))
+        frontier_of = judgements.frontier_of_sites(self.home, judged_ms(self.home))
+        known = [one for one in landed if one.row and is_judged(one.row, frontier_of)]
+        for shown, became in verdicts(known, judgements.said_of(self.home, [one.row for one in known if one.row])):
+            self._say(shown, became)
+        for shown in landed:
+            if shown not in known:
+                self._tell(shown)
+
+    def take(self, message: Arrived) -> None:
+        """Show a message."""
+        if message.topic == CANARY and self.topic == EVERYTHING:
+            return  # one each few seconds, and no device's
+        shown, known = read_message(
+            message, wall_clock_ms(), self.mappings, sparkplug=self._sparkplug, identified_by=self._identity
+        )
+        if known is not None:
+            self._say(shown, known)
+        else:
+            self._tell(shown)
+
+    def _tell(self, shown: Shown) -> None:
+        from fleetpulse.reports import judgements
+
+        if time.monotonic() - self._covered_s > _COVERAGE_S:
+            self._shards, self._covered_s = judgements.shards(self.home, None), time.monotonic()
+        shown, known = fate(shown, self._shards, self.deployment)
+        if known.state == "waiting" and not self.followed.add(shown):
+            known = Fate("duplicate", "a copy of a message that waits: the one received first counts")
+        self._say(shown, known)
+
+    def follow(self) -> None:
+        """Say of waiting messages that they were judged, once they were."""
+        if not self.followed or time.monotonic() - self._asked_s < _ASK_S:
+            return
+        self._asked_s = time.monotonic()
+        judged = judged_ms(self.home)
+        if judged is None or judged == self._judged_ms:
+            return
+        from fleetpulse.reports import judgements
+
+        self._judged_ms = judged
+        passed = self.followed.passed(judgements.frontier_of_sites(self.home, judged))
+        if passed:
+            for shown, became in verdicts(passed, judgements.said_of(self.home, [one.row for one in passed if one.row])):
+                self._say(shown, became, again=True)
+        if self.followed.forgotten > self._told:
+            self._told = self.followed.forgotten
+            typer.echo(f"fleet: more than {REMEMBERED} wait; {self._told} were shown and are no longer followed", err=True)
+
+    def _say(self, shown: Shown, told: Fate, *, again: bool = False) -> None:
+        if self.json_lines:
+            line = {"received_at_ms": shown.received_at_ms, "topic": shown.topic, "payload": shown.payload}
+            as_json([{**line, "state": told.state, "fate": told.words}])
+            return
+        out = self._console
+        at = format_instant(shown.received_at_ms)[11:23]
+        payload = "" if again else f"  {as_shown(shown.payload)}"
+        out.print(f"{at}  {as_shown(shown.topic)}{payload}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"              -> {told.words}", markup=False, highlight=False, soft_wrap=True, style=_STYLES.get(told.state))
+
+
+_STYLES: Final = {
+    "judged": "green",
+    "waiting": "cyan",
+    "late": "yellow",
+    "duplicate": "yellow",
+    "unjudged": "yellow",
+    "quarantined": "red",
+    "foreign": "bright_black",
+}
+
+
+def listen(home: Home, topic: str, for_s: float, last: int, *, json_lines: bool) -> None:
+    """Show messages until the time is over or Ctrl-C.
+
+    Raises:
+        FleetError: nothing runs in the home, or the broker does not let us in.
+    """
+    if not in_use(home):
+        raise FleetError(
+            f'nothing runs in "{home.path}", so that no message comes; start it with: ./fleet up --home {home.path} '
+            f"(what came before is in: ./fleet devices, late, quarantine)",
+            code="home-not-running",
+        )
+    address = load_address(home.run("broker"))
+    receiver = Receiver(address, f"fleet-listen-{os.getpid()}", (topic,), persistent=False)
+    listener = Listener(home, topic, json_lines=json_lines)
+    limit = time.monotonic() + for_s
+    problem, heard = None, False
+    try:
+        while time.monotonic() < limit:
+            arrived = receiver.poll(0.2)
+            if receiver.connected and not heard:  # what comes from now on is kept for us: there is time to look back
+                heard = True
+                typer.echo(f"fleet: listening to {topic} on {address}; Ctrl-C ends it", err=True)
+                if last and topic == EVERYTHING:
+                    listener.earlier(last, wall_clock_ms())
+            for message in arrived:
+                listener.take(message)
+                receiver.ack([message.token])
+            listener.follow()
+            if receiver.problem != problem:
+                problem = receiver.problem
+                if problem:
+                    typer.echo(f"fleet: {problem}; trying again", err=True)
+    except KeyboardInterrupt:
+        return
+    finally:
+        receiver.close()

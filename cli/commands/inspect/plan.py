@@ -1,0 +1,192 @@
+"""``fleet plan``: what a fleet will need, from what one device and one message cost."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from cli.common.dry_run import Outlook, Read, foretell, tables_read
+from cli.common.options import DryOption, JsonOption
+from cli.common.output import as_json, as_table, console, measure
+from fleetpulse.core.errors import Misuse
+from fleetpulse.core.times import format_duration, parse_duration_ms
+from fleetpulse.io.home.home import Home
+from fleetpulse.paths import cache_dir
+from fleetpulse.planning.model import DAY_MS, Figures, Fleet, Plan, plan
+
+MeasuredOption = Annotated[
+    Path | None, typer.Option("--home", help="Take what is not given from the tables of a home, and show what it takes now.")
+]
+_FOREVER: Final = "forever"
+_MEANINGS: Final = {
+    "messages_per_s": "messages a second",
+    "key_groups": "key groups (a home begins with 8; others: fleet state rescale)",
+    "devices_a_group": "devices in each",
+    "partitions": "state partitions (one a core at first; others: fleet state repartition)",
+    "cores": "cores of the lifecycle job",
+    "executors": "executors, where a cluster runs it",
+    "ingest_cores": "cores of bridge and landing",
+    "bridges": "bridges",
+    "state_bytes": "state: its newest version",
+    "checkpoint_bytes": "checkpoint: all versions that are kept",
+    "batch_s": "a batch",
+    "checkpoint_s": "its checkpoint",
+    "checkpoint_every": "batches between checkpoints, to stay within the tolerance",
+    "memory_bytes": "memory of the lifecycle job",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("plan")(show_plan)
+
+
+def show_plan(
+    devices: Annotated[int | None, typer.Option("--devices", min=1, max=100_000_000, help="How many (10000).")] = None,
+    interval: Annotated[str | None, typer.Option("--interval", help="Between two messages of a device (60s).")] = None,
+    lateness: Annotated[str | None, typer.Option("--lateness", help="How late a message may come and be judged (60s).")] = None,
+    errors: Annotated[float | None, typer.Option("--errors", min=0, max=1, help="Share of errors (0.01).")] = None,
+    late: Annotated[float | None, typer.Option("--late", min=0, max=1, help="Share of late messages (0.002).")] = None,
+    copies: Annotated[float | None, typer.Option("--copies", min=0, max=1, help="Share that comes twice (0.01).")] = None,
+    changes: Annotated[float | None, typer.Option("--changes", min=0, help="Changes of mode, a device and day (0.2).")] = None,
+    metrics: Annotated[float | None, typer.Option("--metrics", min=0, help="Bytes of metrics a message (12).")] = None,
+    keep: Annotated[str | None, typer.Option("--keep", help='How long messages are kept, or "forever" (90d).')] = None,
+    tolerance: Annotated[
+        float | None, typer.Option("--tolerance", min=0.001, max=1, help="Share of a batch that its checkpoint may take (0.1).")
+    ] = None,
+    home: MeasuredOption = None,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="First measure what things cost on this machine.")] = False,
+    dry_run: DryOption = False,
+    json_lines: JsonOption = False,
+) -> None:
+    """Say what a fleet will need: state, batches, key groups, cores, memory, and storage a month out."""
+    given: dict[str, Any] = {
+        "devices": devices,
+        "interval_ms": _duration("--interval", interval),
+        "lateness_ms": _duration("--lateness", lateness),
+        "error_share": errors,
+        "late_share": late,
+        "copy_share": copies,
+        "changes_a_day": changes,
+        "metrics_bytes": metrics,
+        "tolerance": tolerance,
+    }
+    kept_ms = None if keep in (None, _FOREVER) else _duration("--keep", keep)
+    if dry_run:
+        foretell(_outlook(given, None if home is None else Home(home), measures=calibrate), json_lines=json_lines)
+        return
+    figures = _figures(measure_anew=calibrate)
+    fleet = Fleet(10_000)
+    if home is not None:
+        fleet, heap_bytes = _of_home(Home(home))
+        figures = replace(figures, heap_bytes=heap_bytes)
+    fleet = replace(fleet, **{name: value for name, value in given.items() if value is not None})
+    if keep is not None:
+        fleet = replace(fleet, keep_days=None if kept_ms is None else kept_ms / DAY_MS)
+    _show(plan(fleet, figures), fleet, figures, _standing(home), json_lines=json_lines)
+
+
+def _outlook(given: dict[str, Any], home: Home | None, *, measures: bool) -> Outlook:
+    """Return what a plan would be made from.
+
+    Raises:
+        FleetError: there is no such home, its settings have faults, or the figures that were kept cannot be read.
+    """
+    from batch.calibrate import FILE, load
+    from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
+    from fleetpulse.settings import load_settings
+
+    kept = cache_dir() / FILE
+    reads = [] if measures else [Read(f"what things cost, by {load(cache_dir()).source}")]
+    if home is not None:
+        home.record()
+        load_settings(home.path)
+        read = ((MESSAGES, "received_at"), (JUDGEMENTS, "event_time"), (QUARANTINE, "received_at"), (STREAM_HEALTH, "began_at"))
+        reads += [*tables_read(home, read), Read(f'how large the files below "{home.path}" are')]
+    named = [_option(name) for name, value in given.items() if value is not None]
+    source = "the built-in fleet" if home is None else f'the fleet of "{home.path}"'
+    before = "measure what things cost on this machine, in a minute or so, and " if measures else ""
+    does = f"{before}plan for {source}" + (f", but for what is given: {', '.join(named)}" if named else "")
+    return Outlook(does, tuple(reads), (f'"{kept}"',) if measures else ())
+
+
+def _option(name: str) -> str:
+    return name.removesuffix("_ms").removesuffix("_bytes").removesuffix("_share").replace("_", " ")
+
+
+def _duration(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    found = parse_duration_ms(text)
+    if not found:
+        raise Misuse(f'{option} must be longer than nothing; got "{text}"; write one such as "5m"', code="duration-not-positive")
+    return found
+
+
+def _figures(*, measure_anew: bool) -> Figures:
+    from batch.calibrate import calibrate, load, save
+
+    if not measure_anew:
+        return load(cache_dir())
+    with console().status("") as progress:
+        figures = calibrate(lambda what: progress.update(f"measuring {what}"))
+    save(figures, cache_dir())
+    return figures
+
+
+def _of_home(home: Home) -> tuple[Fleet, int]:
+    """Return a home's fleet, and the bytes that its settings give to the JVM's heap."""
+    from fleetpulse.io.tables.adaptive_batching import hold_ms, verdict_delay_ms
+    from fleetpulse.planning.observed import fleet_of
+    from fleetpulse.settings import heap_mb, load_settings
+
+    home.record()  # says so where there is no fleet
+    settings = load_settings(home.path)
+    kept_ms = settings.keep_device_snapshots
+    kept_days = None if kept_ms is None else kept_ms / DAY_MS
+    measured = fleet_of(home, settings.keep_messages)
+    held_ms = hold_ms(verdict_delay_ms(home.deployment().allowed_lateness_ms, settings.verdict_delay))
+    fleet = replace(measured, keep_snapshot_days=kept_days, batch_every_ms=settings.batch_every, held_ms=held_ms)
+    return fleet, heap_mb(settings.heap) * 1_048_576
+
+
+def _standing(home: Path | None) -> dict[str, Any]:
+    if home is None:
+        return {}
+    from fleetpulse.planning.observed import standing_of
+
+    return standing_of(Home(home))
+
+
+def _show(found: Plan, fleet: Fleet, figures: Figures, now: dict[str, Any], *, json_lines: bool) -> None:
+    if json_lines:
+        asked = {name: getattr(fleet, name) for name in Fleet.__slots__}
+        as_json([{"fleet": asked, "plan": found.as_rows(), "figures": figures.source, "now": now or None}])
+        return
+    told, shown = found.as_rows(), console()
+    kept = "for ever" if fleet.keep_days is None else f"for {fleet.keep_days:g} days"
+    shown.print(
+        f"{fleet.devices:,} devices, a message each {format_duration(fleet.interval_ms)}, a lateness of "
+        f"{format_duration(fleet.lateness_ms)}; messages are kept {kept}; costs by {figures.source}"
+    )
+    rows = [{"what": meaning, "planned": _said(name, told[name])} for name, meaning in _MEANINGS.items()]
+    stored = [(f"stored a month out: {table}", table, size) for table, size in told["storage_bytes"].items()]
+    rows += [{"what": what, "planned": measure("_bytes", size)} for what, _, size in stored]
+    columns = ["what", "planned"]
+    if now:
+        columns.append("now")
+        measured = [_said(name, now.get(name)) for name in _MEANINGS]
+        measured += [measure("_bytes", now["storage_bytes"].get(table)) for _, table, _ in stored]
+        rows = [{**row, "now": value} for row, value in zip(rows, measured, strict=True)]
+    shown.print(as_table(rows, columns, "plan"))
+
+
+def _said(name: str, value: float | None) -> str | None:
+    if value is None:
+        return None
+    if name.endswith("_bytes"):
+        return measure(name, value)
+    if name.endswith("_s") and name != "messages_per_s":
+        return f"{value:.3g} s"
+    return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{value:.2g}"

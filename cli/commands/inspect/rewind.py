@@ -1,0 +1,192 @@
+"""``fleet rewind``: the fleet, or one device's life, at an instant: as it is known now, or as it was known then."""
+
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+
+from cli.common.dry_run import Outlook, foretell, tables_read
+from cli.common.options import DEFAULT_HOME, DryOption, HomeOption, RowsOption, check_mode
+from cli.common.output import as_json, as_table, cell, console, instant_ms
+from cli.supervisor.progress import judged_ms
+from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.core.times import END_OF_TIME_MS, format_duration, format_instant, parse_instant_ms
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.system.wall_clock import wall_clock_ms
+
+_FLEET = ("device_id", "mode", "since", "trigger", "last_seen", "site", "device_class", "gateway")
+_LIFE = ("since", "until", "for", "mode", "trigger", "reason")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("rewind")(rewind)
+
+
+def rewind(
+    to: Annotated[str, typer.Option("--to", help="The instant, such as 2026-01-31T12:00:00Z.")],
+    device: Annotated[str | None, typer.Option("--device", help="The life of this device up to then.")] = None,
+    known: Annotated[
+        str, typer.Option("--known", help="As it is known 'now', as it was known 'then', or at an instant between.")
+    ] = "now",
+    home: HomeOption = DEFAULT_HOME,
+    mode: Annotated[str | None, typer.Option("--mode", help="Only devices in this mode.")] = None,
+    last: Annotated[int, typer.Option("--last", min=1, help="So many rows: of devices the first, of a life the newest.")] = 200,
+    dry_run: DryOption = False,
+    json_lines: RowsOption = False,
+) -> None:
+    """Show every device's mode at an instant, or how one device came to its own."""
+    from fleetpulse.reports import time_travel as reports
+
+    check_mode(mode)
+    opened = Home(home)
+    opened.record()
+    moment = _moment(opened, parse_instant_ms(to), known)
+    if dry_run:
+        foretell(_outlook(opened, device, moment), json_lines=json_lines)
+        return
+    rows = reports.fleet(opened, moment) if device is None else reports.life(opened, device, moment)
+    if device is not None and not rows:
+        raise FleetError(_nothing_of(opened, device, moment), code="rewind-device-unknown")
+    rows = [row for row in rows if mode is None or row["mode"] == mode]
+    if json_lines:
+        as_json(rows)
+        return
+    if not rows and moment.known_ms != END_OF_TIME_MS:
+        typer.echo(f"fleet: note: {_judged_when(opened, moment.known_ms)}", err=True)
+    _show(device, moment, rows, last)
+
+
+def _outlook(home: Home, device: str | None, moment: Any) -> Outlook:
+    """Return what would be read.
+
+    Raises:
+        FleetError: nobody knows the device.
+    """
+    from fleetpulse.core.tables import DEVICES, JUDGEMENTS
+    from fleetpulse.reports.judgements import require_known
+
+    if device is not None:
+        require_known(home, device)
+    what = "every device's mode at" if device is None else f"the life of {device} up to"
+    does = f"show {what} {format_instant(moment.at_ms)}, as {_knowledge(moment)}"
+    return Outlook(does, tables_read(home, ((JUDGEMENTS, "event_time"), (DEVICES, "received_at"))))
+
+
+def _moment(home: Home, at_ms: int, known: str) -> Any:
+    """Return what is asked for.
+
+    Raises:
+        FleetError: the home has no history, or none of then.
+        Misuse: an instant lies in the future.
+    """
+    from fleetpulse.reports import judgements as reports
+    from fleetpulse.reports.time_travel import Moment, begun_ms
+
+    now_ms = wall_clock_ms()
+    known_ms = END_OF_TIME_MS if known == "now" else at_ms if known == "then" else parse_instant_ms(known)
+    for name, asked_ms in (("--to", at_ms), ("--known", known_ms)):
+        if now_ms < asked_ms != END_OF_TIME_MS:
+            raise Misuse(
+                f"{name} is an instant of the past; got {format_instant(asked_ms)}; what is to come nobody knows",
+                code="instant-not-past",
+            )
+    shards = reports.shards(home, None)
+    if shards is None:
+        raise FleetError(
+            f'the home "{home.path}" has no history; play one with: ./fleet replay RECORDING --home {home.path}',
+            code="home-without-history",
+        )
+    if at_ms < (first_ms := begun_ms(home, shards.start_ms)):
+        began = format_instant(first_ms)
+        raise FleetError(
+            f'the history of "{home.path}" begins at {began}; got --to {format_instant(at_ms)}; name {began} or later',
+            code="instant-before-history",
+        )
+    return Moment(at_ms, known_ms, _judged_to(home, known_ms))
+
+
+def _judged_to(home: Home, known_ms: int) -> int:
+    """Return up to which event time was judged by an instant; -1 where nothing was."""
+    from fleetpulse.reports import judgements as reports
+    from fleetpulse.reports.time_travel import judged_between
+
+    deployment = home.deployment()
+    frontier_ms = reports.frontier_ms(home, judged_ms(home))
+    now_ms = None if frontier_ms is None else deployment.said_through_ms(frontier_ms)
+    if now_ms is None or known_ms == END_OF_TIME_MS:
+        return -1 if now_ms is None else now_ms
+    first, _ = judged_between(home)
+    by_then = reports.shards(home, known_ms) if first is not None and instant_ms(first) <= known_ms else None
+    return -1 if by_then is None or by_then.frontier_ms is None else min(deployment.said_through_ms(by_then.frontier_ms), now_ms)
+
+
+def _judged_when(home: Home, known_ms: int) -> str:
+    from fleetpulse.reports.time_travel import judged_between
+
+    first, final = judged_between(home)
+    if first is None or final is None:
+        return "nothing has been judged yet"
+    if known_ms >= instant_ms(first):
+        return f"by {format_instant(known_ms)} nothing of then had been judged"
+    span = f"from {format_instant(instant_ms(first))} to {format_instant(instant_ms(final))}"
+    return (
+        f"by {format_instant(known_ms)} nothing had been judged; this history was judged {span}; "
+        f"leave --known out, or name an instant after that"
+    )
+
+
+def _nothing_of(home: Home, device: str, moment: Any) -> str:
+    """Say why nothing can be told of a device.
+
+    Raises:
+        FleetError: nobody knows it.
+    """
+    from fleetpulse.reports import judgements as reports
+
+    reports.require_known(home, device)
+    changes = reports.transitions(home, device)
+    if not changes:
+        return f'nothing has been judged of "{device}"; see why with: ./fleet device {device} --home {home.path}'
+    if moment.known_ms != END_OF_TIME_MS and instant_ms(changes[0]["event_time"]) <= moment.at_ms:
+        return f'of "{device}" nothing was known then: {_judged_when(home, moment.known_ms)}'
+    began = cell("event_time", changes[0]["event_time"])
+    return f'"{device}" has no mode at {format_instant(moment.at_ms)}: its life begins at {began}; name that or a later instant'
+
+
+def _knowledge(moment: Any) -> str:
+    return "it is known now" if moment.known_ms == END_OF_TIME_MS else f"it was known at {format_instant(moment.known_ms)}"
+
+
+def _show(device: str | None, moment: Any, rows: list[dict[str, Any]], last: int) -> None:
+    shown = console()
+    at = format_instant(moment.at_ms)
+    knowledge = _knowledge(moment)
+    if device is None:
+        counts = Counter(row["mode"] for row in rows)
+        words = ", ".join(f"{count:,} {cell('mode', mode)}" for mode, count in counts.most_common()) or "no device"
+        shown.print(f"the fleet at {at}, as {knowledge}: {words}", highlight=False)
+        if rows:
+            shown.print(as_table(rows[:last], _FLEET, "devices"))
+        if len(rows) > last:
+            shown.print(f"the first {last} of {len(rows):,}; more with --last N, all with --json")
+    else:
+        told = [_of_life(span) for span in rows[-last:]]
+        title = f"life of {device} up to {at}, as {knowledge}"
+        shown.print(as_table(told, _LIFE, title))
+        if len(rows) > last:
+            shown.print(f"the newest {last} of {len(rows):,}; more with --last N, all with --json")
+    if moment.judged_to_ms < moment.at_ms:
+        reached = "nothing" if moment.judged_to_ms < 0 else f"up to {format_instant(moment.judged_to_ms)}"
+        shown.print(f"judged by then: {reached}; what happened later is not in this", highlight=False)
+
+
+def _of_life(span: dict[str, Any]) -> dict[str, Any]:
+    until = "then" if span["until_ms"] is None else _instant(span["until_ms"])
+    whole_s = span["lasted_ms"] // 1000 * 1000
+    lasted = format_duration(whole_s or span["lasted_ms"])
+    return {**span, "since": _instant(span["since_ms"]), "until": until, "for": lasted}
+
+
+def _instant(instant: int) -> str:
+    return format_instant(instant).replace("T", " ").removesuffix("Z")

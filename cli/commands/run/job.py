@@ -1,0 +1,179 @@
+"""The jobs as processes: what ``fleet up`` and ``fleet replay`` start. They are not for people."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, TextIO, cast
+
+import typer
+
+from cli.common.options import HomeOption
+from cli.common.policy_files import load_mappings
+from fleetpulse.core.messages.sparkplug import SUBSCRIPTIONS
+from fleetpulse.core.rows import BRIDGE, EVERYONE, KAFKA, Kind
+from fleetpulse.io.home.home import Home, bridge_job
+from fleetpulse.io.mqtt.address import load_address
+from fleetpulse.io.system.process import Stop, collect_seldom, do_with, do_without, one_allocator
+
+if TYPE_CHECKING:
+    from streaming.bridge.bridge import Line
+
+jobs = typer.Typer(hidden=True, add_completion=False, pretty_exceptions_enable=False, help="The processes of a run.")
+ParentOption = Annotated[int | None, typer.Option("--parent")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the jobs."""
+    app.add_typer(jobs, name="job")
+
+
+@jobs.callback()
+def _spare() -> None:
+    """Import Structlog and Paho without the packages that they load if they find them: 5 MB of each process.
+
+    Structlog draws exceptions with rich, and no job logs one; Paho finds brokers by SRV records with dns, and no job asks it to.
+    """
+    do_without("rich", "dns")
+    import_module("structlog")
+    do_with("rich")  # typer shows misuse with it
+
+
+class _Log:
+    """Standard output, where a line that the disk has no room for is lost: a job waits a full disk out and does not die."""
+
+    def write(self, text: str) -> None:
+        try:
+            sys.stdout.write(text)
+        except OSError:
+            pass
+
+    def flush(self) -> None:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            pass
+
+
+def _begin(parent: int | None) -> Stop:
+    import structlog
+
+    factory = structlog.PrintLoggerFactory(cast("TextIO", _Log()))
+    structlog.configure(logger_factory=factory, cache_logger_on_first_use=True)
+    return Stop(parent).on_signals()
+
+
+def _kafka(home: Home, options: Mapping[str, str]) -> "Callable[[], Line]":
+    from fleetpulse.io.kafka.config import parse_kafka
+    from fleetpulse.io.kafka.subscriber import KafkaReceiver
+
+    return partial(KafkaReceiver, parse_kafka(options), home.kafka_checkpoint, home.path / "spark" / KAFKA)
+
+
+@jobs.command("bridge")
+def bridge(
+    home: HomeOption,
+    parent: ParentOption = None,
+    replay: Annotated[bool, typer.Option("--replay")] = False,
+    not_live: Annotated[bool, typer.Option("--not-live")] = False,
+    name: Annotated[str, typer.Option("--name")] = BRIDGE,
+) -> None:
+    """From the broker to segments."""
+    from fleetpulse.settings import load_settings
+
+    if name != KAFKA:  # Spark's own Python may ask for it
+        do_without("pandas")
+    from streaming.bridge.bridge import BridgeSettings, run_bridge
+
+    at = Home(home)
+    settings = load_settings(at.path)
+    sites = settings.bridges.get(name, ())
+    canary = f"fleet/{EVERYONE}/{name}/{Kind.TICK.value}"
+    foreign = tuple(mapping.subscription for mapping in load_mappings(at)) + (SUBSCRIPTIONS if settings.sparkplug_host else ())
+    wanted = BridgeSettings(
+        at.segments_of(name),
+        at.commands if name == BRIDGE else None,
+        at.run(bridge_job(name)),
+        load_address(at.run("broker")),
+        at.session(name),
+        at.session("replay"),
+        name,
+        replay=replay,
+        live_after_replay=not not_live,
+        subscriptions=(*(f"fleet/{site}/#" for site in sites), canary) if sites else ("fleet/#", *foreign),
+        sparkplug_host="" if sites else settings.sparkplug_host,
+        sites=sites,
+        line=_kafka(at, settings.kafka) if name == KAFKA else None,
+        takes_foreign=bool(foreign),
+        others={other: at.segments_of(other) for other in at.bridges() if other != name},
+        canary_interval_s=settings.canary_interval / 1000,
+        reconnect_grace_s=settings.reconnect_grace / 1000,
+        holds_back=at.deployment().verdict_jitter_ms > 0,
+        flood_limit=settings.flood_limit,
+        identity=at.identity(),
+    )
+    one_allocator()
+    collect_seldom()
+    run_bridge(wanted, _begin(parent))
+
+
+@jobs.command("landing")
+def landing(home: HomeOption, parent: ParentOption = None) -> None:
+    """From segments to bronze."""
+    from fleetpulse.io.mqtt.sparkplug.codec import decode_any
+    from fleetpulse.io.tables.adaptive_batching import landing_pause_s, verdict_delay_ms
+    from fleetpulse.settings import load_settings
+
+    do_without("pandas")
+    from streaming.landing.landing import LOOK_S, run_landing
+
+    at = Home(home)
+    settings = load_settings(at.path)
+    delay_ms = verdict_delay_ms(at.deployment().allowed_lateness_ms, settings.verdict_delay)
+    one_allocator()
+    collect_seldom()
+    mappings, pause_s = load_mappings(at), landing_pause_s(delay_ms, LOOK_S)
+    foreign = bool(mappings or settings.sparkplug_host)
+    decoder = partial(decode_any, mappings)
+    run_landing(at, decoder, _begin(parent), lease_ms=settings.bridge_lease, live_pause_s=pause_s, takes_foreign=foreign)
+
+
+@jobs.command("classes")
+def classes(_home: HomeOption, parent: ParentOption = None) -> None:
+    """Spark's classes, for later starts: all else that runs comes first."""
+    from cli.supervisor.cds import keep_classes
+
+    os.nice(10)
+    typer.echo(keep_classes(_begin(parent)))
+
+
+@jobs.command("lifecycle")
+def lifecycle(home: HomeOption, parent: ParentOption = None) -> None:
+    """From bronze to judgements."""
+    from cli.common.session_size import size_of
+    from fleetpulse.io.tables.adaptive_batching import hold_ms, verdict_delay_ms
+    from fleetpulse.settings import load_settings
+    from streaming.lifecycle import Habits, run_lifecycle
+
+    settings, at = load_settings(home), Home(home)
+    held_ms = hold_ms(verdict_delay_ms(at.deployment().allowed_lateness_ms, settings.verdict_delay))
+    habits = Habits(held_ms, settings.batch_every, settings.keep_stream_health, settings.keep_judgement_versions)
+    run_lifecycle(at, _begin(parent), habits, size_of(at))
+
+
+@jobs.command("airflow")
+def airflow(home: HomeOption, port: Annotated[int, typer.Option("--port")], parent: ParentOption = None) -> None:
+    """Airflow beside all that."""
+    from cli.supervisor.airflow import run_airflow
+
+    run_airflow(Home(home), port, _begin(parent))
+
+
+@jobs.command("simulator")
+def simulator(home: HomeOption, parent: ParentOption = None, history: Annotated[bool, typer.Option("--history")] = False) -> None:
+    """A simulated fleet."""
+    from streaming.simulator.simulator import run_simulator
+
+    at = Home(home)
+    run_simulator(at, load_address(at.run("broker")), _begin(parent), play_history=history)

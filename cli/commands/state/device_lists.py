@@ -1,0 +1,113 @@
+"""Lists of devices that a run can begin with: a file that somebody brings, or the registry."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from fleetpulse.columnar.snapshot.bootstrap import CLASS_SINCE_FIELD, LIMIT_FIELDS, REGISTERED_SCHEMA, as_registered, require_once
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.policy import DEFAULT_CLASS
+from fleetpulse.core.tables import DEVICES
+from fleetpulse.core.times import parse_duration_ms
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
+
+_COLUMNS = ", ".join(REGISTERED_SCHEMA.names)
+_NEWEST = """
+    WITH known AS (
+        SELECT *, coalesce(nullif(device_class, ''), ?) AS its_class, (effective_from, received_at) AS entry
+        FROM devices WHERE epoch_ms(effective_from) <= ?),
+    standing AS (
+        SELECT *, max(entry) FILTER (op = 'decommission') OVER its AS out,
+            row_number() OVER (PARTITION BY device_id ORDER BY entry DESC) AS place
+        FROM known WINDOW its AS (PARTITION BY device_id)),
+    added AS (
+        SELECT *, lag(its_rules) OVER (PARTITION BY device_id ORDER BY entry) AS rules_before
+        FROM (SELECT *, (its_class, timeout_ms, death_grace_ms) AS its_rules FROM known WHERE op = 'add')),
+    since AS (
+        SELECT added.device_id, min(added.effective_from) FILTER (out IS NULL OR added.entry > out) AS registered_at,
+            max(added.effective_from) FILTER (added.its_rules IS DISTINCT FROM rules_before) AS class_since,
+            arg_max(nullif(added.gateway, ''), added.entry) AS its_gateway
+        FROM added JOIN standing ON standing.device_id = added.device_id AND place = 1 GROUP BY added.device_id)
+    SELECT device_id, site, device_class, its_gateway AS gateway, registered_at, timeout_ms, death_grace_ms, class_since
+    FROM standing JOIN since USING (device_id) WHERE place = 1 AND op = 'add' ORDER BY device_id
+"""
+
+
+def registered_devices(home: Home, frontier_ms: int | None) -> pa.Table:
+    """Return the devices that the registry has at a frontier; later entries come as rows.
+
+    One that was out of service is registered since it came back; its class and its own limits hold as the job counts them:
+    since the entry that named others than the one before it; its gateway is the last one that an entry named.
+
+    Returns:
+        Columns of `REGISTERED_SCHEMA`, `columnar.seeds.LIMIT_FIELDS` and `columnar.seeds.CLASS_SINCE_FIELD`.
+
+    Raises:
+        FleetError: it has none.
+    """
+    found = tables.query(home, _NEWEST, [DEFAULT_CLASS, frontier_ms or 0], tables=(DEVICES.name,))
+    if not found:
+        raise FleetError(
+            f'the registry of "{home.path}" has no device; add some: ./fleet device add ID --home {home.path}',
+            code="registry-empty",
+        )
+    return pa.Table.from_pylist(found, schema=pa.schema([*REGISTERED_SCHEMA, *LIMIT_FIELDS, CLASS_SINCE_FIELD]))
+
+
+def read_devices(path: Path | None) -> pa.Table:
+    """Read a CSV or Parquet file of devices; further columns are passed over.
+
+    ``device_class``, ``gateway``, and ``timeout`` and ``death_grace`` (durations such as 5m) may be absent.
+
+    Returns:
+        Columns of `REGISTERED_SCHEMA` and `columnar.seeds.LIMIT_FIELDS`.
+
+    Raises:
+        FleetError: it cannot be read, is of another kind, or a column is absent, there twice, or not what it is to be.
+    """
+    assert path is not None, "the option was given"
+    try:
+        found = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+        for name in ("device_class", "gateway"):
+            if name not in found.column_names:
+                found = found.append_column(name, pa.nulls(len(found), pa.string()))
+        read = as_registered(found)
+        for field in LIMIT_FIELDS:
+            read = read.append_column(field, _durations(found, field.name.removesuffix("_ms"), len(read)))
+        return read
+    except FileNotFoundError:
+        raise FleetError(f'there is no file "{path}"; name a CSV or Parquet file of devices', code="list-missing") from None
+    except FleetError as error:
+        raise FleetError(f'"{path}" is no list of devices: {error}', code="list-invalid") from None
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise FleetError(
+            f'"{path}" is no list of devices ({str(error).splitlines()[0][:200]}); it has the columns {_COLUMNS}, '
+            f"registered_at as in 2026-01-31T12:00:00Z",
+            code="list-invalid",
+        ) from None
+
+
+def _durations(found: pa.Table, name: str, count: int) -> pa.Array:
+    """Return a column of durations in milliseconds; null where it has none."""
+    if name not in found.column_names:
+        return pa.nulls(count, pa.int64())
+    words = found[name].cast(pa.string()).to_pylist()
+    return pa.array([parse_duration_ms(word) if word else None for word in words], pa.int64())
+
+
+def _parquet(path: Path) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    require_once(pq.read_schema(path).names)  # PyArrow would name all its own columns besides
+    return pq.read_table(path)
+
+
+def _csv(path: Path) -> pa.Table:
+    from pyarrow import csv
+
+    types: dict[str, Any] = {field.name: field.type for field in REGISTERED_SCHEMA}
+    types |= {field.name.removesuffix("_ms"): pa.string() for field in LIMIT_FIELDS}
+    options = csv.ConvertOptions(column_types=types, strings_can_be_null=True, null_values=[""])
+    return csv.read_csv(path, convert_options=options)

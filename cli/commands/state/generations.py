@@ -1,0 +1,92 @@
+"""``fleet state generations`` and what is done with them: give one the work, remove one, prune."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from cli.common.dry_run import Outlook, Read, foretell
+from cli.common.options import DEFAULT_HOME, DryOption, HomeOption, JsonOption
+from cli.common.output import console, say
+from fleetpulse.core.times import format_instant
+from fleetpulse.io.checkpoints.generations import load_generations
+from fleetpulse.io.home.exclusive import making
+from fleetpulse.io.home.home import Home
+
+NumberArgument = Annotated[int, typer.Argument(help="The generation that is held.")]
+
+
+def register(state: typer.Typer) -> None:
+    """Add the verbs."""
+    state.command("generations")(list_generations)
+    state.command("switch")(switch)
+    state.command("discard")(discard)
+    state.command("prune")(prune)
+
+
+def switch(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False) -> None:
+    """Give the work to a generation that was made with --hold."""
+    from batch.state.handoff import switch as give
+
+    opened = Home(home)
+    opened.record()
+    with making(opened, "fleet state switch", say), opened.state_held("fleet state switch"):
+        give(opened, number, say, dry=dry_run)
+
+
+def discard(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False) -> None:
+    """Remove a generation that was made with --hold; the one that runs is untouched, and may go on running."""
+    from batch.state.handoff import discard as remove
+
+    opened = Home(home)
+    opened.record()
+    if dry_run:
+        remove(opened, number, say, dry=True)
+        return
+    with making(opened, "fleet state discard", say):
+        remove(opened, number, say)
+
+
+def list_generations(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False, as_json: JsonOption = False) -> None:
+    """List the generations: who made which from what."""
+    opened = Home(home)
+    opened.record()
+    if dry_run:
+        foretell(Outlook("list the generations", (Read(f'their record in "{opened.lifecycle}"'),)), json_lines=as_json)
+        return
+    record = load_generations(opened.lifecycle)
+    found = [record.known[number] for number in sorted(record.known)] or [opened.generation()]
+    if as_json:
+        for one in found:
+            typer.echo(json.dumps(asdict(one)))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD)
+    for name in ("generation", "status", "made", "by", "asked by", "from", "key groups", "form", "stopped after batch"):
+        table.add_column(name)
+    for one in found:
+        made = format_instant(one.made_at_ms) if one.made_at_ms else "-"
+        source = ", ".join(f"{name} {value}" for name, value in one.made_from.items() if value is not None) or "-"
+        table.add_row(str(one.number), one.status, made, one.made_by, one.asked_by or "-", source, str(one.key_groups),
+                      str(one.form), str(one.stands.get("batch", "-")))  # fmt: skip
+    console().print(table)
+
+
+def prune(
+    home: HomeOption = DEFAULT_HOME,
+    keep: Annotated[int, typer.Option("--keep", min=0, help="How many of those that no longer run are kept.")] = 1,
+    dry_run: DryOption = False,
+) -> None:
+    """Remove the checkpoints of generations that no longer run; the one that runs is untouched, and may go on running."""
+    from batch.state.prune import prune as remove
+
+    opened = Home(home)
+    opened.record()
+    if dry_run:
+        remove(opened, keep, say, dry=True)
+        return
+    with making(opened, "fleet state prune", say):
+        remove(opened, keep, say, dry=False)

@@ -1,0 +1,99 @@
+"""What a checkpoint holds, for a person."""
+
+from collections import Counter, defaultdict
+from statistics import mean
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from cli.common.output import console
+from fleetpulse.core.times import format_duration, format_instant
+from fleetpulse.io.home.desired_state import STOPPED
+from fleetpulse.io.tables.snapshots import is_known
+
+_KINDS = 4  # of files that are named
+
+
+def show_inspected(found: dict[str, Any]) -> None:
+    """Print what `batch.state.inspect.inspect` found."""
+    generation, at, groups, batches = found["generation"], found["stand"], found["groups"], found["batches"]
+    out = console()
+    modes: Counter[str] = Counter()
+    for group in groups:
+        modes.update(group["modes"])
+    newest = _instant(at["newest_ms"])
+    frontiers = [group["world"]["frontier_ms"] for group in groups if group["world"]["frontier_ms"] is not None]
+    lines = {
+        "generation": f"{generation['number']}, made by {generation['made_by']}; stored form {generation['form']}",
+        "batch": f"{at['batch']}; bronze is read up to version {at['version']}, received {newest}",
+        "watermark": _instant(found["watermark_ms"]),
+        "kept": f"batches {batches['oldest']} to {batches['newest']}: --at-batch takes one of these",
+        "judged": f"up to {format_instant(min(frontiers))}" if frontiers else "nothing yet",
+        "devices": f"{sum(group['devices'] for group in groups):,}: "
+        + (", ".join(f"{count:,} {mode}" for mode, count in modes.most_common()) or "by mode once a batch was judged"),
+        "waiting": f"{sum(group['waiting'] for group in groups):,} messages, whose time has not come",
+        "skew": _skew([group["block_bytes"] + group["waiting_bytes"] for group in groups]),
+        "rocksdb": _files(found["files"]),
+        "snapshot": _snapshot(found["snapshots"]),
+        "next start": _next(found),
+    }
+    for name, value in lines.items():
+        out.print(f"[bold]{name:12}[/] {escape(value)}", highlight=False, soft_wrap=True)
+    out.print(_by_partition(groups))
+
+
+def _skew(sizes: list[int]) -> str:
+    if not sizes or not mean(sizes):
+        return "-"
+    return f"the largest key group has {max(sizes) / mean(sizes):.2f} times the bytes of the mean"
+
+
+def _instant(instant_ms: int | None) -> str:
+    return "-" if instant_ms is None else format_instant(instant_ms)
+
+
+def _files(files: dict[str, Any]) -> str:
+    told = ", ".join(f"{count} {kind}" for kind, count in list(files["kinds"].items())[:_KINDS])
+    return f"{files['count']:,} files, {files['bytes']:,} bytes ({told})"
+
+
+def _snapshot(newest: list[dict[str, Any]]) -> str:
+    if not newest:
+        return "none yet"
+    one = newest[0]
+    age = format_duration(one["age_ms"] // 1000 * 1000)
+    taken = f"after batch {one['batch']} of generation {one['generation']}"
+    if not is_known(one["form"]):
+        taken = f"by another version of fleetpulse (form {one['form']})"
+    return f"version {one['version']}, {age} old, of {format_instant(one['at_ms'])}, {taken}"
+
+
+def _next(found: dict[str, Any]) -> str:
+    coming, wanted, held = found["next"], found["next"]["desired"], found["next"]["held"]
+    told = f"goes on with bronze version {coming['version']}; {coming['versions']:,} versions are still to be read"
+    if found["unfinished"] is not None:
+        told = f"does batch {found['unfinished']} again, which was begun and not committed, and {told}"
+    if wanted["what"] == STOPPED:
+        told += f"; the job is stopped by {wanted['by']} since {format_instant(wanted['at_ms'])}: ./fleet stream start"
+    if held is not None:
+        number = held["generation"]
+        told += f"; generation {number}, made by {held['made_by']}, is held: ./fleet state switch {number}, or discard {number}"
+    return told
+
+
+def _by_partition(groups: list[dict[str, Any]]) -> Table:
+    sums: dict[int, Counter[str]] = defaultdict(Counter)
+    for group in groups:
+        one = sums[group["partition"]]
+        one["groups"] += 1
+        for name in ("devices", "waiting", "block_bytes", "waiting_bytes"):
+            one[name] += group[name]
+    table = Table(box=SIMPLE_HEAD)
+    for name in ("partition", "key groups", "devices", "waiting", "bytes of devices", "bytes that wait"):
+        table.add_column(name, justify="right")
+    for partition, one in sorted(sums.items()):
+        names = ("groups", "devices", "waiting", "block_bytes", "waiting_bytes")
+        table.add_row(str(partition), *(f"{one[name]:,}" for name in names))
+    return table

@@ -1,0 +1,152 @@
+"""What the verbs of the state work with: a session over a home, and who looks at what they make."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cli.common.output import say
+from cli.common.session_size import size_of
+from fleetpulse.core.errors import FleetError, Misuse
+from fleetpulse.io.checkpoints.checkpoint import relocate_each
+from fleetpulse.io.checkpoints.generations import none_held
+from fleetpulse.io.home.checkpoint_ownership import require_own, require_own_if_read
+from fleetpulse.io.home.exclusive import making
+from fleetpulse.io.home.home import Home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from batch.state.operations import Work
+    from batch.state.snapshot import Gate
+    from fleetpulse.io.checkpoints.generations import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How a verb that changes the state was asked for.
+
+    Attributes:
+        dry: whether it is only said what would be done.
+        hold: whether what is made waits for a word of its own.
+        as_json: whether what was made is told as JSON.
+        once_stopped: with ``dry``: as if the job, which runs, were stopped.
+        gate: whether the data-quality gate looks at what is made.
+        damaged: whether the current state cannot be read.
+
+    Raises:
+        Misuse: some of it says nothing together.
+    """
+
+    dry: bool
+    hold: bool
+    as_json: bool
+    once_stopped: bool
+    gate: bool = False
+    damaged: bool = False
+
+    def __post_init__(self) -> None:
+        if self.once_stopped and not self.dry:
+            raise Misuse(
+                "--once-stopped is for a dry run beside the running job: give --dry-run with it, or leave it",
+                code="option-conflict",
+            )
+        if self.dry and self.as_json:
+            raise Misuse("a dry run makes no generation that --json could show: leave one of them", code="option-conflict")
+
+
+@contextmanager
+def looking(path: Path, *, dry: bool = False) -> "Iterator[Work]":
+    """Give a session over a home whose state is read only."""
+    home = Home(path)
+    home.record()
+    with _session(home, dry=dry, changes=False) as work:
+        yield work
+
+
+@contextmanager
+def changing(path: Path, verb: str, asked: Asked) -> "Iterator[Work]":
+    """Give a session over a home whose state is held, since it is to be changed; a dry run is refused where this would be."""
+    home = Home(path)
+    home.record()
+    none_held(home.lifecycle)
+    if asked.dry:
+        if not asked.once_stopped:
+            home.require_state_free()
+        with _session(home, dry=True, changes=False, damaged=asked.damaged) as work:
+            yield work
+        return
+    by = f"fleet state {verb}"
+    gate = _state_gate(home) if asked.gate else None
+    session = _session(home, dry=False, changes=True, damaged=asked.damaged)
+    with making(home, by, say), home.state_held(by), session as work:
+        yield replace(work, holds=asked.hold, gate=gate)
+
+
+@contextmanager
+def _session(home: Home, *, dry: bool, changes: bool, damaged: bool = False) -> "Iterator[Work]":
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    from batch.common.progress import Steps, watched
+    from batch.common.spark_session import batch_session, plainly_named, told_of
+    from batch.state.operations import Work
+
+    (require_own_if_read if damaged else require_own)(home, home.generation().number)
+    relocate_each(home.lifecycle)  # the home may have been moved
+    steps = Steps(say)
+    with plainly_named(home) as named, ExitStack() as stack:
+
+        @cache
+        def session() -> "SparkSession":
+            steps("starting Spark")
+            spark = stack.enter_context(batch_session(named, size_of(home)))
+            if not dry:  # what a dry run says is its answer
+                stack.enter_context(watched(spark, steps))
+            return spark
+
+        try:
+            yield Work(session, named, steps, dry)
+        except (PySparkException, Py4JError) as error:
+            anew = f"begin anew from a snapshot: ./fleet state bootstrap --damaged --home {home.path}"
+            cure = f"where it is damaged, {anew}" if changes else "the job may have gone on meanwhile: try again"
+            raise FleetError(
+                f"generation {home.generation().number} cannot be read ({told_of(error)}); nothing has changed; more is in "
+                f'"{home.logs / "batch.log"}"; {cure}',
+                code="generation-unreadable",
+            ) from error
+
+
+def snapshot_gate(work: "Work") -> "Gate":
+    """Return what looks at a snapshot before it is published.
+
+    Raises:
+        FleetError: what looks at it is not installed.
+    """
+    keep = _looks_kept(work.home)
+    from batch.quality.gate import gated
+
+    return lambda rows, what: gated(work.spark, work.home, rows, what, keep, work.say)
+
+
+def _state_gate(home: Home) -> "Callable[[Work, Generation], None]":
+    """Return what looks at a generation before it gets the work, with the errors of `snapshot_gate`."""
+    keep = _looks_kept(home)
+
+    def look(work: "Work", made: "Generation") -> None:
+        from batch.quality.gate import require_sound
+
+        require_sound(work.spark, work.home, made, keep, work.say)
+
+    return look
+
+
+def _looks_kept(home: Home) -> int:
+    from cli.common.extras import require_installed
+
+    require_installed()
+    from fleetpulse.settings import load_settings
+
+    return load_settings(home.path).keep_quality_runs

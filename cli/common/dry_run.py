@@ -1,0 +1,101 @@
+"""The dry run of a verb that only reads: what it would read and write.
+
+Rule 1: it is refused where the verb would be, in the same words; what only reading itself can tell is not told.
+Rule 2: it starts no Spark and writes no file: logs of tables and names of files say how much there is.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cli.common.output import as_json, console, instant_ms, measure, plain_row
+from fleetpulse.core.times import format_instant
+
+if TYPE_CHECKING:
+    from fleetpulse.core.tables import Table
+    from fleetpulse.io.home.home import Home
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Something that would be read; what is None is not known, or not told.
+
+    Attributes:
+        what: a table, a file, or what else it is, in words.
+        files: how many it consists of.
+        rows: how many there are in them.
+        size_bytes: how large they are.
+        from_ms: the least instant in them, epoch milliseconds.
+        to_ms: likewise the greatest.
+    """
+
+    what: str
+    files: int | None = None
+    rows: int | None = None
+    size_bytes: int | None = None
+    from_ms: int | None = None
+    to_ms: int | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return what is known of it, by name."""
+        known = {name: getattr(self, name) for name in self.__slots__}
+        return plain_row({name: value for name, value in known.items() if value is not None})
+
+    def sentence(self) -> str:
+        """Say it to people."""
+        counts = ((self.files, "file"), (self.rows, "row"))
+        amounts = [f"{count:,} {name}{'' if count == 1 else 's'}" for count, name in counts if count is not None]
+        if self.size_bytes is not None:
+            amounts.append(str(measure("_bytes", self.size_bytes)))
+        if self.from_ms is not None and self.to_ms is not None:
+            amounts.append(f"{format_instant(self.from_ms)} to {format_instant(self.to_ms)}")
+        return f"{self.what}: {', '.join(amounts)}" if amounts else self.what
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a verb that only reads would do.
+
+    Attributes:
+        does: that, as in ``show the fleet``.
+        reads: what it would read.
+        writes: what it would write; nothing where it is empty.
+    """
+
+    does: str
+    reads: tuple[Read, ...] = ()
+    writes: tuple[str, ...] = ()
+
+
+def foretell(outlook: Outlook, *, json_lines: bool) -> None:
+    """Print what would be done: lines to people, one JSON object to programs."""
+    if json_lines:
+        reads = [one.plain() for one in outlook.reads]
+        as_json([{"dry_run": True, "does": outlook.does, "reads": reads, "writes": list(outlook.writes)}])
+        return
+    shown = console()
+    lines = [f"would {outlook.does}"]
+    lines += [f"would read {one.sentence()}" for one in outlook.reads]
+    lines += [f"would write {one}" for one in outlook.writes or ("nothing",)]
+    for line in lines:
+        shown.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def tables_read(home: "Home", tables: "Iterable[tuple[Table, str]]") -> tuple[Read, ...]:
+    """Return what reading tables to their end means, as their logs have it: no file of rows is opened.
+
+    Args:
+        home: the home.
+        tables: each with the column, of instants, whose range is told.
+    """
+    from fleetpulse.io.tables.tables import files_of
+
+    found: list[Read] = []
+    for table, column in tables:
+        files = [file for file in files_of(home, table, column) if file.rows != 0]
+        rows = [file.rows for file in files if file.rows is not None]
+        ranged = bool(files) and all(file.least is not None and file.greatest is not None for file in files)
+        from_ms = min(instant_ms(file.least) for file in files) if ranged else None
+        to_ms = max(instant_ms(file.greatest) for file in files) if ranged else None
+        found.append(Read(table.name, len(files), sum(rows) if len(rows) == len(files) else None, None, from_ms, to_ms))
+    return tuple(found)

@@ -1,0 +1,242 @@
+"""Airflow beside a home, as one process of its run: installed, prepared, its parts started, watched, and stopped.
+
+Rule 1: the stream does not need it: what fails here is said, and ends this process alone.
+Rule 2: no part outlives this process, nor does what a part has started: Airflow's own do not stop theirs.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import psutil
+import structlog
+
+from cli.supervisor.airflow_env import HOST, ROOT, environment
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.system.process import Stop, die_with_parent, write_status
+
+_LOG: Final = structlog.get_logger("airflow")
+PARTS: Final = {  # in the order in which they are started; the log server of each would listen on all addresses
+    "api-server": ("api-server",),
+    "dag-processor": ("dag-processor",),
+    "scheduler": ("scheduler", "--skip-serve-logs"),
+    "triggerer": ("triggerer", "--skip-serve-logs"),
+}
+_INSTALL_S: Final = 1200.0
+_PREPARE_S: Final = 300.0
+_READY_S: Final = 300.0
+_STOP_S: Final = 12.0
+_RESTARTS: Final = 5
+_WITHIN_S: Final = 600.0
+
+
+def run_airflow(home: Home, port: int, stop: Stop) -> None:
+    """Run Airflow until stopped.
+
+    Args:
+        home: the home; its passwords have been made.
+        port: of the UI and the API, on the loopback.
+        stop: when to end.
+
+    Raises:
+        FleetError: it cannot be installed or prepared, or a part died too often.
+    """
+    told = _Told(home, port)
+    told.say("installing", problem="")
+    install = [sys.executable, "-I", "-B", str(ROOT / "cli" / "environment.py"), str(ROOT), "operations"]
+    _await(install, dict(os.environ), "installing Airflow", _INSTALL_S, stop)
+    settings = {**os.environ, **environment(home, port)}
+    told.say("preparing")
+    _await(
+        [sys.executable, "-P", "-m", "fleetpulse.orchestration.database"],
+        settings,
+        "preparing Airflow's database",
+        _PREPARE_S,
+        stop,
+    )
+    if stop.is_set():
+        return
+    parts = [Part(home, name, words, settings) for name, words in PARTS.items()]
+    try:
+        told.say("starting")
+        for part in parts:
+            part.start()
+        limit = time.monotonic() + _READY_S
+        while not stop.wait(1.0):
+            for part in parts:
+                part.watch()
+            if told.state != "running":
+                if _answers(port):
+                    told.say("running")
+                elif time.monotonic() > limit:
+                    raise FleetError(
+                        f"Airflow does not answer on port {port} after {_READY_S:.0f} s; its logs are "
+                        f'"{home.logs}/airflow-*.log"',
+                        code="airflow-not-ready",
+                    )
+    finally:
+        for part in reversed(parts):
+            part.ask()
+        limit = time.monotonic() + _STOP_S
+        for part in reversed(parts):
+            part.stop(max(0.1, limit - time.monotonic()))
+
+
+class _Told:
+    """What is said of Airflow in its status file."""
+
+    def __init__(self, home: Home, port: int) -> None:
+        self.path = home.run("airflow")
+        self.url = f"http://{HOST}:{port}"
+        self.state = ""
+
+    def say(self, state: str, problem: str = "") -> None:
+        self.state = state
+        write_status(self.path, {"pid": os.getpid(), "state": state, "url": self.url, "problem": problem})
+        _LOG.info("airflow", state=state, url=self.url)
+
+
+class Part:
+    """One of Airflow's processes.
+
+    Args:
+        home: the home, in whose logs it writes ``airflow-NAME.log``.
+        name: the part.
+        words: of the command ``airflow``.
+        settings: its environment.
+    """
+
+    def __init__(self, home: Home, name: str, words: Sequence[str], settings: dict[str, str]) -> None:
+        self.name = name
+        self.log = home.logs / f"airflow-{name}.log"
+        self.command = [sys.executable, "-P", "-m", "airflow", *words]
+        self.settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._begun: list[psutil.Process] = []
+        self._died_at_s: list[float] = []
+
+    def start(self) -> None:
+        """Start it."""
+        us = os.getpid()
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.settings,
+                cwd=folder_of(self.settings),
+                preexec_fn=lambda: die_with_parent(us),  # noqa: PLW1509 - this process has no other thread
+                start_new_session=True,
+            )
+
+    def watch(self) -> None:
+        """Start it again if it died.
+
+        Raises:
+            FleetError: it died too often.
+        """
+        assert self._process is not None
+        self._begun = self._descendants() or self._begun
+        if self._process.poll() is None:
+            return
+        now_s = time.monotonic()
+        self._died_at_s = [at_s for at_s in self._died_at_s if now_s - at_s < _WITHIN_S]
+        if len(self._died_at_s) >= _RESTARTS:
+            raise FleetError(
+                f"Airflow's {self.name} ended by itself (exit {self._process.returncode}) {_RESTARTS} times; "
+                f'its log is "{self.log}"',
+                code="airflow-ended",
+            )
+        self._died_at_s.append(now_s)
+        _LOG.warning("a part of airflow died", part=self.name, exit=self._process.returncode)
+        self._kill(self._begun)
+        self.start()
+
+    def ask(self) -> None:
+        """Ask it to stop, and remember whom it has started."""
+        if self._process is not None and self._process.poll() is None:
+            self._begun = self._descendants() or self._begun
+            self._process.terminate()
+
+    def stop(self, patience_s: float) -> None:
+        """Wait for its end; stop it, and what it has started, by force where that does not come."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self._begun += self._descendants()
+            self._process.kill()
+            self._process.wait()
+        self._kill(self._begun)
+
+    def _descendants(self) -> list[psutil.Process]:
+        assert self._process is not None
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.Error:
+            return []
+
+    @staticmethod
+    def _kill(begun: Sequence[psutil.Process]) -> None:
+        """Kill processes by what they were: a number that another has now is left alone."""
+        for one in begun:
+            with suppress(psutil.Error):
+                if one.is_running():
+                    one.kill()
+
+
+def folder_of(settings: dict[str, str]) -> Path:
+    """Return where Airflow's processes stand: not in the project, where Python would find our rooms for its packages."""
+    return Path(settings["AIRFLOW_HOME"])
+
+
+def _await(command: Sequence[str], settings: dict[str, str], what: str, patience_s: float, stop: Stop) -> None:
+    """Run a program to its end, or until stopped; its words go to our own log.
+
+    Raises:
+        FleetError: it failed, or took too long.
+    """
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=settings)
+    limit = time.monotonic() + patience_s
+    try:
+        while process.poll() is None:
+            if stop.wait(0.2):
+                return
+            if time.monotonic() > limit:
+                raise FleetError(
+                    f"{what} took longer than {patience_s:.0f} s; try again, or leave Airflow out with --no-airflow",
+                    code="airflow-step-timeout",
+                )
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+    if process.returncode:
+        raise FleetError(
+            f"{what} failed (exit {process.returncode}); its words are above; leave Airflow out with --no-airflow",
+            code="airflow-step-failed",
+        )
+
+
+def _answers(port: int) -> bool:
+    """Whether the API says that it, the scheduler, the triggerer and the DAG processor are well."""
+    try:
+        with urllib.request.urlopen(f"http://{HOST}:{port}/api/v2/monitor/health", timeout=5) as answer:
+            said = json.load(answer)
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+    return all(part.get("status") == "healthy" for part in said.values())

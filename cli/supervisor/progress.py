@@ -1,0 +1,69 @@
+"""How far a home has come, and the problems that its jobs report."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fleetpulse.core.presence.identities import device_of
+from fleetpulse.core.rows import Kind, Origin
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.delta.log import holds_table
+from fleetpulse.io.home.command_spool import spooled
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.ingest.segments import Position, list_segments, position, read_segment
+from streaming.landing.landing import places_of
+from streaming.landing.merge import place
+
+
+def judged_ms(home: Home) -> int | None:
+    """Return the ``received_at`` up to which the job has judged."""
+    reached = judged_up_to(home.checkpoint)
+    return reached[1] if reached and reached[1] > 1 else None
+
+
+def judged_to_the_end(home: Home) -> bool:
+    """Whether all that the bridges wrote has been landed and judged."""
+    stand = {name: stands for name in home.bridges() if (stands := position(home.segments_of(name))) is not None}
+    return not stand or judged_through(home, stand)
+
+
+def judged_through(home: Home, stand: Mapping[str, Position]) -> bool:
+    """Whether all that bridges had written when they stood there has been landed and judged."""
+    if not holds_table(home.table(MESSAGES.name)):
+        return False
+    places = places_of(home, MESSAGES)
+    if any(places[name] <= place(stands.number, 0) for name, stands in stand.items()):
+        return False
+    reached = judged_up_to(home.checkpoint)
+    return reached is not None and reached[1] >= max(stands.received_at_ms for stands in stand.values())
+
+
+def on_its_way(home: Home, device_id: str, kind: Kind) -> bool:
+    """Whether a row of ours about a device lies in the spool of commands, or in a segment that has not landed.
+
+    What has landed when this says no is in its table: read the table after it.
+    """
+    identity, such = home.identity(), f"/{kind.value}"
+    topics = (topic for some in (spooled(home, taken=True), _to_land(home)) for topic in some)
+    return any(topic.endswith(such) and device_of(topic, identity) == device_id for topic in topics)
+
+
+def _to_land(home: Home) -> Iterator[str]:
+    """Yield the topics of rows that have not landed; without those of devices, which cannot speak in our name."""
+    places = places_of(home, MESSAGES)  # the last table that is written
+    for name in home.bridges():
+        for number, path in list_segments(home.segments_of(name)):
+            if place(number + 1, 0) <= places[name]:
+                continue
+            try:
+                rows = read_segment(path).slice(max(0, places[name] - place(number, 0)))
+            except FileNotFoundError:
+                continue  # it has landed meanwhile
+            told = zip(rows["topic"].to_pylist(), rows["origin"].to_pylist(), strict=True)
+            yield from (topic for topic, origin in told if origin != Origin.MQTT)
+
+
+def troubles(status: Mapping[str, Any]) -> list[str]:
+    """Return what a job says that it suffers from."""
+    said = [str(status["problem"])] if status.get("problem") else []
+    return [*said, "a gap is open: silence does not count at its sites"] if status.get("gap_open") else said

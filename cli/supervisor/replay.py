@@ -1,0 +1,149 @@
+"""``fleet replay``: a recording through the whole pipeline, to the last verdict."""
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cli.supervisor.processes import Run
+from cli.supervisor.progress import judged_to_the_end
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.policy import Policy
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import EVERYONE
+from fleetpulse.core.times import format_instant
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.ingest import recording
+from fleetpulse.io.ingest.recording import Recorded, Recording
+from fleetpulse.io.ingest.segments import Position, position
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.settings import load_settings
+from streaming.simulator.replay_publisher import play
+
+_PATIENCE_S = 600.0
+
+
+def policy_line(policy: Policy, received_at_ms: int, *, first_ever: bool) -> Recorded:
+    """Return the policy as the first line of a history.
+
+    It is in effect for all that a home ever judges where it is its first row; behind other rows from that line on, since what
+    has been judged stays judged.
+    """
+    import json
+
+    content = {"policy": policy.normalised(), "effective_from": 0 if first_ever else received_at_ms}
+    return Recorded(received_at_ms, f"fleet/{EVERYONE}/{EVERYONE}/policy", json.dumps(content, separators=(",", ":")).encode())
+
+
+def replay(home: Home, path: Path, policy: Policy, deployment: Deployment | None, broker: BrokerAddress | None) -> None:
+    """Play a recording into a home and judge it to the end; given again, it goes on where it stopped.
+
+    Raises:
+        FleetError: the recording or the home refuses, or a process ended.
+    """
+    console = Console(stderr=True)
+    with console.status("reading the recording"):
+        played = recording.inspect(path)
+    settings = load_settings(home.path)
+    home.prepare(deployment, settings.chosen_identity())
+    bridges = settings.all_bridges()
+    with home.locked("fleet replay"):
+        home.divide(bridges)
+        stands = position(home.segments)
+        _check(home, played, policy, stands)
+        home.remember(played.id, {"policy_version": policy.version, "lines": played.lines + 1})
+        if not _is_judged(home, played):
+            _run(home, played, policy, stands, broker, console)
+
+
+def _check(home: Home, played: Recording, policy: Policy, stands: Position | None) -> None:
+    """Refuse what would mix histories: newer rows, another recording half played, another policy."""
+    known: dict[str, Any] = home.record()["recordings"].get(played.id, {})
+    if known and known["policy_version"] != policy.version:
+        raise FleetError(
+            f'this recording is being judged in "{home.path}" by policy {known["policy_version"]}; got policy {policy.version}; '
+            f"give the same --timeout and --policy as before, or name another --home",
+            code="replay-policy-differs",
+        )
+    if stands is None or played.id in (stands.recording, stands.played):
+        return
+    if stands.recording is not None and not stands.ended:
+        raise FleetError(
+            f'another recording ({stands.recording}) is half played in "{home.path}"; finish it, or name another --home',
+            code="replay-recording-differs",
+        )
+    if stands.received_at_ms >= played.first_ms:
+        raise FleetError(
+            f'the home "{home.path}" has rows received up to {format_instant(stands.received_at_ms)}, and the recording begins '
+            f"at {format_instant(played.first_ms)}; history cannot be put behind what has been judged: name an empty --home",
+            code="replay-behind-home",
+        )
+
+
+def _is_judged(home: Home, played: Recording) -> bool:
+    """Whether the recording has been played, landed and judged to its last row."""
+    stands = position(home.segments)
+    return stands is not None and stands.played == played.id and judged_to_the_end(home)
+
+
+def _run(
+    home: Home,
+    played: Recording,
+    policy: Policy,
+    stands: Position | None,
+    broker: BrokerAddress | None,
+    console: Console,
+) -> None:
+    total = played.lines + 1
+    first = stands.line + 1 if stands and stands.recording == played.id and stands.line is not None else 0
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Run(home) as run, Progress(*columns, console=console) as progress:
+        run.start("lifecycle")  # first: the JVM takes its time
+        address = run.use_broker(broker)
+        run.start("landing")
+        run.start("bridge", ["--replay", "--not-live"])
+        run.await_that("connecting the bridge", lambda: run.status("bridge").get("subscribed") is True, 60)
+        bars = {name: progress.add_task(name, total=total) for name in ("published", "landed", "judged")}
+        opening = policy_line(policy, played.first_ms, first_ever=stands is None)
+        _publish(run, address, played, opening, first, lambda line: progress.update(bars["published"], completed=line))
+        progress.update(bars["published"], completed=total)
+
+        def judged() -> bool:
+            _show(run, progress, bars, played, total)
+            return _is_judged(home, played)
+
+        run.await_that("judging the recording", judged, _PATIENCE_S)
+        for bar in bars.values():
+            progress.update(bar, completed=total)
+
+
+def _publish(run: Run, address: BrokerAddress, played: Recording, opening: Recorded, first: int, on_progress: Any) -> None:
+    def history() -> Iterator[Recorded]:
+        return chain([opening], recording.read(played.path))
+
+    def watched(line: int) -> None:
+        run.watch()
+        on_progress(line)
+
+    def ended() -> bool:
+        run.watch()  # a broker that died is known at once, and not when patience with it is over
+        return False
+
+    with Publisher(address, f"fleetpulse-replay-{played.id}", cancelled=ended) as publisher:
+        play(history(), played.id, publisher, first_line=first, on_progress=watched)
+
+
+def _show(run: Run, progress: Progress, bars: dict[str, Any], played: Recording, total: int) -> None:
+    landed = run.status("landing").get("line")
+    if isinstance(landed, int):
+        progress.update(bars["landed"], completed=min(landed, total))
+    reached = judged_up_to(run.home.checkpoint)
+    span = max(1, played.last_ms - played.first_ms)
+    if reached and reached[1] >= played.first_ms:
+        share = min(1.0, (reached[1] - played.first_ms) / span)
+        progress.update(bars["judged"], completed=int(share * total))

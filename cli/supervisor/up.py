@@ -1,0 +1,197 @@
+"""``fleet up``: everything started, shown live, and stopped in order."""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from cli.supervisor.flush import stop_listening
+from cli.supervisor.processes import Run
+from cli.supervisor.screen import Screen
+from cli.supervisor.sidecars import Beside, Classes, airflow_port
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.policy import Policy
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import EVERYONE
+from fleetpulse.io.home.command_spool import spool
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.ingest.segments import position
+from fleetpulse.io.kafka.config import parse_kafka
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.system.process import Stop
+from fleetpulse.io.system.wall_clock import wall_clock_ms
+from fleetpulse.settings import load_settings
+from streaming.simulator.simulator import Simulated, remembered
+
+_LEAST_FREE_BYTES = 500_000_000
+_DEVICES, _SEED = 100, 1  # of a simulated fleet of which nothing else was said
+WATCH_S = 0.5  # between two looks whether everything runs
+_DRAW_S: Final = 2.0  # between two drawings of the screen: each takes ten milliseconds
+_PATIENCE_S = 200.0  # less than "fleet down" has: the job may just be starting, on a busy machine
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was asked of ``up``.
+
+    Attributes:
+        devices: size of the simulated fleet; None takes that of the home, or 100.
+        seed: of the simulated fleet; None takes that of the home, or 1.
+        for_s: stop by itself after so many seconds.
+        simulate: whether there is a simulated fleet.
+        broker: another broker; None starts the embedded one.
+        port: of the embedded broker.
+        policy: the policy that was asked for; None takes the simulated fleet's, or the built-in one.
+        airflow_port: of Airflow's UI; 0 takes a free one, None leaves Airflow out.
+        picture: where the last screen is drawn as SVG; None draws none.
+    """
+
+    devices: int | None
+    seed: int | None
+    for_s: float | None
+    simulate: bool
+    broker: BrokerAddress | None
+    port: int
+    policy: Policy | None
+    airflow_port: int | None = None
+    picture: Path | None = None
+
+
+def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
+    """Run a home until Ctrl-C, SIGTERM or the end of its time.
+
+    Raises:
+        FleetError: a port or the home is in use, the disk is full, a process ended too often.
+    """
+    settings = load_settings(home.path)
+    home.prepare(deployment, settings.chosen_identity())
+    if settings.kafka:
+        parse_kafka(settings.kafka)  # its faults are said here, and not in a log
+    free = shutil.disk_usage(home.path).free
+    if free < _LEAST_FREE_BYTES:
+        raise FleetError(
+            f'the disk of "{home.path}" has {free // 1_000_000} MB left; 500 MB are needed: free some, or name another --home',
+            code="disk-nearly-full",
+        )
+    with home.locked("fleet up"):
+        stop = Stop().on_signals()
+        home.divide(settings.all_bridges())
+        with Run(home) as run:
+            history = _prepare(home, wanted)
+            airflow = None if wanted.airflow_port is None else Beside(run, airflow_port(wanted.airflow_port))
+            address = run.use_broker(wanted.broker, wanted.port)
+            restarts = settings.restarts
+            run.start("lifecycle", restarts=restarts)
+            run.start("landing", restarts=restarts)
+            run.start("bridge", ["--replay"] if history else [], restarts=restarts)
+            if wanted.simulate:
+                run.start("simulator", ["--history"] if history else [], restarts=restarts)
+            _watch(run, wanted, address, stop, restarts, airflow)
+            typer.echo("stopping: what was received is written, what is being judged comes to its end", err=True)
+            if home.deployment().verdict_jitter_ms:
+                stop_listening(run, ("simulator", "bridge"), lambda: run.alive("landing") and run.alive("lifecycle"), _PATIENCE_S)
+        Console(stderr=True).print(f'stopped; the next "./fleet up --home {home.path}" goes on from here')
+
+
+def _prepare(home: Home, wanted: Wanted) -> bool:
+    """Write down what is to be simulated; return whether its history is still to be played."""
+    stands = position(home.segments)
+    known = remembered(home)
+    if wanted.simulate and known is not None:
+        _require_same(home, wanted, known)
+    if wanted.simulate and known is None:
+        seed = _SEED if wanted.seed is None else wanted.seed
+        known = Simulated.begin(seed, wanted.devices or _DEVICES, wall_clock_ms(), wanted.policy)
+        known.remember(home)
+    elif wanted.policy is not None:
+        content = {"policy": wanted.policy.normalised()}
+        spool(home, [(f"fleet/{EVERYONE}/{EVERYONE}/policy", content)])
+    if not wanted.simulate or known is None:
+        return False
+    unfinished = stands is not None and stands.recording == known.recording and not stands.ended
+    return stands is None or unfinished
+
+
+def _require_same(home: Home, wanted: Wanted, known: Simulated) -> None:
+    """Refuse another simulated fleet than the one whose history the home has."""
+    has, asked = (known.scenario.devices, known.scenario.seed), (wanted.devices, wanted.seed)
+    if any(one is not None and one != other for one, other in zip(asked, has, strict=True)):
+        got = " ".join(f"--{name} {one}" for name, one in zip(("devices", "seed"), asked, strict=True) if one is not None)
+        raise FleetError(
+            f'the simulated fleet of the home "{home.path}" has {has[0]} devices and the seed {has[1]}; got '
+            f"{got}; leave that out and it goes on, or take another home: --home",
+            code="simulated-fleet-differs",
+        )
+
+
+def _watch(run: Run, wanted: Wanted, address: BrokerAddress, stop: Stop, restarts: int, airflow: Beside | None) -> None:
+    console = Console()
+    screen, classes = Screen(run, address), Classes(run)
+    limit = time.monotonic() + wanted.for_s if wanted.for_s else None
+    if not wanted.simulate and wanted.broker is None:
+        for line in _invitation(run.home, address):
+            typer.echo(line)
+    for line in airflow.invitation() if airflow else ():
+        typer.echo(line)
+
+    def goes_on() -> bool:
+        if stop.wait(WATCH_S) or (limit is not None and time.monotonic() >= limit):
+            return False
+        run.supervised("lifecycle", by_somebody=airflow is not None and airflow.supervises())
+        run.watch()
+        run.start_further_bridges(restarts)
+        if screen.first_verdict_s is not None:
+            classes.start()
+            if airflow:
+                airflow.start()
+        return True
+
+    if console.is_terminal:
+        with Live(screen.render(), console=console, auto_refresh=False) as live:
+            drawn_s = time.monotonic()
+            while goes_on():
+                if time.monotonic() - drawn_s >= _DRAW_S:
+                    live.update(screen.render(), refresh=True)
+                    drawn_s = time.monotonic()
+    else:
+        _watch_quietly(screen, goes_on, console)
+    if wanted.picture:
+        _draw(wanted.picture, screen)
+
+
+def _draw(path: Path, screen: Screen) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(line.rstrip() for line in screen.picture().splitlines()) + "\n")
+    except OSError as error:
+        raise FleetError(
+            f'the picture "{path}" cannot be written ({error.strerror}); name another file', code="file-unwritable"
+        ) from None
+
+
+def _watch_quietly(screen: Screen, goes_on: Callable[[], bool], console: Console) -> None:
+    """Where nobody looks at a screen: a line when something changes, at most one in five seconds."""
+    said, next_at = "", 0.0
+    while goes_on():
+        line = screen.line()
+        if line != said and time.monotonic() >= next_at:
+            console.print(line, highlight=False, soft_wrap=True)
+            said, next_at = line, time.monotonic() + 5
+
+
+def _invitation(home: Home, address: BrokerAddress) -> list[str]:
+    """Return how a device gets in: as whom, and lines that work; our own password may do everything and is not shown."""
+    where = f"-h {address.host} -p {address.port}"
+    return [
+        f"broker: {address.host}:{address.port}",
+        f"let in: PASSWORD=$(./fleet access grant my-device --home {home.path})",
+        f'try:    mosquitto_pub {where} -u my-device -P "$PASSWORD" -q 1 -t fleet/main/my-device/heartbeat '
+        "-m '{\"ts\": '$(date +%s)000'}'",
+        f"then:   ./fleet listen --home {home.path}    and    ./fleet device my-device --home {home.path}",
+    ]

@@ -1,0 +1,195 @@
+"""A key group's history judged twice: under the policies in force, and under one that stands in for them.
+
+Rule 1: rows come in blocks, in the order of ``received_at`` from block to block; what a block brings to the frontier is final
+on both sides, so what both say is counted and let go: memory is bounded by what waits, by the differences,
+and by the words (codes, sites, gateways) that the history has.
+Rule 2: of the rows only policies are replaced, and only those that take effect in the range; before it the recorded ones act.
+Rule 3: nothing is held back: a jitter says when verdicts are written, and both are compared at the frontier.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from fleetpulse.columnar.backtest.diff import DIFFERENCE_SCHEMA, cancelled, differences, in_order
+from fleetpulse.columnar.codec.arrow import NO_SIGNALS, from_bytes, to_bytes
+from fleetpulse.columnar.compute import pc
+from fleetpulse.columnar.fold.judgement_batches import from_judgements, said_by
+from fleetpulse.columnar.fold.key_group import KeyGroup
+from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.policy import Dated, Policies, from_normalised
+from fleetpulse.core.presence.shards import Shards
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Kind, Row
+
+DAY_MS: Final = 86_400_000
+BEFORE, AFTER = "before", "after"
+_NOTHING: Final = from_judgements([])
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of a history. Instants are epoch milliseconds.
+
+    Attributes:
+        deployment: lateness and clock lead.
+        policy: that stands in, normalised.
+        from_ms: from when on it does, and verdicts are compared; None from the start.
+        to_ms: up to when verdicts are compared; None to the frontier.
+        started_ms: ``received_at`` of the history's first row.
+        newest_ms: of its last.
+    """
+
+    deployment: Deployment
+    policy: Mapping[str, Any]
+    from_ms: int | None
+    to_ms: int | None
+    started_ms: int
+    newest_ms: int
+
+    def policies(self) -> Policies:
+        """Return what the second judging begins with: the policy that stands in, known from the first row on."""
+        policy = from_normalised(self.policy)
+        return Policies().including(Dated(self.from_ms or 0, self.started_ms, policy.version, policy))
+
+    def replaces(self, row: Row) -> bool:
+        """Whether a row is one for which the policy stands in."""
+        return row.kind is Kind.POLICY and row.event_time_ms is not None and row.event_time_ms >= (self.from_ms or 0)
+
+
+@dataclass(slots=True)
+class Found:
+    """What came of it; of several key groups that is the sum.
+
+    Attributes:
+        changed: the differences, columns of `DIFFERENCE_SCHEMA`.
+        days: verdicts by side, day (since the epoch, UTC) and mode.
+        others: judgements that are no transitions by side and kind.
+        frontier_ms: up to where both sides judged; None where nothing was judged.
+    """
+
+    changed: pa.RecordBatch = field(default_factory=lambda: pa.RecordBatch.from_pylist([], schema=DIFFERENCE_SCHEMA))
+    days: Counter[tuple[str, int, str]] = field(default_factory=Counter[tuple[str, int, str]])
+    others: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    frontier_ms: int | None = None
+
+    def to_bytes(self) -> bytes:
+        """Return it as an Arrow IPC stream."""
+        known = {"days": _plain(self.days), "others": _plain(self.others), "frontier_ms": self.frontier_ms}
+        return to_bytes(self.changed.replace_schema_metadata({"fleetpulse": json.dumps(known)}))
+
+    @classmethod
+    def from_bytes(cls, written: bytes) -> "Found":
+        """Read what `to_bytes` wrote."""
+        changed = from_bytes(written)
+        known = json.loads((changed.schema.metadata or {})[b"fleetpulse"])
+        days: Counter[tuple[str, int, str]] = Counter({(side, day, mode): count for side, day, mode, count in known["days"]})
+        others: Counter[tuple[str, str]] = Counter({(side, kind): count for side, kind, count in known["others"]})
+        return cls(changed.replace_schema_metadata(), days, others, known["frontier_ms"])
+
+
+def _plain(counts: Mapping[Any, int]) -> list[list[Any]]:
+    return [[*key, count] for key, count in counts.items()]
+
+
+def together(found: Iterable[Found]) -> Found:
+    """Return what several key groups come to."""
+    parts = list(found)
+    total = Found()
+    for part in parts:
+        total.days += part.days
+        total.others += part.others
+    total.changed = in_order(pa.concat_batches([total.changed, *(part.changed for part in parts)]))
+    total.frontier_ms = max((part.frontier_ms for part in parts if part.frontier_ms is not None), default=None)
+    return total
+
+
+class _Side:
+    """One of the two judgings: a key group, and what waits in it."""
+
+    def __init__(self, group: KeyGroup) -> None:
+        self.group = group
+        self.chunks: dict[int, bytes] = {}
+
+    def fold(self, signals: pa.RecordBatch, others: Sequence[Row], newest_ms: int, deployment: Deployment) -> pa.RecordBatch:
+        step = self.group.fold(signals, others, newest_ms, deployment, self.chunks.__getitem__)
+        for number in step.gone:
+            del self.chunks[number]
+        self.chunks.update(step.chunks)
+        return step.told
+
+
+class Rejudged:
+    """One key group judged twice.
+
+    Args:
+        question: what is asked.
+        key_group: its number; what concerns everybody is counted in group 0 alone.
+    """
+
+    def __init__(self, question: Question, key_group: int) -> None:
+        self.question = question
+        self._deployment = replace(question.deployment, verdict_jitter_ms=0)
+        self._key_group = key_group
+        self._sides = {
+            BEFORE: _Side(KeyGroup(Shards.begin(question.started_ms))),
+            AFTER: _Side(KeyGroup(Shards.begin(question.started_ms), question.policies())),
+        }
+        self._found = Found()
+        self._left: dict[str, list[pa.RecordBatch]] = {side: [_NOTHING] for side in self._sides}
+
+    def fold(self, signals: pa.RecordBatch, others: Sequence[Row], newest_ms: int) -> None:
+        """Take in a block.
+
+        Args:
+            signals: columns of `SIGNAL_SCHEMA`.
+            others: the other rows.
+            newest_ms: up to where every row has been read, by ``received_at``.
+        """
+        if self._is_over():
+            return
+        kept = {BEFORE: others, AFTER: [row for row in others if not self.question.replaces(row)]}
+        told: dict[str, pa.RecordBatch] = {}
+        for name, side in self._sides.items():
+            said = side.fold(signals, kept[name], newest_ms, self._deployment)
+            told[name] = self._within(said.filter(pc.equal(said["kind"], Verdict.TRANSITION.value)), "event_time_ms")
+            self._count(name, told[name], said)
+        for name, batch in zip(told, cancelled(told[BEFORE], told[AFTER]), strict=True):
+            self._left[name].append(batch)
+
+    def finish(self) -> Found:
+        """Let time pass up to the history's last row, and return what was found."""
+        self.fold(NO_SIGNALS, [], self.question.newest_ms)
+        self._found.changed = differences(*(pa.concat_batches(self._left[side]) for side in (BEFORE, AFTER)))
+        self._found.frontier_ms = self._frontier_ms()
+        return self._found
+
+    def _frontier_ms(self) -> int | None:
+        return self._sides[BEFORE].group.shards.frontier_ms
+
+    def _is_over(self) -> bool:
+        to_ms, frontier_ms = self.question.to_ms, self._sides[BEFORE].group.shards.least_frontier_ms
+        return to_ms is not None and frontier_ms is not None and frontier_ms >= to_ms
+
+    def _within(self, said: pa.RecordBatch, instant: str) -> pa.RecordBatch:
+        for bound, compare in ((self.question.from_ms, pc.greater_equal), (self.question.to_ms, pc.less_equal)):
+            if bound is not None and said.num_rows:
+                said = said.filter(compare(said[instant], bound))
+        return said
+
+    def _count(self, side: str, changes: pa.RecordBatch, said: pa.RecordBatch) -> None:
+        if changes.num_rows:
+            days = pc.divide(changes["event_time_ms"], DAY_MS)
+            counted = (
+                pa.table([days, changes["to_mode"]], ["day", "mode"]).group_by(["day", "mode"]).aggregate([([], "count_all")])
+            )
+            for one in counted.to_pylist():
+                self._found.days[side, one["day"], one["mode"]] += one["count_all"]
+        said = self._within(said.filter(pc.not_equal(said["kind"], Verdict.TRANSITION.value)), "received_at_ms")
+        said = said_by(self._key_group, said)
+        for kind in pc.value_counts(said["kind"]).to_pylist() if said.num_rows else ():
+            self._found.others[side, kind["values"]] += kind["counts"]

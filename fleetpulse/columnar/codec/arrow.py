@@ -1,0 +1,151 @@
+"""Rows as Arrow columns: the forms in which they travel to a key group and wait in it.
+
+Rule 1: signals and wills travel as columns and never become objects; rows of operators, the registry and the bridge, and deaths
+and returns of gateways, which concern all their devices, travel as they are, since they are rare.
+Rule 2: the columns of `ROW_SCHEMA` are the fields of `Row` that bronze has.
+Rule 3: until `due.sift` has read a signal, its presence time is its event time, or ``received_at`` if it has none.
+"""
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any, Final
+
+import pyarrow as pa
+
+from fleetpulse.columnar.jit.layout import TRUSTS
+from fleetpulse.core.rows import EVERYONE, FROM_DEVICES, OF_READING, Clock, GatewayEvent, Kind, Row, Trust, told_apart
+
+# A worker is one of many, and its blocks are small: threads would only wait for each other.
+WRITING: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+READING: Final = pa.ipc.IpcReadOptions(use_threads=False)
+KINDS: Final = tuple(Kind)  # a kind's number is its place here, which is its rank
+_INVALID: Final = TRUSTS.index(Trust.INVALID)
+ROW_SCHEMA: Final = pa.schema(
+    [
+        ("received_at_ms", pa.int64()),
+        ("kind", pa.string()),
+        ("device_id", pa.string()),
+        ("site", pa.string()),
+        ("event_time_ms", pa.int64()),
+        ("clock", pa.string()),
+        ("boot", pa.string()),
+        ("seq", pa.int64()),
+        ("uptime_s", pa.int64()),
+        ("code", pa.string()),
+        ("firmware", pa.string()),
+        ("gateway", pa.string()),
+        ("metrics", pa.string()),
+        ("body", pa.string()),
+        ("note", pa.string()),
+        ("digest", pa.int64()),
+        ("session", pa.string()),
+        ("position", pa.int64()),
+        ("gateway_event", pa.string()),
+    ]
+)
+assert [field.name for field in fields(Row)] == [*ROW_SCHEMA.names, *OF_READING], "rows are stored as they are declared"
+
+_WORD: Final = pa.dictionary(pa.int32(), pa.string())  # few of them, each in many rows
+SIGNAL_SCHEMA: Final = pa.schema(
+    [
+        ("device_id", pa.string()),
+        ("site", _WORD),
+        ("received_at_ms", pa.int64()),
+        ("position", pa.int64()),  # see `Row.position`
+        ("presence_ms", pa.int64()),  # the instant at which it is judged
+        ("offset_ms", pa.int64()),  # event time less presence time; 0 where the event time is no time
+        ("trust", pa.int8()),  # its number in `TRUSTS`
+        ("kind", pa.int8()),  # its number in `KINDS`
+        ("device_clock", pa.bool_()),  # event time is the device's, not ours
+        ("boot", pa.string()),
+        ("session", pa.string()),
+        ("seq", pa.int64()),  # -1 without
+        ("code", _WORD),
+        ("firmware", _WORD),
+        ("gateway", _WORD),
+        ("digest", pa.int64()),  # 0 where there is a seq
+    ]
+)
+WORDS: Final = tuple(field.name for field in SIGNAL_SCHEMA if field.type == _WORD)
+NO_SIGNALS: Final = pa.RecordBatch.from_pylist([], schema=SIGNAL_SCHEMA)
+NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=ROW_SCHEMA)
+
+
+def is_signal(row: Row) -> bool:
+    """Whether a row travels as columns: a signal or a will."""
+    return row.device_id != EVERYONE and row.kind in FROM_DEVICES
+
+
+def rows_to_batch(rows: Iterable[Row]) -> pa.RecordBatch:
+    """Return rows as one record batch of `ROW_SCHEMA`."""
+    kept = list(rows)
+    columns = [pa.array([getattr(row, field.name) for row in kept], field.type) for field in ROW_SCHEMA]
+    return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
+
+
+def batch_to_rows(batch: pa.RecordBatch | pa.Table) -> list[Row]:
+    """Return the rows of a batch of `ROW_SCHEMA`; other columns are ignored, and those that version 1 lacks are null."""
+    names, nothing = batch.schema.names, [None] * batch.num_rows
+    columns = {name: batch.column(name).to_pylist() if name in names else nothing for name in ROW_SCHEMA.names}
+    columns["position"] = [place or 0 for place in columns["position"]]
+    columns["kind"] = [Kind(word) for word in columns["kind"]]
+    columns["gateway_event"] = [word and GatewayEvent(word) for word in columns["gateway_event"]]
+    columns["clock"] = [Clock(word) for word in columns["clock"]]
+    return [Row(*values) for values in zip(*columns.values(), strict=True)]
+
+
+def signals_to_batch(rows: Iterable[Row]) -> pa.RecordBatch:
+    """Return rows (see `is_signal`) as one record batch of `SIGNAL_SCHEMA`."""
+    kept = list(rows)
+    derived = ("device_clock", "presence_ms", "offset_ms", "trust")
+    columns: dict[str, list[Any]] = {
+        name: [getattr(row, name) for row in kept] for name in SIGNAL_SCHEMA.names if name not in derived
+    }
+    columns["presence_ms"] = [_presence_ms(row) for row in kept]
+    columns["offset_ms"] = [0 if row.event_time_ms is None else row.event_time_ms - _presence_ms(row) for row in kept]
+    columns["trust"] = [_INVALID if row.event_time_ms is None else TRUSTS.index(row.trust) for row in kept]
+    columns["kind"] = [KINDS.index(row.kind) for row in kept]
+    columns["seq"] = [-1 if row.seq is None else row.seq for row in kept]
+    columns["digest"] = [told_apart(row) for row in kept]
+    columns["device_clock"] = [row.clock is Clock.DEVICE for row in kept]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(columns[field.name], field.type) for field in SIGNAL_SCHEMA], schema=SIGNAL_SCHEMA
+    )
+
+
+def _presence_ms(row: Row) -> int:
+    if row.presence_ms is None and row.event_time_ms is None:
+        return row.received_at_ms
+    return row.at_ms
+
+
+def batch_to_signals(batch: pa.RecordBatch) -> list[Row]:
+    """Return the rows of a batch of `SIGNAL_SCHEMA`, with what it keeps of them."""
+    columns = {name: batch.column(name).to_pylist() for name in SIGNAL_SCHEMA.names}
+    columns["trust"] = [TRUSTS[number] for number in columns["trust"]]
+    clocks = [
+        Clock.INVALID if trust is Trust.INVALID else Clock.DEVICE if own else Clock.RECEIVED
+        for own, trust in zip(columns.pop("device_clock"), columns["trust"], strict=True)
+    ]
+    columns["event_time_ms"] = [
+        None if clock is Clock.INVALID else presence_ms + offset_ms
+        for clock, presence_ms, offset_ms in zip(clocks, columns["presence_ms"], columns.pop("offset_ms"), strict=True)
+    ]
+    columns["kind"] = [KINDS[number] for number in columns["kind"]]
+    columns["seq"] = [None if number < 0 else number for number in columns["seq"]]
+    values = zip(*columns.values(), strict=True)
+    return [Row(**dict(zip(columns, one, strict=True)), clock=clock) for one, clock in zip(values, clocks, strict=True)]
+
+
+def to_bytes(batch: pa.RecordBatch) -> bytes:
+    """Write one batch as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=WRITING) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def from_bytes(stored: bytes) -> pa.RecordBatch:
+    """Read what `to_bytes` wrote."""
+    with pa.ipc.open_stream(stored, options=READING) as reader:
+        return reader.read_next_batch()

@@ -1,0 +1,191 @@
+"""Columns in the fewest bytes: numbers as distances from the least of them, and left out where there is but one.
+
+Rule: what a column is read back from is written beside it, as JSON in the schema of an Arrow IPC stream.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fleetpulse.columnar.codec.arrow import READING, WRITING
+from fleetpulse.columnar.jit.cache import borrowing, kept
+from fleetpulse.columnar.jit.layout import Matrix
+from fleetpulse.columnar.jit.take import as_text, of_one_length
+from fleetpulse.columnar.jit.world import NONE, Int64s, Vocabulary
+
+_WIDTHS: Final = ((8, np.uint8), (16, np.uint16), (32, np.uint32), (64, np.uint64))
+
+
+class Packed:
+    """Columns on their way into an Arrow batch, and what is said of them once."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, pa.Array] = {}
+        self.base: dict[str, int | None] = {}
+
+    def number(self, name: str, values: Int64s) -> None:
+        """Keep a column in the fewest bytes; only its value where there is but one."""
+        some = values[values != NONE]
+        nones = len(values) - len(some)
+        self.measured(name, values, (int(some.min()), int(some.max()), nones) if len(some) else (0, 0, nones))
+
+    def measured(self, name: str, values: Int64s, extent: Sequence[int]) -> None:
+        """Keep a column whose least and greatest value, and number of values that are nothing, are known."""
+        low, high, nones = extent
+        self.base[name] = None if nones == len(values) else low
+        if nones == len(values) or (low == high and not nones):
+            return
+        kept_as, none = narrow(values, low, high), None
+        if nones:
+            none = values == NONE
+            kept_as[none] = 0
+        self.columns[name] = pa.array(kept_as, mask=none)
+
+    def lists(self, name: str, counts: Int64s, flat: Int64s) -> None:
+        """Keep a list a row: as many of ``flat`` as ``counts`` says, one row's after the other's."""
+        low, high = (int(flat.min()), int(flat.max())) if len(flat) else (0, 0)
+        self.base[name] = low
+        ends = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+        self.columns[name] = pa.ListArray.from_arrays(ends, pa.array(narrow(flat, low, high)))
+
+    def text(self, name: str, values: pa.StringArray) -> None:
+        """Keep a column of text; where all of it is of one length, without saying where each begins."""
+        fixed = of_one_length(values)
+        self.columns[name] = values if fixed is None else fixed
+
+    def words(self, name: str, numbers: Int64s, words: Vocabulary) -> list[Any]:
+        """Keep a column of numbers of words, counted anew over those in use; return these words."""
+        used, renumbered = in_use(numbers, len(words.words))
+        extent = (int(renumbered.min()), len(used) - 1, 0) if len(numbers) else (0, 0, 0)
+        self.measured(name, renumbered, extent)
+        return [words.words[one] for one in used]
+
+    def to_bytes(self, metadata: Mapping[str, Any], options: pa.ipc.IpcWriteOptions = WRITING) -> bytes:
+        """Return an Arrow IPC stream with one batch."""
+        known = json.dumps({**metadata, "base": self.base}, separators=(",", ":"))
+        batch = pa.RecordBatch.from_pydict(self.columns)
+        schema = batch.schema.with_metadata({"fleetpulse": known})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema, options=options) as writer:
+            if self.columns:
+                writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+        return sink.getvalue().to_pybytes()
+
+
+def in_use(numbers: Int64s, known: int) -> tuple[Int64s, Int64s]:
+    """Return which of ``known`` numbers occur, in order, and the numbers counted anew over these; -1 stays."""
+    seen = np.zeros(known + 1, bool)  # the last place is that of -1
+    seen[numbers] = True
+    used = np.flatnonzero(seen[:known])
+    anew = np.full(known + 1, -1, np.int64)
+    anew[used] = np.arange(len(used))
+    return used, anew[numbers]
+
+
+@kept
+def firsts(values: Matrix, rows: Int64s, column: int, counts: Int64s) -> Int64s:
+    """Return ``values[rows[k], column : column + counts[k]]`` of one k after the other."""
+    flat = np.empty(counts.sum(), np.int64)
+    at = 0
+    for k in range(len(rows)):
+        for one in range(counts[k]):
+            flat[at] = values[rows[k], column + one]
+            at += 1
+    return flat
+
+
+@kept
+def set_firsts(values: Matrix, column: int, counts: Int64s, flat: Int64s) -> None:
+    """The inverse of `firsts`, for all rows."""
+    at = 0
+    for k in range(len(values)):
+        for one in range(counts[k]):
+            values[k, column + one] = flat[at]
+            at += 1
+
+
+def narrow(values: Int64s, low: int, high: int, order: Int64s | None = None) -> NDArray[Any]:
+    """Return numbers as distances from ``low``, in the fewest bytes that hold ``high``.
+
+    Args:
+        values: numbers from ``low`` to ``high``.
+        low: the least.
+        high: the greatest.
+        order: the places of those that are wanted; None returns all.
+    """
+    width = next(kind for bits, kind in _WIDTHS if (high - low).bit_length() <= bits)
+    found = np.empty(len(values) if order is None else len(order), width)
+    if order is None:
+        return np.subtract(values, low, out=found, casting="unsafe")  # in one pass
+    _distances(values, order, low, found)
+    return found
+
+
+def extent(values: Int64s, order: Int64s | None = None) -> tuple[int, int]:
+    """Return the least and the greatest of numbers, at least one: of those at ``order``, each place once, or of all."""
+    if order is None or len(order) == len(values):
+        return int(values.min()), int(values.max())
+    low, high = _extent(values, order)
+    return low, high
+
+
+@borrowing
+def _extent(values: Int64s, order: Int64s) -> Any:
+    low = high = values[order[0]]
+    for k in range(len(order)):
+        low, high = min(low, values[order[k]]), max(high, values[order[k]])
+    return low, high
+
+
+@borrowing
+def _distances(values: Int64s, order: Int64s, low: int, found: NDArray[Any]) -> None:
+    for k in range(len(order)):
+        found[k] = values[order[k]] - low
+
+
+class Unpacked:
+    """The inverse of `Packed`."""
+
+    def __init__(self, source: pa.BufferReader) -> None:
+        with pa.ipc.open_stream(source, options=READING) as reader:
+            self.known: dict[str, Any] = json.loads((reader.schema.metadata or {})[b"fleetpulse"])
+            self.columns = {name: column for batch in reader for name, column in zip(reader.schema.names, batch, strict=True)}
+
+    def number(self, name: str, count: int, width: Any = np.int64) -> NDArray[Any]:
+        """Return a column of numbers, of the type ``width``."""
+        one, values = self.same(name), np.empty(count, width)
+        if one is None:
+            self.put(name, values)
+        else:
+            values[:] = one
+        return values
+
+    def same(self, name: str) -> int | None:
+        """Return the one value of a column of numbers that was left out; None where it was kept."""
+        low = self.known["base"][name]
+        if low is None:
+            return NONE
+        return None if name in self.columns else low
+
+    def put(self, name: str, values: NDArray[Any]) -> None:
+        """Set ``values`` to a column of numbers that was kept."""
+        low, column = self.known["base"][name], self.columns[name]
+        found = (column.fill_null(0) if column.null_count else column).to_numpy()
+        np.add(found, low, out=values, dtype=np.int64, casting="unsafe")  # in one pass
+        if column.null_count:
+            values[column.is_null().to_numpy(zero_copy_only=False)] = NONE
+
+    def text(self, name: str) -> pa.StringArray:
+        """Return a column of text."""
+        column = self.columns[name]
+        return as_text(column) if pa.types.is_fixed_size_binary(column.type) else column
+
+    def lists(self, name: str) -> tuple[Int64s, Int64s]:
+        """Return how long each row's list is, and what is in them, one after the other."""
+        column = self.columns[name]
+        counts = np.diff(column.offsets.to_numpy()).astype(np.int64)
+        return counts, column.flatten().to_numpy().astype(np.int64) + self.known["base"][name]

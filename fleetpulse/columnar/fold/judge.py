@@ -1,0 +1,365 @@
+"""What is due in a key group, judged: by the compiled fold, or by the definition where operators or the registry have a say.
+
+Rule: a device whose registry or control rows are due is folded by `core.device` itself; all others by the kernel.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fleetpulse.columnar.codec.arrow import KINDS, NO_SIGNALS, batch_to_signals
+from fleetpulse.columnar.compute import pc
+from fleetpulse.columnar.fold.judgement_batches import from_judgements, of_signals, transitions
+from fleetpulse.columnar.fold.ordering import arrivals, in_order
+from fleetpulse.columnar.jit import kernel, layout
+from fleetpulse.columnar.jit.layout import TRUSTS
+from fleetpulse.columnar.jit.string_index import KNOWN, NOTHING, OTHER, compare, places_of, text_of
+from fleetpulse.columnar.jit.world import NEVER, NONE, Int64s, World, world_arrays
+from fleetpulse.columnar.state.devices import Devices
+from fleetpulse.core.fold import NO_CODE, Fold
+from fleetpulse.core.fold import World as CoreWorld
+from fleetpulse.core.judgements import REASONS, Verdict, clock_fault, identity_conflict
+from fleetpulse.core.policy import Policies
+from fleetpulse.core.presence.shards import Advance
+from fleetpulse.core.replay import run_due
+from fleetpulse.core.rows import GatewayEvent, Kind, Row, Trust, session_number
+
+_TOLD_ROWS: Final = 16_384
+_ERROR: Final = KINDS.index(Kind.ERROR)
+_LATE: Final = TRUSTS.index(Trust.LATE)
+_NOTES: Final = {
+    layout.AFTER_DECOMMISSION: Verdict.AFTER_DECOMMISSION,
+    layout.UNKNOWN_DEVICE: Verdict.UNKNOWN_DEVICE,
+    layout.CLOCK_FAULT: Verdict.CLOCK,
+    layout.IDENTITY_CONFLICT: Verdict.IDENTITY_CONFLICT,
+}
+
+
+def _arrival(row: Row) -> int:
+    return row.arrival
+
+
+def _direct(signals: pa.RecordBatch) -> NDArray[np.bool_]:
+    """Return which signals their device delivered itself, as `Row.is_direct` has it."""
+    gateways = signals["gateway"]
+    if gateways.null_count == len(gateways):
+        return np.ones(len(gateways), bool)
+    own = pc.equal(gateways.cast(pa.string()), signals["device_id"])
+    return pc.fill_null(own, fill_value=True).to_numpy(zero_copy_only=False)
+
+
+def _sessions(signals: pa.RecordBatch) -> Int64s:
+    """Return the number of each signal's session; `NONE` without one."""
+    sessions = signals["session"]
+    if sessions.null_count == len(sessions):
+        return np.full(len(sessions), NONE)
+    encoded = sessions.dictionary_encode()
+    numbers = np.array([*map(session_number, encoded.dictionary.to_pylist()), NONE], np.int64)
+    return numbers[encoded.indices.fill_null(len(numbers) - 1).to_numpy()]
+
+
+def _faults(signals: pa.RecordBatch) -> list[str]:
+    """Return the reason of each signal's clock fault."""
+    trusts = [TRUSTS[number] for number in signals["trust"].to_pylist()]
+    clocks = zip(trusts, signals["offset_ms"].to_pylist(), strict=True)
+    return [clock_fault(trust, None if trust is Trust.INVALID else offset_ms) for trust, offset_ms in clocks]
+
+
+def _merged(rows: layout.Matrix, order: Int64s, events: layout.Matrix) -> tuple[layout.Matrix, Int64s]:
+    """Merge gateway events into the messages of the devices, as `core.replay.with_gateways` does.
+
+    Args:
+        rows: messages, in the order in which they are judged.
+        order: the place of each among the signals.
+        events: see `Judging._gateway_events`.
+
+    Returns:
+        All of them, and the place of each among the signals: -1 for events.
+    """
+    whole = np.concatenate([rows, events])
+    by = np.lexsort((whole[:, layout.R_AT], whole[:, layout.R_DEVICE]))  # stable: of one instant messages come first
+    return whole[by], np.concatenate([order, np.full(len(events), -1)])[by]
+
+
+@dataclass(frozen=True, slots=True)
+class DueRows:
+    """Rows of a shard.
+
+    Attributes:
+        shard: its number.
+        signals: columns of `SIGNAL_SCHEMA`, in any order, copies among them.
+        due: which of them are due.
+        others: registry and control rows, and deaths and returns of gateways (see `core.messages.for_everyone`), all of them due.
+    """
+
+    shard: int
+    signals: pa.RecordBatch
+    due: NDArray[np.bool_]
+    others: Sequence[Row]
+
+
+class Judging:
+    """One call's judging of what is due.
+
+    Args:
+        devices: of the key group; changed in place.
+        advance: coverage, and how far the frontiers have moved.
+        policies: those that may be in force.
+    """
+
+    def __init__(self, devices: Devices, advance: Advance, policies: Policies) -> None:
+        self.told: list[pa.RecordBatch] = []  # columns of `TOLD_SCHEMA`
+        self._devices, self._advance, self._policies = devices, advance, policies
+        self._buffer = np.empty((0, layout.TOLD_WIDTH), np.int64)
+        self._noted: list[layout.Matrix] = []  # what the kernel told, put into words at once at the end
+        self._signals = NO_SIGNALS  # those that it is about
+
+    def _arrays(self, shard: int) -> World:
+        devices, coverage = self._devices, self._advance.shards.listenings[shard].coverage
+        return world_arrays(coverage, self._policies, devices.classes.words, devices.codes, devices.sequences)
+
+    def shards_of_devices(self) -> Int64s:
+        """Return the number of each device's shard: that of the site that it speaks from; -1 for a device without a state."""
+        rows, shards = self._devices.rows, self._advance.shards
+        if len(shards) == 1:
+            return np.where(rows[:, layout.MODE] == layout.ABSENT, -1, 0)
+        numbers = np.array([*map(shards.number, self._devices.sites.words), -1], np.int64)
+        sites = np.where(rows[:, layout.SPEAKS_FROM] >= 0, rows[:, layout.SPEAKS_FROM], rows[:, layout.SITE])
+        return np.where(rows[:, layout.MODE] == layout.ABSENT, -1, numbers[np.maximum(sites, -1)])
+
+    def rows(self, parts: Sequence[DueRows]) -> None:
+        """Judge rows that are due, silence acting between them."""
+        signals = parts[0].signals if len(parts) == 1 else pa.concat_batches([part.signals for part in parts])
+        due = np.concatenate([part.due for part in parts])
+        shards = np.repeat([part.shard for part in parts], [part.signals.num_rows for part in parts])
+        places = self._devices.locate(signals["device_id"], due)
+        commands = [row for part in parts for row in part.others if not row.is_for_everyone]
+        events = {part.shard: sorted((row for row in part.others if row.is_for_everyone), key=_arrival) for part in parts}
+        by_definition = places[:0]
+        if len(self._advance.shards) > 1:
+            by_definition = np.union1d(self._across_shards(signals, places, shards), self._behind_events(events))
+        if commands:
+            ids = pa.array([row.device_id for row in commands], pa.string())
+            by_definition = np.union1d(by_definition, self._devices.locate(ids, np.ones(len(ids), bool)))
+        if len(by_definition):
+            theirs = np.isin(places, by_definition)
+            told_apart = signals.filter(pa.array(theirs))
+            self._by_definition(by_definition, [*batch_to_signals(told_apart), *commands], events)
+            places = np.where(theirs, -1, places)
+        for part in parts:
+            its_places = places if len(parts) == 1 else np.where(shards == part.shard, places, -1)
+            of_devices = self.shards_of_devices() if len(parts) > 1 else places[:0]  # some are new since the part before
+            others = np.flatnonzero((of_devices != part.shard) & (of_devices >= 0))
+            of_gateways = self._gateway_events(events[part.shard], signals, its_places, np.union1d(by_definition, others))
+            if len(of_gateways) or (its_places >= 0).any():
+                self._by_kernel(signals, its_places, of_gateways, part.shard)
+
+    def _across_shards(self, signals: pa.RecordBatch, places: Int64s, shards: Int64s) -> Int64s:
+        """Find devices with rows of another shard, or with rows that lie before the device's latest fact.
+
+        Args:
+            signals: columns of `SIGNAL_SCHEMA`.
+            places: the device of each; -1 for none.
+            shards: the shard of each.
+        """
+        due = places >= 0
+        if not due.any():
+            return places[:0]
+        of_devices = self.shards_of_devices()
+        if (new := due & (of_devices[places] < 0)).any():  # of the shard of its first row
+            of_devices[places[new][::-1]] = shards[new][::-1]
+        behind = signals["presence_ms"].to_numpy() < self._last_fact_ms()[places]
+        return np.unique(places[due & ((of_devices[places] != shards) | behind)])
+
+    def _behind_events(self, events: Mapping[int, Sequence[Row]]) -> Int64s:
+        """Find devices whose gateway has an event before the device's latest fact."""
+        rows = [row for of_shard in events.values() for row in of_shard]
+        if not rows:
+            return np.empty(0, np.int64)
+        gateways = [self._devices.gateways.number(row.gateway) for row in rows]
+        concerned = np.isin(self._devices.rows[:, layout.GATEWAY], gateways)
+        return np.flatnonzero(concerned & (self._last_fact_ms() > min(row.at_ms for row in rows)))
+
+    def _last_fact_ms(self) -> Int64s:
+        """Return the latest instant of each device's facts, as `Device.last_fact_ms`."""
+        facts = [layout.QUIET_SINCE, layout.MODE_SINCE, layout.CLASS_SINCE, layout.DEATH, layout.OUTAGE]
+        return self._devices.rows[:, facts].max(axis=1, initial=NONE)
+
+    def _gateway_events(self, events: Sequence[Row], signals: pa.RecordBatch, places: Int64s, but: Int64s) -> layout.Matrix:
+        """Return a row for each gateway event and each device that is behind the gateway, or whose signals name it.
+
+        Args:
+            events: see `core.messages.for_everyone`, in arrival order.
+            signals: columns of `SIGNAL_SCHEMA`.
+            places: the device of each signal; -1 for none.
+            but: devices to leave out.
+
+        Returns:
+            Rows of `layout.ROW_FIELDS`, in arrival order of the events.
+        """
+        devices = self._devices
+        if not events or not len(devices):
+            return np.empty((0, len(layout.ROW_FIELDS)), np.int64)
+        of_signals = devices.gateways.numbers(signals["gateway"])
+        gateways = [devices.gateways.number(row.gateway) for row in events]
+        own = places_of(text_of(pa.array([row.gateway for row in events])), np.ones(len(events), bool), text_of(devices.ids))
+        behind = devices.rows[:, layout.GATEWAY]
+        known, named = np.flatnonzero(np.isin(behind, gateways)), np.isin(of_signals, gateways) & (places >= 0)
+        pairs = np.concatenate([np.stack([behind[known], known]), np.stack([of_signals[named], places[named]])], axis=1)
+        pairs = np.unique(pairs, axis=1)  # gateway and device, by gateway
+        pairs = pairs[:, ~np.isin(pairs[1], but)]
+        found: list[layout.Matrix] = []
+        for row, gateway, itself in zip(events, gateways, own.tolist(), strict=True):
+            its = pairs[1, slice(*np.searchsorted(pairs[0], [gateway, gateway + 1]))]
+            its = its[its != itself]
+            added = np.zeros((len(its), len(layout.ROW_FIELDS)), np.int64)
+            added[:, layout.R_DEVICE], added[:, layout.R_AT], added[:, layout.R_ARRIVAL] = its, row.at_ms, row.arrival
+            returns = row.gateway_event is GatewayEvent.RETURN
+            added[:, layout.R_KIND] = layout.GATEWAY_RETURN if returns else layout.GATEWAY_DEATH
+            added[:, layout.R_GATEWAY] = gateway
+            found.append(added)
+        return np.concatenate(found)
+
+    def _by_definition(self, places: Int64s, rows: Sequence[Row], events: Mapping[int, Sequence[Row]]) -> None:
+        by_device: dict[str, list[Row]] = {one: [] for one in self._devices.ids.take(pa.array(places)).to_pylist()}
+        for row in rows:
+            by_device[row.device_id].append(row)
+        of_gateways = {(row.gateway, row.arrival): row for of_shard in events.values() for row in of_shard}.values()
+        fold = Fold(CoreWorld(self._advance.shards, self._policies))
+        boots: list[str | None] = []
+        for place, due in zip(places.tolist(), by_device.values(), strict=True):
+            device = run_due(fold, self._devices.get(place), due, of_gateways, self._advance)
+            self._devices.put(place, device)
+            boots.append(device.boot if device else None)
+        self._devices.set_boots(places, pa.array(boots, pa.string()))
+        self.told.append(from_judgements(fold.judgements))
+
+    def _by_kernel(self, signals: pa.RecordBatch, places: Int64s, events: layout.Matrix, shard: int) -> None:
+        """Judge the signals that have a place (the number of their device), and the events of `_gateway_events`, of a shard."""
+        devices = self._devices
+        order, copies = in_order(signals, places)
+        copies = copies[signals["trust"].to_numpy()[copies] != _LATE]  # those are listed already
+        if len(copies):
+            self.told.append(of_signals(signals.take(pa.array(copies)), Verdict.DUPLICATE, [REASONS[Verdict.DUPLICATE]]))
+        kinds = signals["kind"].to_numpy()
+        devices.remember(places[(kinds == _ERROR) & (places >= 0)])
+        boots, words = self._boots(signals, places)
+        rows = kernel.matrix(
+            order,
+            places,
+            signals["presence_ms"].to_numpy(),
+            signals["offset_ms"].to_numpy(),
+            arrivals(signals),
+            signals["trust"].to_numpy(),
+            _direct(signals),
+            kinds,
+            boots,
+            _sessions(signals),
+            signals["seq"].to_numpy(),
+            *devices.codes.mapped(signals["code"], NO_CODE),
+            *devices.gateways.mapped(signals["gateway"]),
+            *devices.sites.mapped(signals["site"]),
+            *devices.firmwares.mapped(signals["firmware"]),
+        )
+        if len(events):
+            rows, order = _merged(rows, order, events)
+        world, first = self._arrays(shard), 0
+        before = devices.rows[:, layout.BOOT].copy()
+        while first < len(rows):
+            buffer = self._room(len(rows) - first)
+            first, said = kernel.judge_rows(devices.rows, devices.memory, world, rows, first, buffer)
+            self._note(buffer[:said], order)
+        self._signals = signals
+        after = devices.rows[:, layout.BOOT]
+        changed = np.flatnonzero(after != before)
+        if len(changed):
+            numbers = after[changed]
+            devices.set_boots(changed, words.take(pa.array(numbers - OTHER, mask=numbers < 0)))
+
+    def _boots(self, signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, pa.StringArray]:
+        """Number boots, each device's for itself; return the numbers of those of the rows, and the words from `OTHER` on."""
+        devices, said = self._devices, signals["boot"]
+        known, numbers = text_of(devices.boots), np.full(len(places), NOTHING, np.int64)
+        devices.rows[:, layout.BOOT] = np.where(known.said, KNOWN, NOTHING)
+        compare(text_of(said), places, known, numbers)
+        others = np.flatnonzero(numbers == OTHER)
+        encoded = said.take(pa.array(others)).dictionary_encode()
+        numbers[others] += encoded.indices.to_numpy()
+        return numbers, encoded.dictionary
+
+    def pass_time(self, through_ms: Int64s, settled_ms: int) -> list[int | None]:
+        """Let silence act on each device through its instant, and put into words the judgements on it and on `rows`.
+
+        Args:
+            through_ms: an instant for each device.
+            settled_ms: the instant up to which all shards are judged, see `core.device.settle`.
+
+        Returns:
+            For each shard, the earliest deadline that is left, counted from each device's own instant; None without one.
+        """
+        shards = range(len(self._advance.shards))
+        if len(shards) == 1:
+            left_ms = [self._pass_time(self._devices.rows, 0, through_ms, settled_ms, None)]
+        else:
+            left_ms = list[int]()
+            of_devices = self.shards_of_devices()
+            for shard in shards:
+                its = np.flatnonzero(of_devices == shard)
+                rows = self._devices.rows[its]
+                left_ms.append(self._pass_time(rows, shard, through_ms[its], settled_ms, its))
+                self._devices.rows[its] = rows
+        self._tell()
+        return [None if left == NEVER else left for left in left_ms]
+
+    def _pass_time(self, rows: layout.Matrix, shard: int, through_ms: Int64s, settled_ms: int, places: Int64s | None) -> int:
+        """Fire the timers of a shard's devices; ``places`` are their places in the key group, None for all of it."""
+        world, first, left_ms = self._arrays(shard), 0, NEVER
+        while first < len(rows):
+            buffer = self._room(len(rows) - first)
+            first, said, left = kernel.let_pass(rows, self._devices.memory, world, through_ms, settled_ms, first, buffer)
+            left_ms = min(left_ms, left)
+            if places is not None:
+                buffer[:said, layout.T_DEVICE] = places[buffer[:said, layout.T_DEVICE]]
+            self._note(buffer[:said], None)
+        return left_ms
+
+    def _room(self, rows: int) -> layout.Matrix:
+        wanted = min(_TOLD_ROWS, rows + layout.ROOM)
+        if len(self._buffer) < wanted:
+            self._buffer = np.empty((wanted, layout.TOLD_WIDTH), np.int64)
+        return self._buffer
+
+    def _note(self, told: layout.Matrix, order: Int64s | None) -> None:
+        if not len(told):
+            return
+        told = told.copy()
+        if order is not None:
+            row = told[:, layout.T_ROW]
+            row[:] = np.where(row >= 0, order[row], row)
+        self._noted.append(told)
+
+    def _tell(self) -> None:
+        if not self._noted:
+            return
+        told, signals = np.concatenate(self._noted), self._signals
+        what, row = told[:, layout.T_WHAT], told[:, layout.T_ROW]
+        for note, verdict in _NOTES.items():
+            its = told[what == note]
+            if not len(its):
+                continue
+            listed = signals.take(pa.array(row[what == note]))
+            if verdict is Verdict.CLOCK:
+                reasons = _faults(listed)
+            elif verdict is Verdict.IDENTITY_CONFLICT:
+                others = [self._devices.sites.words[one] for one in its[:, layout.T_SITE].tolist()]
+                reasons = [*map(identity_conflict, listed["site"].to_pylist(), others)]
+            else:
+                reasons = [REASONS[verdict]]
+            self.told.append(of_signals(listed, verdict, reasons))
+        changes = told[what == layout.TRANSITION]
+        if len(changes):
+            self.told.append(transitions(changes, self._devices, self._policies, signals))

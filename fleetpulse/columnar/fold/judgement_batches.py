@@ -1,0 +1,181 @@
+"""Judgements as columns, from whichever side they come: the compiled fold, the definition, or rows that are not judged.
+
+Rule: the columns are those of `core.tables.JUDGEMENTS` but for what the shell adds; instants are epoch
+milliseconds, and named so.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from fleetpulse.columnar.codec.arrow import KINDS
+from fleetpulse.columnar.codec.packing import firsts, in_use
+from fleetpulse.columnar.compute import pc
+from fleetpulse.columnar.jit.layout import (
+    T_AT,
+    T_CLASS,
+    T_CODES,
+    T_DEVICE,
+    T_FROM,
+    T_GATEWAY,
+    T_LAST_SEEN,
+    T_LIFE,
+    T_NUMBER,
+    T_POLICY,
+    T_ROW,
+    T_RUNTIME,
+    T_SHOWN,
+    T_SITE,
+    T_TO,
+    T_TRIGGER,
+    TRUSTS,
+    Matrix,
+)
+from fleetpulse.columnar.jit.world import MODES, NONE, TRIGGERS, Int64s
+from fleetpulse.columnar.state.devices import Devices
+from fleetpulse.core.judgements import Judgement, Verdict
+from fleetpulse.core.policy import Policies
+from fleetpulse.core.rows import FOR_EVERYONE, Trust
+from fleetpulse.core.tables import JUDGEMENTS
+
+ADDED_BY_THE_SHELL: Final = ("judged_at", "generation")
+_TYPES: Final = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "timestamp": pa.int64()}
+TOLD_SCHEMA: Final = pa.schema(
+    [
+        (f"{column.name}_ms" if column.type == "timestamp" else column.name, _TYPES[column.type])
+        for column in JUDGEMENTS.columns
+        if column.name not in ADDED_BY_THE_SHELL
+    ]
+)
+_OF_EVERYBODY: Final = pa.array(sorted(kind.value for kind in FOR_EVERYONE))
+_INVALID: Final = TRUSTS.index(Trust.INVALID)
+_KIND_WORDS: Final = pa.array([kind.value for kind in KINDS])
+_MODE_WORDS: Final = pa.array([mode.value for mode in MODES])
+_TRIGGER_WORDS: Final = pa.array([trigger.value for trigger in TRIGGERS])
+
+
+def _batch(count: int, columns: dict[str, pa.Array]) -> pa.RecordBatch:
+    arrays = [columns.get(field.name) for field in TOLD_SCHEMA]
+    filled = [pa.nulls(count, field.type) if array is None else array for array, field in zip(arrays, TOLD_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(filled, schema=TOLD_SCHEMA)
+
+
+def _same(value: Any, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value), count)
+
+
+def _instants(values: Int64s) -> pa.Array:
+    return pa.array(values, mask=values == NONE)
+
+
+def _words(words: Sequence[Any], numbers: Int64s) -> pa.Array:
+    return pa.array(list(words), pa.string()).take(pa.array(numbers, mask=numbers < 0))
+
+
+def from_judgements(judgements: Iterable[Judgement]) -> pa.RecordBatch:
+    """Return what the definition said."""
+    kept = list(judgements)
+    columns: dict[str, pa.Array] = {}
+    for field in TOLD_SCHEMA:
+        values = [getattr(one, field.name) for one in kept]
+        if field.name == "last_errors":
+            values = [json.dumps(codes) if codes else None for codes in values]
+        columns[field.name] = pa.array(values, field.type)
+    return _batch(len(kept), columns)
+
+
+def said_by(key_group: int, told: pa.RecordBatch) -> pa.RecordBatch:
+    """Return what a key group says of what all of them are told: what concerns everybody is said by group 0 alone."""
+    if not key_group or not told.num_rows:
+        return told
+    return told.filter(pc.invert(pc.is_in(told["message_kind"], value_set=_OF_EVERYBODY)))
+
+
+def event_times(signals: pa.RecordBatch) -> pa.Array:
+    """Return the event times of signals; null if invalid."""
+    event_ms = signals["presence_ms"].to_numpy() + signals["offset_ms"].to_numpy()
+    return pa.array(event_ms, mask=signals["trust"].to_numpy() == _INVALID)
+
+
+def of_signals(
+    signals: pa.RecordBatch, verdict: Verdict, reasons: Sequence[str], late_by_ms: Int64s | None = None
+) -> pa.RecordBatch:
+    """List signals, with the reason.
+
+    Args:
+        signals: columns of `SIGNAL_SCHEMA`.
+        verdict: what is said.
+        reasons: why, one a row, or one for all.
+        late_by_ms: milliseconds behind the frontier.
+    """
+    count = signals.num_rows
+    seq = signals["seq"].to_numpy()
+    columns = {
+        "kind": _same(verdict.value, count),
+        "device_id": signals["device_id"],
+        "site": signals["site"].dictionary_decode(),
+        "event_time_ms": event_times(signals),
+        "gateway": signals["gateway"].dictionary_decode(),
+        "received_at_ms": signals["received_at_ms"],
+        "message_kind": _KIND_WORDS.take(signals["kind"]),
+        "boot": signals["boot"],
+        "seq": pa.array(seq, mask=seq < 0),
+        "reason": _same(reasons[0], count) if len(reasons) == 1 else pa.array(reasons, pa.string()),
+    }
+    if late_by_ms is not None:
+        columns["late_by_ms"] = pa.array(late_by_ms)
+    return _batch(count, columns)
+
+
+def transitions(told: Matrix, devices: Devices, policies: Policies, signals: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the transitions that the compiled fold told.
+
+    Args:
+        told: one a row, columns of `layout.TOLD_FIELDS`; ``row`` is a place in ``signals``.
+        devices: whose they are.
+        policies: as the fold had them.
+        signals: those that were folded.
+    """
+    count, row = len(told), told[:, T_ROW]
+    at = pa.array(row, mask=row < 0)
+    seq = signals["seq"].take(at)
+    versions = pa.array([dated.policy.version for dated in policies.dated])
+    return _batch(
+        count,
+        {
+            "kind": _same(Verdict.TRANSITION.value, count),
+            "device_id": devices.ids.take(pa.array(told[:, T_DEVICE])),
+            "site": _words(devices.sites.words, told[:, T_SITE]),
+            "event_time_ms": pa.array(told[:, T_AT]),
+            "device_class": _words(devices.classes.words, told[:, T_CLASS]),
+            "life_ms": pa.array(told[:, T_LIFE]),
+            "transition_no": pa.array(told[:, T_NUMBER]),
+            "from_mode": _MODE_WORDS.take(pa.array(told[:, T_FROM])),
+            "to_mode": _MODE_WORDS.take(pa.array(told[:, T_TO])),
+            "trigger": _TRIGGER_WORDS.take(pa.array(told[:, T_TRIGGER])),
+            "last_seen_ms": _instants(told[:, T_LAST_SEEN]),
+            "runtime_ms": pa.array(told[:, T_RUNTIME]),
+            "last_errors": _last_errors(told, devices.codes.words),
+            "gateway": _words(devices.gateways.words, told[:, T_GATEWAY]),
+            "policy_version": versions.take(pa.array(told[:, T_POLICY])),
+            "received_at_ms": signals["received_at_ms"].take(at),
+            "message_kind": _KIND_WORDS.take(signals["kind"].take(at)),
+            "boot": signals["boot"].take(at),
+            "seq": pc.if_else(pc.less(seq, 0), None, seq),
+        },
+    )
+
+
+def _last_errors(told: Matrix, words: Sequence[str]) -> pa.Array:
+    shown = np.ascontiguousarray(told[:, T_SHOWN])
+    if not shown.any():
+        return pa.nulls(len(told), pa.string())
+    codes = firsts(told, np.arange(len(told)), T_CODES, shown)
+    used, renumbered = in_use(codes, len(words))
+    quoted = pa.array([json.dumps(words[one]) for one in used]).take(pa.array(renumbered))
+    lists = pa.ListArray.from_arrays(pa.array(np.append(0, np.cumsum(shown)), pa.int32()), quoted)
+    texts = pc.binary_join_element_wise("[", pc.binary_join(lists, ", "), "]", "")
+    return pc.if_else(pa.array(shown > 0), texts, None)

@@ -1,0 +1,405 @@
+"""A key group: the devices that share a place in the state, what waits for its time, and what is known of us.
+
+Rule 1: ``fold`` takes rows in the order of ``received_at`` between calls, in any order within one.
+Rule 2: what comes out depends on the rows and on how far ``received_at`` has come; never on how calls were cut. A jitter
+spreads when verdicts are written, and nothing else.
+"""
+
+import json
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fleetpulse.columnar.codec.arrow import SIGNAL_SCHEMA, batch_to_rows, rows_to_batch
+from fleetpulse.columnar.codec.versions import STORED_FORM
+from fleetpulse.columnar.codec.world_json import world_from_plain, world_to_plain
+from fleetpulse.columnar.fold.judge import DueRows, Judging
+from fleetpulse.columnar.fold.judgement_batches import TOLD_SCHEMA, from_judgements
+from fleetpulse.columnar.fold.ordering import by_shard, frontiers, shards_of, sift
+from fleetpulse.columnar.fold.pending import Read, Waiting, span_ms, waiting_from_plain, waiting_to_plain
+from fleetpulse.columnar.jit.kernel import spread
+from fleetpulse.columnar.jit.take import taken
+from fleetpulse.columnar.jit.world import NEVER, NONE, Vocabulary, world_arrays
+from fleetpulse.columnar.state.codec import from_stored, to_stored
+from fleetpulse.columnar.state.devices import Devices
+from fleetpulse.core.judgements import Judgement, Verdict
+from fleetpulse.core.policy import Policies
+from fleetpulse.core.presence.shards import Advance, Shards
+from fleetpulse.core.replay import Deployment, Intake, arrival, cuts_at_gaps, read_before
+from fleetpulse.core.rows import FLUSH, Kind, Row
+
+_BEFORE_ALL: Final = -(2**61)  # stands for a frontier before the first is known
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What came of one call.
+
+    Attributes:
+        told: judgements, columns of `TOLD_SCHEMA`.
+        chunks: waiting rows to be kept, by number.
+        gone: numbers of chunks that are no longer needed.
+    """
+
+    told: pa.RecordBatch
+    chunks: list[tuple[int, bytes]]
+    gone: list[int]
+
+
+@dataclass(slots=True)
+class KeyGroup:
+    """The state of one key group.
+
+    Attributes:
+        shards: coverage and frontier of every site.
+        policies: those known.
+        devices: as columns.
+        waiting: rows of each shard whose time has not come: where they are.
+        counts: devices by mode, as last said in a summary; empty before the first.
+        due_ms: the ``received_at`` at which something will be due; None where nothing will.
+    """
+
+    shards: Shards
+    policies: Policies = field(default_factory=Policies)
+    devices: Devices = field(default_factory=Devices)
+    waiting: list[Waiting] = field(default_factory=list[Waiting])
+    counts: str = ""
+    due_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        """Begin without pending rows."""
+        self.waiting = self.waiting or [Waiting() for _ in range(len(self.shards))]
+
+    def fold(
+        self,
+        signals: pa.RecordBatch,
+        others: Sequence[Row],
+        newest_ms: int,
+        deployment: Deployment,
+        read: Read,
+    ) -> Step:
+        """Take in rows, then judge all that lies at or before the frontier.
+
+        Args:
+            signals: the group's signals and wills of one micro-batch, columns of `SIGNAL_SCHEMA`.
+            others: its other rows; what a gateway's death says to everyone among them.
+            newest_ms: up to where every row has been read, by ``received_at``.
+            deployment: lateness, clock lead and jitter.
+            read: returns a chunk of waiting rows by its number.
+        """
+        signals, others = _received_in_order(signals), sorted(others, key=arrival)
+        cuts = cuts_at_gaps(others, self.shards)
+        if not cuts:
+            return self._fold(signals, others, newest_ms, deployment, read)
+        received = signals["received_at_ms"].to_numpy()
+        written, gone, judgements = dict[int, bytes](), set[int](), list[pa.RecordBatch]()
+        begin, first = 0, 0
+
+        def reading(number: int) -> bytes:
+            return written.get(number) or read(number)
+
+        for at in (*cuts, None):
+            gap = None if at is None else others[at]
+            end = len(received) if gap is None else int(np.searchsorted(received, gap.received_at_ms))
+            through_ms = newest_ms if gap is None else read_before(gap)
+            part = signals.slice(begin, end - begin)
+            step = self._fold(part, others[first:at], through_ms, deployment, reading)
+            judgements.append(step.told)
+            written.update(step.chunks)
+            gone |= {*step.gone}
+            begin, first = end, at or 0
+        kept = [(number, chunk) for number, chunk in written.items() if number not in gone]
+        return Step(_concat(judgements, TOLD_SCHEMA), kept, sorted(gone - written.keys()))
+
+    def _fold(self, signals: pa.RecordBatch, others: Sequence[Row], newest_ms: int, deployment: Deployment, read: Read) -> Step:
+        """Fold rows in arrival order, see `cuts_at_gaps`: the first may be a gap row of some sites, and no other is."""
+        before, judgements = self.shards, list[pa.RecordBatch]()
+        taken_in = self._take_in(signals, others, newest_ms, deployment, judgements)
+        chunks, gone = self._split(before, deployment, read) if len(self.shards) > len(before) else ([], [])
+        advance = Advance.between(before, self.shards, deployment.allowed_lateness_ms)
+        fresh, due = dict(chunks), list[DueRows]()
+
+        def reading(number: int) -> bytes:
+            return fresh.get(number) or read(number)
+
+        for shard, listening in enumerate(self.shards.listenings):
+            new, rows = taken_in.signals[shard], taken_in.others[shard]
+            frontier_ms, waiting = listening.frontier_ms, self.waiting[shard]
+            early = np.ones(new.num_rows, bool)
+            if frontier_ms is not None:
+                due_signals, due_others, read_out = waiting.take(advance.begun_ms[shard], frontier_ms, reading)
+                gone += read_out
+                early = new["presence_ms"].to_numpy() > frontier_ms
+                commands = [row for batch in due_others for row in batch_to_rows(batch)]
+                commands += [row for row in rows if _at(row) <= frontier_ms]
+                taken_in.others[shard] = [row for row in rows if _at(row) > frontier_ms]
+                waited = sum(batch.num_rows for batch in due_signals)
+                known = _concat([*due_signals, new], SIGNAL_SCHEMA)
+                due.append(DueRows(shard, known, np.concatenate([np.ones(waited, bool), ~early]), commands))
+            taken_in.early.append(early)
+        if due:
+            judgements += self._judge(due, advance, deployment, taken_in.flushed_ms)
+        else:
+            self.arm(deployment)
+        for shard, listening in enumerate(self.shards.listenings):
+            its_chunks, its_gone = self._keep(
+                shard, listening.frontier_ms, advance.begun_ms[shard], taken_in, deployment, reading
+            )
+            chunks, gone = [*chunks, *its_chunks], [*gone, *its_gone]
+        self._be_due_for_waiting(deployment)
+        kept = [(number, chunk) for number, chunk in chunks if number not in gone]
+        return Step(_concat(judgements, TOLD_SCHEMA), kept, [number for number in gone if number not in fresh])
+
+    def _keep(
+        self,
+        shard: int,
+        frontier_ms: int | None,
+        before_ms: int | None,
+        taken_in: "_TakenIn",
+        deployment: Deployment,
+        read: Read,
+    ) -> tuple[list[tuple[int, bytes]], list[int]]:
+        """Store the pending rows of a shard; return the new chunks, and the numbers of chunks that are no longer needed."""
+        waiting = self._waiting(shard)
+        advance_ms = 0 if frontier_ms is None or before_ms is None else frontier_ms - before_ms
+        width_ms = span_ms(advance_ms, deployment.allowed_lateness_ms)
+        written = waiting.written
+        chunks = waiting.write(taken_in.signals[shard], width_ms, taken_in.early[shard])
+        chunks += waiting.write(rows_to_batch(taken_in.others[shard]), width_ms)
+        joined, parts = waiting.join(frontier_ms, written, read, moving=advance_ms > 0)
+        return [*chunks, *joined], parts
+
+    def _waiting(self, shard: int) -> Waiting:
+        """Return the pending chunks of a shard, with the next free number: all shards share their numbers."""
+        waiting = self.waiting[shard]
+        waiting.written = max(one.written for one in self.waiting)
+        return waiting
+
+    def _split(self, before: Shards, deployment: Deployment, read: Read) -> tuple[list[tuple[int, bytes]], list[int]]:
+        """Move the pending rows of sites that have a new shard into it; return chunks as `_keep` does."""
+        sources = {before.number(min(sites)) for sites in self.shards.sites[len(before) - 1 :]}
+        self.waiting += [Waiting() for _ in range(len(self.shards) - len(before))]
+        width_ms, chunks, gone = span_ms(0, deployment.allowed_lateness_ms), list[tuple[int, bytes]](), list[int]()
+        for source in sources:
+            signals, others, read_out = self.waiting[source].take(before.listenings[source].frontier_ms, NEVER, read)
+            gone += read_out
+            rows = [row for batch in others for row in batch_to_rows(batch)]
+            of_source = [number for number, sites in enumerate(self.shards.sites, 1) if before.number(min(sites)) == source]
+            chunks += self.let_wait(_concat(signals, SIGNAL_SCHEMA), rows, width_ms, {source, *of_source})
+        return chunks, gone
+
+    def let_wait(
+        self, signals: pa.RecordBatch, others: Sequence[Row], width_ms: int, shards: Container[int] | None = None
+    ) -> list[tuple[int, bytes]]:
+        """Store pending rows, each in the shard of its site.
+
+        Args:
+            signals: columns of `SIGNAL_SCHEMA`, with their presence times.
+            others: other rows.
+            width_ms: of the span of event time that a chunk holds.
+            shards: those in which rows for everyone wait; None: those that are not judged up to there.
+
+        Returns:
+            The chunks to be kept, by number.
+        """
+        chunks: list[tuple[int, bytes]] = []
+        numbers = shards_of(signals, self.shards)
+        for shard, frontier_ms in enumerate(self.shards.frontiers_ms):
+            chunks += self._waiting(shard).write(signals, width_ms, numbers == shard)
+            its = [row for row in others if not row.is_for_everyone and self.shards.number(row.site) == shard]
+            for row in (row for row in others if row.is_for_everyone):
+                its += [row] if (row.at_ms > _or_long_ago(frontier_ms) if shards is None else shard in shards) else []
+            chunks += self._waiting(shard).write(rows_to_batch(its), width_ms)
+        return chunks
+
+    def _take_in(
+        self,
+        signals: pa.RecordBatch,
+        others: Sequence[Row],
+        newest_ms: int,
+        deployment: Deployment,
+        judgements: list[pa.RecordBatch],
+    ) -> "_TakenIn":
+        """Move coverage, frontiers and policies; return the rows that can still act, by shard."""
+        intake = Intake(deployment, self.shards, self.policies, [])
+        received = signals["received_at_ms"].to_numpy()
+        kept: dict[int, list[pa.RecordBatch]] = {}
+        begin, base = 0, self.shards  # coverage is the same from a gap row to the next
+
+        def part(end: int) -> None:
+            if end == begin:
+                return
+            for shard, its in by_shard(signals.slice(begin, end - begin), base):
+                listening = base.listenings[shard]
+                world = world_arrays(listening.coverage, Policies(), (), Vocabulary(), Vocabulary())
+                start_ms = NONE if listening.frontier_ms is None else listening.frontier_ms
+                its_received = its["received_at_ms"].to_numpy()
+                reached = frontiers(world, its_received, deployment.allowed_lateness_ms, listening.newest_ms, start_ms)
+                sifted = sift(its, reached, deployment)
+                kept.setdefault(shard, []).append(sifted.kept)
+                judgements.extend(sifted.told)
+
+        waiting: list[Row] = []
+        flushed: tuple[int | None, ...] = (None,) * len(base)
+        for row in others:
+            if row.kind is Kind.GAP:
+                end = int(np.searchsorted(received, row.received_at_ms))
+                part(end)
+                if end > begin and intake.shards is not None:
+                    intake.shards = intake.shards.read(int(received[end - 1]), deployment.allowed_lateness_ms)
+                begin = end
+            if intake.read(row):
+                waiting.append(row)
+            assert intake.shards is not None, "a row was read"
+            if row.kind is Kind.TICK and row.contents().get("op") == FLUSH:
+                flushed = tuple(one.frontier_ms for one in intake.shards.listenings)  # as at that row, however the batch was cut
+            if row.kind is Kind.GAP:
+                base = intake.shards
+                flushed += flushed[:1] * (len(base) - len(flushed))
+        part(signals.num_rows)
+        assert intake.shards is not None, "a key group begins with a row"
+        newest_ms = max(newest_ms, int(received[-1]) if len(received) else newest_ms)
+        self.shards = shards = intake.shards.read(newest_ms, deployment.allowed_lateness_ms)
+        self.policies = intake.policies
+        if intake.judgements:
+            judgements.append(from_judgements(intake.judgements))
+        numbers = range(len(shards))
+        its = [[row for row in waiting if row.is_for_everyone or shards.number(row.site) == number] for number in numbers]
+        return _TakenIn([_concat(kept.get(number, ()), SIGNAL_SCHEMA) for number in numbers], its, flushed)
+
+    def _judge(
+        self, due: Sequence[DueRows], advance: Advance, deployment: Deployment, flushed_ms: Sequence[int | None]
+    ) -> list[pa.RecordBatch]:
+        judging = Judging(self.devices, advance, self.policies)
+        judging.rows(due)
+        width_ms, frontiers_ms = deployment.verdict_jitter_ms, [_or_long_ago(one) for one in advance.shards.frontiers_ms]
+        at_least_ms = [_or_long_ago(one) for one in flushed_ms]
+        at = judging.shards_of_devices()
+        through_ms = np.maximum(np.array(frontiers_ms)[at] - self._delays(width_ms), np.array(at_least_ms)[at])
+        settled_ms = _or_long_ago(self.shards.least_frontier_ms)
+        left_ms = judging.pass_time(through_ms, settled_ms)
+        self.devices.drop_absent()
+        behind_ms = [max(one - width_ms, least) for one, least in zip(frontiers_ms, at_least_ms, strict=True)]
+        self.shards = self.shards.forget_before(behind_ms)
+        # not where a flush has come to: how many there are after what a jitter may hold back is counted, however rows were cut
+        self.policies = self.policies.pruned(deployment.said_through_ms(settled_ms))
+        self.due_ms = None
+        self._be_due_for_deadlines(frontiers_ms, left_ms, deployment)
+        return judging.told
+
+    def _delays(self, width_ms: int) -> Any:
+        """Return by how much the verdicts on each device's silence are held back."""
+        if not width_ms or not len(self.devices):
+            return np.zeros(len(self.devices), np.int64)
+        ids = self.devices.ids if not self.devices.ids.offset else pa.concat_arrays([self.devices.ids])
+        _, offsets, text = ids.buffers()
+        ends = np.frombuffer(offsets, np.int32)[: len(ids) + 1]
+        return spread(ends, np.frombuffer(text, np.uint8), width_ms)
+
+    def arm(self, deployment: Deployment) -> None:
+        """Set when something will be due, without judging anything; for devices that were brought in."""
+        self.due_ms = None
+        frontiers_ms = [_or_long_ago(one) for one in self.shards.frontiers_ms]
+        advance = Advance.between(self.shards, self.shards, deployment.allowed_lateness_ms)
+        judging = Judging(self.devices, advance, self.policies)
+        through_ms = np.array(frontiers_ms)[judging.shards_of_devices()] - self._delays(deployment.verdict_jitter_ms)
+        left_ms = judging.pass_time(through_ms, _BEFORE_ALL)
+        assert not judging.told, "what is brought in is judged up to its frontier"
+        self._be_due_for_deadlines(frontiers_ms, left_ms, deployment)
+        self._be_due_for_waiting(deployment)
+
+    def _be_due_for_deadlines(self, frontiers_ms: Sequence[int], left_ms: Sequence[int | None], deployment: Deployment) -> None:
+        for listening, frontier_ms, left in zip(self.shards.listenings, frontiers_ms, left_ms, strict=True):
+            if left is not None:
+                self._be_due(listening.due_at(frontier_ms + left, deployment.allowed_lateness_ms))
+
+    def _be_due_for_waiting(self, deployment: Deployment) -> None:
+        for listening, waiting in zip(self.shards.listenings, self.waiting, strict=True):
+            if (first_ms := waiting.first_ms()) is not None:
+                self._be_due(listening.due_at(first_ms, deployment.allowed_lateness_ms))
+
+    def _be_due(self, received_at_ms: int | None) -> None:
+        if received_at_ms is not None and (self.due_ms is None or received_at_ms < self.due_ms):
+            self.due_ms = received_at_ms
+
+    def summary(self, key_group: int) -> Judgement | None:
+        """Say how many devices are in which mode, where that has changed since it was last said."""
+        counts = json.dumps(self.devices.by_mode(), sort_keys=True)
+        if counts == self.counts:
+            return None
+        self.counts = counts
+        at_ms = self.shards.frontier_ms
+        return Judgement(Verdict.SUMMARY, "_", event_time_ms=at_ms, key_group=key_group, counts=counts)
+
+    def to_bytes(self, form: int = STORED_FORM) -> bytes:
+        """Return the stored form, but for the chunks.
+
+        Args:
+            form: its version, see `columnar.stored`.
+        """
+        known: dict[str, Any] = {
+            **world_to_plain(self.shards, self.policies),
+            "waiting": waiting_to_plain(self.waiting),
+            "counts": self.counts,
+            "due_ms": self.due_ms,
+        }
+        return to_stored(self.devices, known, form)
+
+    @classmethod
+    def from_bytes(cls, stored: bytes) -> "KeyGroup":
+        """Read the stored form.
+
+        Raises:
+            FleetError: it was written by a version that this one does not know.
+        """
+        devices, known = from_stored(stored)
+        shards, policies = world_from_plain(known)
+        waiting = waiting_from_plain(known["waiting"], len(shards))
+        return cls(shards, policies, devices, waiting, known["counts"], known["due_ms"])
+
+
+def begin(received_at_ms: int) -> KeyGroup:
+    """Return an empty key group of a history whose first row was received at ``received_at_ms``."""
+    return KeyGroup(Shards.begin(received_at_ms))
+
+
+@dataclass(slots=True)
+class _TakenIn:
+    """Rows that can still act, by shard.
+
+    Attributes:
+        signals: with their presence times.
+        others: the other rows; those for everyone in each shard.
+        flushed_ms: up to where no verdict is held back.
+        early: which of the signals are not due.
+    """
+
+    signals: list[pa.RecordBatch]
+    others: list[list[Row]]
+    flushed_ms: tuple[int | None, ...]
+    early: list[NDArray[np.bool_]] = field(default_factory=list[NDArray[np.bool_]])
+
+
+def _received_in_order(signals: pa.RecordBatch) -> pa.RecordBatch:
+    received = signals["received_at_ms"].to_numpy()
+    return taken(signals, np.argsort(received, kind="stable")) if (received[1:] < received[:-1]).any() else signals
+
+
+def _or_long_ago(instant_ms: int | None) -> int:
+    return _BEFORE_ALL if instant_ms is None else instant_ms
+
+
+def _at(row: Row) -> int:
+    assert row.event_time_ms is not None, "a row without event time does not wait"
+    return row.event_time_ms
+
+
+def _concat(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    some = [batch for batch in batches if batch.num_rows]
+    if not some:
+        return pa.RecordBatch.from_pylist([], schema=schema)
+    return some[0] if len(some) == 1 else pa.concat_batches(some)

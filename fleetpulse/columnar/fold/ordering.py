@@ -1,0 +1,192 @@
+"""Which rows may still act, and in which order they do: `core.replay.Intake` and `in_order`, over columns.
+
+Rule: it says what they say, which is the definition; the laws in ``tests/property`` compare them.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fleetpulse.columnar.codec.arrow import KINDS, SIGNAL_SCHEMA
+from fleetpulse.columnar.compute import pc
+from fleetpulse.columnar.fold.judgement_batches import of_signals
+from fleetpulse.columnar.jit.cache import borrowing, kept
+from fleetpulse.columnar.jit.layout import TRUSTS
+from fleetpulse.columnar.jit.take import filtered
+from fleetpulse.columnar.jit.world import Int64s, World, covered, greatest
+from fleetpulse.core.judgements import Verdict, clock_behind
+from fleetpulse.core.presence.shards import Shards
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import MAX_POSITION, POSITION_BITS, Kind, Trust
+
+_MANY_ROWS: Final = 64  # of one device: more are sorted by merging
+_ON_TIME, _LATE, _INVALID, _AHEAD, _BEHIND = (
+    TRUSTS.index(one) for one in (Trust.ON_TIME, Trust.LATE, Trust.INVALID, Trust.AHEAD, Trust.BEHIND)
+)
+_DEATH: Final = KINDS.index(Kind.DEATH)
+
+
+def frontiers(world: World, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int) -> Int64s:
+    """Return the frontier at each row, as `Listening.read` gives it; `NONE` where there is none yet.
+
+    Args:
+        world: coverage, which stays the same for all of them.
+        received_ms: when they were received.
+        lateness_ms: allowed lateness.
+        newest_ms: the newest ``received_at`` before them.
+        frontier_ms: the frontier before them, or `NONE`.
+    """
+    found = np.empty(len(received_ms), np.int64)
+    _reach(world, received_ms, lateness_ms, newest_ms, frontier_ms, found)
+    return found
+
+
+@borrowing
+def _reach(world: World, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int, found: Int64s) -> None:
+    for row in range(len(received_ms)):
+        reach = greatest(world, covered(world, max(newest_ms, received_ms[row])) - lateness_ms)
+        found[row] = max(frontier_ms, reach)
+
+
+def shards_of(signals: pa.RecordBatch, shards: Shards) -> Int64s:
+    """Return the number of each signal's shard: that of its site."""
+    if len(shards) == 1:
+        return np.zeros(signals.num_rows, np.int64)
+    sites = signals["site"]
+    numbers = np.array([*map(shards.number, sites.dictionary.to_pylist()), 0], np.int64)
+    return numbers[sites.indices.fill_null(len(numbers) - 1).to_numpy()]
+
+
+def by_shard(signals: pa.RecordBatch, shards: Shards) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the signals of each shard that has some, in their order."""
+    if len(shards) == 1:
+        yield 0, signals
+        return
+    numbers = shards_of(signals, shards)
+    for number in np.unique(numbers).tolist():
+        yield number, filtered(signals, numbers == number)
+
+
+class Sifted(NamedTuple):
+    """Signals and wills as they were read.
+
+    Attributes:
+        kept: all of them, with their presence times.
+        told: judgements on those that came late, columns of `TOLD_SCHEMA`.
+    """
+
+    kept: pa.RecordBatch
+    told: list[pa.RecordBatch]
+
+
+def sift(signals: pa.RecordBatch, frontier_ms: Int64s, deployment: Deployment) -> Sifted:
+    """Give signals their presence time, as `core.clocks` does, and list those that came late.
+
+    Args:
+        signals: columns of `SIGNAL_SCHEMA`, not read yet.
+        frontier_ms: the frontier at each of them, see `frontiers`.
+        deployment: clock lead and backlog.
+    """
+    event_ms, received_ms = signals["presence_ms"].to_numpy(), signals["received_at_ms"].to_numpy()
+    lead_ms = event_ms - received_ms
+    late = event_ms <= frontier_ms
+    trust = signals["trust"].to_numpy()
+    right = lead_ms.max(initial=0) <= 0 and -lead_ms.min(initial=0) <= deployment.max_backlog_ms
+    if right and not late.any() and not trust.any():
+        return Sifted(signals, [])
+    trust = trust.copy()
+    own = signals["device_clock"].to_numpy(zero_copy_only=False) & (trust != _INVALID)
+    trust[own & (lead_ms > deployment.max_clock_lead_ms)] = _AHEAD
+    trust[own & (-lead_ms > deployment.max_backlog_ms)] = _BEHIND
+    late &= trust == _ON_TIME
+    trust[late] = _LATE
+    told: list[pa.RecordBatch] = []
+    if late.any():
+        why = [clock_behind(lead) for lead in lead_ms[late].tolist()]
+        told.append(of_signals(signals.filter(pa.array(late)), Verdict.LATE, why, (frontier_ms - event_ms)[late]))
+    presence_ms = np.where(trust == _ON_TIME, np.minimum(event_ms, received_ms), received_ms)
+    found = {"presence_ms": presence_ms, "offset_ms": event_ms - presence_ms, "trust": trust}
+    for name, values in found.items():
+        signals = signals.set_column(SIGNAL_SCHEMA.get_field_index(name), SIGNAL_SCHEMA.field(name), pa.array(values))
+    return Sifted(signals, told)
+
+
+def in_order(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
+    """Return which rows are judged, in their order, and which are copies of a row that was received before.
+
+    Args:
+        signals: columns of `SIGNAL_SCHEMA`, all rows of their devices that are due.
+        places: the device of each, as a number; rows of -1 are passed over.
+    """
+    order, tied = _by_device(places, signals["presence_ms"].to_numpy(), int(places.max(initial=-1)) + 1)
+    rows = order[tied]
+    if not len(rows):
+        return order, rows
+    ranked, copies = _untie(signals.take(pa.array(rows)), places[rows])
+    order[tied] = rows[ranked]  # rows of one device and instant stand together, and stay there
+    copied = np.zeros(len(places), bool)
+    copied[rows[copies]] = True
+    return order[~copied[order]], rows[copies]
+
+
+@kept
+def _by_device(places: Int64s, event_ms: Int64s, count: int) -> tuple[Int64s, NDArray[np.bool_]]:
+    """Order rows by device, then by presence time, and mark those that share both with a neighbour.
+
+    Counted by device first: what is left to sort is a device's few rows, which mostly stand in order.
+    """
+    ends = np.zeros(count + 1, np.int64)
+    for row in range(len(places)):
+        if places[row] >= 0:
+            ends[places[row] + 1] += 1
+    for place in range(count):
+        ends[place + 1] += ends[place]
+    order = np.empty(ends[count], np.int64)
+    filled = ends[:-1].copy()
+    for row in range(len(places)):
+        if places[row] >= 0:
+            order[filled[places[row]]] = row
+            filled[places[row]] += 1
+    tied = np.zeros(len(order), np.bool_)
+    for place in range(count):
+        begin, end = ends[place], ends[place + 1]
+        if end - begin > _MANY_ROWS:
+            order[begin:end] = order[begin:end][np.argsort(event_ms[order[begin:end]], kind="mergesort")]
+        else:
+            for at in range(begin + 1, end):
+                row, back = order[at], at
+                while back > begin and event_ms[order[back - 1]] > event_ms[row]:
+                    order[back] = order[back - 1]
+                    back -= 1
+                order[back] = row
+        for at in range(begin + 1, end):
+            if event_ms[order[at]] == event_ms[order[at - 1]]:
+                tied[at] = tied[at - 1] = True
+    return order, tied
+
+
+def _untie(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the order of rows of which each shares device and instant with another, and the copies among them."""
+    digest, seq, kind, offset, trust = (signals[name].to_numpy() for name in ("digest", "seq", "kind", "offset_ms", "trust"))
+    boot, arrival = _rank(signals["boot"]), arrivals(signals)
+    judged = (boot, digest, kind, seq, kind == _DEATH, signals["presence_ms"].to_numpy(), places)
+    identity = (offset, trust == _INVALID, *judged)
+    first = np.lexsort((_rank(signals["gateway"]), _rank(signals["site"]), _rank(signals["code"]), arrival, *identity))
+    copy = np.zeros(len(first), bool)
+    copy[1:] = np.logical_and.reduce([key[first[1:]] == key[first[:-1]] for key in identity])
+    return np.lexsort((arrival, *judged)), first[copy]
+
+
+def arrivals(signals: pa.RecordBatch) -> Int64s:
+    """Return the place of each row in arrival order, as `Row.arrival` has it."""
+    position = np.minimum(signals["position"].to_numpy(), MAX_POSITION)
+    return (signals["received_at_ms"].to_numpy() << POSITION_BITS) + position
+
+
+def _rank(words: pa.StringArray | pa.DictionaryArray) -> Int64s:
+    """Return a number for each word that orders as the words do; nothing comes first."""
+    plain = words.dictionary_decode() if pa.types.is_dictionary(words.type) else words
+    return pc.rank(plain, [("", "ascending", "at_start")], tiebreaker="dense").to_numpy()

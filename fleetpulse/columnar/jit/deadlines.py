@@ -1,0 +1,141 @@
+"""What a device's silence leads to, and when: the deadlines of `core.device`, compiled.
+
+Rule: of two deadlines at the same instant the one that comes first here acts.
+"""
+
+from typing import Final
+
+from fleetpulse.columnar.jit.cache import borrowing
+from fleetpulse.columnar.jit.layout import (
+    CLASS,
+    CLASS_SINCE,
+    DEATH,
+    DEATH_COVERED,
+    DEGRADED_UNTIL,
+    EXCUSED,
+    FLAGGED_UNTIL,
+    HELD_UNTIL,
+    MODE,
+    MODE_SINCE,
+    OUTAGE,
+    OUTAGE_COVERED,
+    OWN_GRACE,
+    OWN_TIMEOUT,
+    QUIET_COVERED,
+    QUIET_SINCE,
+    Matrix,
+)
+from fleetpulse.columnar.jit.world import (
+    DEATH_GRACE,
+    EFFECTIVE,
+    FORGET_AFTER,
+    IS_HELD,
+    IS_PRESENT,
+    MODES,
+    NEVER,
+    NONE,
+    OUTAGE_LIMIT,
+    TIMEOUT,
+    TRIGGERS,
+    World,
+    earliest,
+)
+from fleetpulse.core.lifecycle import Mode, Trigger
+
+_PROVISIONED: Final = MODES.index(Mode.PROVISIONED)
+_UNREACHABLE: Final = MODES.index(Mode.UNREACHABLE)
+_OFFLINE: Final = MODES.index(Mode.OFFLINE)
+_DECOMMISSIONED: Final = MODES.index(Mode.DECOMMISSIONED)
+_SILENCE: Final = TRIGGERS.index(Trigger.SILENCE)
+_WILL: Final = TRIGGERS.index(Trigger.DEATH)
+_GATEWAY_DEATH: Final = TRIGGERS.index(Trigger.GATEWAY_DEATH)
+_UNTIL: Final = TRIGGERS.index(Trigger.UNTIL)
+_RECOVERED: Final = TRIGGERS.index(Trigger.RECOVERED)
+_HOLD_OVER: Final = TRIGGERS.index(Trigger.HOLD_OVER)
+_FORGET: Final = TRIGGERS.index(Trigger.FORGET)
+
+
+@borrowing
+def limit_of(devices: Matrix, world: World, i: int, policy: int, rule: int) -> int:
+    """Return a limit of a device by one policy: its own where it has one, see `Device.rules`."""
+    own = NONE
+    if rule == TIMEOUT:
+        own = devices[i, OWN_TIMEOUT]
+    elif rule == DEATH_GRACE:
+        own = devices[i, OWN_GRACE]
+    return world.rules[policy, devices[i, CLASS], rule] if own == NONE else own
+
+
+@borrowing
+def _reached(devices: Matrix, world: World, i: int, least_ms: int, since: int, rule: int, listening: bool) -> int:
+    """Return the first instant, not before ``least_ms``, at which a limit is reached by the policy and class then in force.
+
+    Args:
+        devices: with the device ``i``.
+        world: coverage and policies.
+        i: the device.
+        least_ms: earliest answer.
+        since: what the limit is counted from: covered time, or event time.
+        rule: which limit.
+        listening: whether it is counted in covered time.
+
+    Returns:
+        `NEVER` where it is not reached.
+    """
+    count = len(world.rules)
+    least_ms = max(least_ms, devices[i, CLASS_SINCE])
+    for policy in range(count):
+        end_ms = world.rules[policy + 1, 0, EFFECTIVE] if policy + 1 < count else NEVER
+        if end_ms <= least_ms:
+            continue
+        reached = since + limit_of(devices, world, i, policy, rule)
+        due_ms = earliest(world, reached) if listening else reached
+        if due_ms != NONE:
+            due_ms = max(due_ms, world.rules[policy, 0, EFFECTIVE], least_ms)
+            if due_ms < end_ms:
+                return due_ms
+    return NEVER
+
+
+@borrowing
+def next_due(devices: Matrix, world: World, i: int) -> tuple[int, int]:
+    """Return the earliest deadline and what acts then; of two at the same instant the one that comes first here."""
+    mode, quiet_ms = devices[i, MODE], devices[i, QUIET_COVERED] + devices[i, EXCUSED]
+    due_ms, trigger = NEVER, -1
+    held_ms = devices[i, HELD_UNTIL] if IS_HELD[mode] else NONE
+    least_ms = devices[i, MODE_SINCE] if held_ms == NONE else held_ms
+    quiet_since_ms = max(least_ms, devices[i, QUIET_SINCE])
+    if IS_PRESENT[mode] or IS_HELD[mode] or mode in (_PROVISIONED, _UNREACHABLE):
+        outage_ms = devices[i, OUTAGE]
+        trigger = _SILENCE
+        if outage_ms == NONE:
+            due_ms = _reached(devices, world, i, quiet_since_ms, quiet_ms, TIMEOUT, True)
+        else:
+            since_ms = devices[i, OUTAGE_COVERED]
+            due_ms = _reached(devices, world, i, max(least_ms, outage_ms), since_ms, OUTAGE_LIMIT, True)
+        death_ms = devices[i, DEATH]
+        if mode != _PROVISIONED and death_ms != NONE:
+            covered_ms = devices[i, DEATH_COVERED]
+            dead_ms = _reached(devices, world, i, max(least_ms, death_ms), covered_ms, DEATH_GRACE, True)
+            if dead_ms < due_ms:
+                due_ms, trigger = dead_ms, _WILL
+        if outage_ms != NONE and IS_PRESENT[mode]:
+            since_ms = devices[i, OUTAGE_COVERED]
+            cut_off_ms = _reached(devices, world, i, max(least_ms, outage_ms), since_ms, DEATH_GRACE, True)
+            if cut_off_ms < due_ms:
+                due_ms, trigger = cut_off_ms, _GATEWAY_DEATH
+    if held_ms != NONE and held_ms < due_ms:
+        due_ms, trigger = held_ms, _UNTIL
+    if devices[i, DEGRADED_UNTIL] != NONE and devices[i, DEGRADED_UNTIL] < due_ms:
+        due_ms, trigger = devices[i, DEGRADED_UNTIL], _RECOVERED
+    if devices[i, FLAGGED_UNTIL] != NONE and devices[i, FLAGGED_UNTIL] < due_ms:
+        due_ms, trigger = devices[i, FLAGGED_UNTIL], _HOLD_OVER
+    if mode == _OFFLINE:
+        forget_ms = _reached(devices, world, i, quiet_since_ms, quiet_ms, FORGET_AFTER, True)
+        if forget_ms < due_ms:
+            due_ms, trigger = forget_ms, _FORGET
+    if mode == _DECOMMISSIONED:
+        forget_ms = _reached(devices, world, i, least_ms, least_ms, FORGET_AFTER, False)
+        if forget_ms < due_ms:
+            due_ms, trigger = forget_ms, _FORGET
+    return due_ms, trigger

@@ -1,0 +1,586 @@
+"""The fold of `core.device`, compiled: signals, wills and deadlines of a key group's devices.
+
+Rule 1: it says what `core.device` says, which is the definition; the laws in ``tests/property`` compare them.
+Rule 2: a device is a row of one matrix. A message, or a gateway event for one device, is a row of another, in the order in which
+they are judged. Times are epoch milliseconds, words are numbers, `NONE` is nothing. Commands and registry rows are left to
+`core.device`.
+Rule 3: it stops between two rows when ``told`` is full, and goes on from there.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetpulse.columnar.jit.cache import borrowing, kept
+from fleetpulse.columnar.jit.deadlines import limit_of, next_due
+from fleetpulse.columnar.jit.layout import (
+    ABSENT,
+    AFTER_DECOMMISSION,
+    BOOT,
+    CLASS,
+    CLASS_SINCE,
+    CLOCK,
+    CLOCK_FAULT,
+    CLOCK_OFFSET,
+    CODES,
+    CONFLICT,
+    DEATH,
+    DEATH_COVERED,
+    DEGRADED_UNTIL,
+    EXCUSED,
+    FIRMWARE,
+    FLAGGED_UNTIL,
+    GATEWAY,
+    GATEWAY_DEATH,
+    GATEWAY_RETURN,
+    HEARD,
+    HELD_UNTIL,
+    IDENTITY_CONFLICT,
+    LAST_SEEN,
+    LIFE,
+    MEMORY,
+    MODE,
+    MODE_SINCE,
+    MOVED,
+    N_CODES,
+    N_TIMES,
+    NUMBER,
+    OUTAGE,
+    OUTAGE_COVERED,
+    PROGRESS,
+    PROGRESS_OF,
+    PROVED,
+    QUIET_COVERED,
+    QUIET_SINCE,
+    R_ARRIVAL,
+    R_AT,
+    R_BOOT,
+    R_CODE,
+    R_DEVICE,
+    R_DIRECT,
+    R_FIRMWARE,
+    R_GATEWAY,
+    R_KIND,
+    R_OFFSET,
+    R_SEQ,
+    R_SESSION,
+    R_SITE,
+    R_TRUST,
+    REBOOTS,
+    ROOM,
+    ROW_FIELDS,
+    RUNTIME,
+    SEQ,
+    SESSION,
+    SITE,
+    SPEAKS_FROM,
+    SPOKE_FROM,
+    T_AT,
+    T_CLASS,
+    T_CODES,
+    T_DEVICE,
+    T_FROM,
+    T_GATEWAY,
+    T_LAST_SEEN,
+    T_LIFE,
+    T_NUMBER,
+    T_POLICY,
+    T_ROW,
+    T_RUNTIME,
+    T_SHOWN,
+    T_SITE,
+    T_TO,
+    T_TRIGGER,
+    T_WHAT,
+    TIMES,
+    TRANSITION,
+    TRUSTS,
+    UNKNOWN_DEVICE,
+    Matrix,
+)
+from fleetpulse.columnar.jit.world import (
+    DEATH_GRACE,
+    DEGRADED_ERRORS,
+    DEGRADED_WINDOW,
+    FLAGGED_HOLD,
+    FLAGGED_WINDOW,
+    FOLLOWING,
+    IS_HELD,
+    IS_PRESENT,
+    LAST_ERRORS,
+    LATE_PROVES,
+    MODES,
+    NEVER,
+    NONE,
+    QUARANTINES,
+    SEQUENCE,
+    STEPS,
+    TIMEOUT,
+    TRIGGERS,
+    Int64s,
+    World,
+    covered,
+    in_force,
+)
+from fleetpulse.core.fold import CONFLICT_MS, WRAP_SLACK
+from fleetpulse.core.lifecycle import Mode, Trigger
+from fleetpulse.core.policy import MAX_SEQUENCE
+from fleetpulse.core.rows import POSITION_BITS, RANK, Kind, Trust
+
+_ERROR, _DEATH, _BIRTH = RANK[Kind.ERROR], RANK[Kind.DEATH], RANK[Kind.BIRTH]
+_ON_TIME, _LATE, _INVALID = (TRUSTS.index(one) for one in (Trust.ON_TIME, Trust.LATE, Trust.INVALID))
+_PROVISIONED, _ONLINE, _DEGRADED, _FLAGGED, _OFFLINE, _DECOMMISSIONED, _FORGOTTEN, _UNREACHABLE = (
+    MODES.index(mode)
+    for mode in (
+        Mode.PROVISIONED,
+        Mode.ONLINE,
+        Mode.DEGRADED,
+        Mode.FLAGGED,
+        Mode.OFFLINE,
+        Mode.DECOMMISSIONED,
+        Mode.FORGOTTEN,
+        Mode.UNREACHABLE,
+    )
+)
+_SIGNAL, _SILENCE, _ERRORS, _RECOVERED, _SEQUENCE, _HOLD_OVER, _UNTIL, _UPDATED, _GATEWAY_RETURN = (
+    TRIGGERS.index(trigger)
+    for trigger in (
+        Trigger.SIGNAL,
+        Trigger.SILENCE,
+        Trigger.ERRORS,
+        Trigger.RECOVERED,
+        Trigger.SEQUENCE,
+        Trigger.HOLD_OVER,
+        Trigger.UNTIL,
+        Trigger.UPDATED,
+        Trigger.GATEWAY_RETURN,
+    )
+)
+
+
+@borrowing
+def _is_cut_off(devices: Matrix, world: World, i: int, at_ms: int) -> bool:
+    """Whether a device's gateway is dead, and the grace is over."""
+    if devices[i, OUTAGE_COVERED] == NONE:
+        return False
+    grace_ms = limit_of(devices, world, i, in_force(world, at_ms), DEATH_GRACE)
+    return covered(world, at_ms) - devices[i, OUTAGE_COVERED] >= grace_ms
+
+
+@borrowing
+def _end_outage(devices: Matrix, world: World, i: int, at_ms: int) -> None:
+    """Let silence count again; nothing where the gateway is not dead."""
+    if devices[i, OUTAGE_COVERED] != NONE:
+        devices[i, EXCUSED] += covered(world, at_ms) - devices[i, OUTAGE_COVERED]
+        devices[i, OUTAGE] = devices[i, OUTAGE_COVERED] = NONE
+
+
+@borrowing
+def _change(
+    devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, i: int, trigger: int, at_ms: int, row: int
+) -> int:
+    """Take the way that the table gives, and write it down; return how many judgements are told."""
+    mode = devices[i, MODE]
+    target = FOLLOWING[mode, trigger]
+    if target < 0:
+        return said
+    if target == _ONLINE:
+        if devices[i, LAST_SEEN] == NONE:
+            target = _PROVISIONED
+        elif IS_HELD[mode] and _is_cut_off(devices, world, i, at_ms):
+            target = _UNREACHABLE
+        elif devices[i, FLAGGED_UNTIL] != NONE:
+            target = _FLAGGED
+        elif devices[i, DEGRADED_UNTIL] != NONE:
+            target = _DEGRADED
+    if target == mode:
+        return said
+    policy, slot = in_force(world, at_ms), devices[i, MEMORY]
+    devices[i, NUMBER] += 1
+    told[said, T_WHAT], told[said, T_DEVICE], told[said, T_AT], told[said, T_ROW] = TRANSITION, i, at_ms, row
+    told[said, T_FROM], told[said, T_TO], told[said, T_TRIGGER], told[said, T_NUMBER] = mode, target, trigger, devices[i, NUMBER]
+    told[said, T_LAST_SEEN], told[said, T_RUNTIME] = devices[i, LAST_SEEN], devices[i, RUNTIME]
+    told[said, T_LIFE], told[said, T_CLASS] = devices[i, LIFE], devices[i, CLASS]
+    told[said, T_SITE], told[said, T_GATEWAY], told[said, T_POLICY] = devices[i, SITE], devices[i, GATEWAY], policy
+    told[said, T_SHOWN] = 0
+    if slot >= 0:
+        known = memory[slot, N_CODES]
+        shown = min(known, world.rules[policy, devices[i, CLASS], LAST_ERRORS])
+        told[said, T_SHOWN] = shown
+        for one in range(shown):
+            told[said, T_CODES + one] = memory[slot, CODES + known - shown + one]
+    devices[i, MODE], devices[i, MODE_SINCE] = target, at_ms
+    if not IS_HELD[target]:
+        devices[i, HELD_UNTIL] = NONE
+    if target in (_OFFLINE, _DECOMMISSIONED):
+        _end_outage(devices, world, i, at_ms)
+    return said + 1
+
+
+@borrowing
+def _expire(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, i: int, before_ms: int) -> tuple[int, int]:
+    """Let deadlines act, earliest first, until none lies before ``before_ms``; return what is told, and the next one."""
+    while devices[i, MODE] != ABSENT:
+        due_ms, trigger = next_due(devices, world, i)
+        if due_ms >= before_ms:
+            return said, due_ms
+        if trigger == _RECOVERED:
+            devices[i, DEGRADED_UNTIL] = NONE
+        elif trigger == _HOLD_OVER:
+            devices[i, FLAGGED_UNTIL] = NONE
+        elif trigger == _UNTIL:
+            devices[i, HELD_UNTIL] = NONE
+        elif trigger == _SILENCE and devices[i, OUTAGE] != NONE:
+            devices[i, OUTAGE] = devices[i, OUTAGE_COVERED] = NONE
+            devices[i, EXCUSED] = covered(world, due_ms) - devices[i, QUIET_COVERED]
+        said = _change(devices, memory, world, told, said, i, trigger, due_ms, -1)
+        if devices[i, MODE] == _FORGOTTEN:
+            devices[i, MODE] = ABSENT
+    return said, NEVER
+
+
+@borrowing
+def _born(devices: Matrix, memory: Matrix, world: World, i: int, rows: Matrix, j: int) -> None:
+    """Begin a life, of the default class (number 0)."""
+    at_ms = rows[j, R_AT]
+    slot = devices[i, MEMORY]
+    devices[i, :] = NONE
+    devices[i, SITE], devices[i, CLASS] = rows[j, R_SITE], 0
+    devices[i, GATEWAY] = -1 if rows[j, R_TRUST] == _LATE else rows[j, R_GATEWAY]
+    devices[i, LIFE], devices[i, QUIET_SINCE], devices[i, QUIET_COVERED] = at_ms, at_ms, covered(world, at_ms)
+    devices[i, MODE], devices[i, NUMBER], devices[i, MODE_SINCE], devices[i, CLASS_SINCE] = _PROVISIONED, 0, at_ms, at_ms
+    devices[i, BOOT], devices[i, SEQ], devices[i, REBOOTS], devices[i, RUNTIME], devices[i, EXCUSED] = -1, -1, 0, 0, 0
+    devices[i, CLOCK] = _ON_TIME
+    devices[i, FIRMWARE] = devices[i, SPEAKS_FROM] = devices[i, SPOKE_FROM] = -1
+    devices[i, MEMORY] = slot
+    if slot >= 0:
+        memory[slot, N_TIMES], memory[slot, N_CODES], memory[slot, PROGRESS_OF] = 0, 0, -1
+
+
+@borrowing
+def _fell_back(before: int, after: int) -> bool:
+    """Whether a counter fell back by a restart, as `core.device.fell_back`."""
+    if after >= before:
+        return False
+    wraps = False
+    for bits in (8, 16, 32):
+        wraps |= (1 << bits) - WRAP_SLACK <= before < (1 << bits) and after < WRAP_SLACK
+    return not wraps
+
+
+@borrowing
+def _heard(devices: Matrix, world: World, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
+    """Note a signal: last seen, runtime and clock, and of one that is not late reboots and gateway; return the next judgement."""
+    at_ms, mode = rows[j, R_AT], devices[i, MODE]
+    now_covered = covered(world, at_ms)
+    gap = now_covered - devices[i, QUIET_COVERED] - devices[i, EXCUSED]
+    timeout_ms = limit_of(devices, world, i, in_force(world, at_ms), TIMEOUT)
+    present = IS_PRESENT[mode] or IS_HELD[mode] or mode == _UNREACHABLE
+    if devices[i, LAST_SEEN] != NONE and present and gap <= timeout_ms:
+        devices[i, RUNTIME] += gap
+    devices[i, LAST_SEEN] = devices[i, QUIET_SINCE] = at_ms
+    devices[i, QUIET_COVERED], devices[i, EXCUSED] = now_covered, 0
+    trust, arrival = rows[j, R_TRUST], rows[j, R_ARRIVAL]
+    if trust >= _INVALID and trust != devices[i, CLOCK]:
+        said = _note(told, said, CLOCK_FAULT, i, j)
+    devices[i, CLOCK] = trust
+    devices[i, CLOCK_OFFSET] = NONE if trust in (_ON_TIME, _INVALID) else rows[j, R_OFFSET]
+    newest = devices[i, HEARD] == NONE or devices[i, HEARD] < arrival
+    if trust != _LATE:
+        if rows[j, R_GATEWAY] >= 0:
+            devices[i, GATEWAY] = rows[j, R_GATEWAY]
+        if newest:
+            said = _number(devices, told, said, i, rows, j)
+    elif newest and rows[j, R_KIND] == _BIRTH and rows[j, R_DIRECT]:
+        _name(devices, i, rows, j)
+    if newest:
+        devices[i, HEARD] = arrival
+    if rows[j, R_DIRECT] or rows[j, R_KIND] == _BIRTH:
+        devices[i, PROVED] = max(devices[i, PROVED], arrival)
+    return said
+
+
+@borrowing
+def _name(devices: Matrix, i: int, rows: Matrix, j: int) -> None:
+    """Note the session and boot that a signal names."""
+    if rows[j, R_BOOT] >= 0:
+        devices[i, BOOT] = rows[j, R_BOOT]
+    if rows[j, R_SESSION] != NONE:
+        devices[i, SESSION] = rows[j, R_SESSION]
+
+
+@borrowing
+def _number(devices: Matrix, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
+    """Note the session, boot, counter, firmware and site of a signal that was received after those heard before.
+
+    Return the next judgement.
+    """
+    boot, seq = rows[j, R_BOOT], rows[j, R_SEQ]
+    here = devices[i, SITE] if devices[i, SPEAKS_FROM] < 0 else devices[i, SPEAKS_FROM]
+    if rows[j, R_SITE] != here:
+        said = _moved(devices, told, said, i, rows, j, here)
+    elif boot >= 0 and devices[i, BOOT] >= 0:
+        if boot != devices[i, BOOT]:
+            devices[i, REBOOTS] += 1
+    elif seq >= 0 and devices[i, SEQ] >= 0 and _fell_back(devices[i, SEQ], seq):
+        devices[i, REBOOTS] += 1
+    _name(devices, i, rows, j)
+    if seq >= 0:
+        devices[i, SEQ] = seq
+    if rows[j, R_FIRMWARE] >= 0:
+        devices[i, FIRMWARE] = rows[j, R_FIRMWARE]
+    return said
+
+
+@borrowing
+def _moved(devices: Matrix, told: Matrix, said: int, i: int, rows: Matrix, j: int, here: int) -> int:
+    """Note that a device speaks from another site than ``here``, and report the one that is back within a day."""
+    at_ms, site = rows[j, R_AT], rows[j, R_SITE]
+    is_back = site == devices[i, SPOKE_FROM] and devices[i, MOVED] != NONE and at_ms - devices[i, MOVED] < CONFLICT_MS
+    if is_back and (devices[i, CONFLICT] == NONE or at_ms - devices[i, CONFLICT] >= CONFLICT_MS):
+        devices[i, CONFLICT] = at_ms
+        told[said, T_SITE] = here
+        said = _note(told, said, IDENTITY_CONFLICT, i, j)
+    devices[i, SPOKE_FROM], devices[i, MOVED] = here, at_ms
+    devices[i, SPEAKS_FROM] = -1 if site == devices[i, SITE] else site
+    return said
+
+
+@borrowing
+def _advance(memory: Matrix, slot: int, world: World, policy: int, of_class: int, code: int, at_ms: int) -> bool:
+    """Advance the flagged sequence by one code; True where that completes it. The latest start of each prefix is kept."""
+    count = 0
+    while count < MAX_SEQUENCE and world.rules[policy, of_class, STEPS + count] >= 0:
+        count += 1
+    if memory[slot, PROGRESS_OF] != world.rules[policy, of_class, SEQUENCE]:
+        for step in range(count - 1):
+            memory[slot, PROGRESS + step] = NONE
+    complete = False
+    for step in range(count - 1, -1, -1):
+        if world.rules[policy, of_class, STEPS + step] != code:
+            continue
+        start_ms = at_ms if step == 0 else memory[slot, PROGRESS + step - 1]
+        if start_ms == NONE or at_ms - start_ms > world.rules[policy, of_class, FLAGGED_WINDOW]:
+            continue
+        if step == count - 1:
+            complete = True
+        else:
+            memory[slot, PROGRESS + step] = start_ms
+    memory[slot, PROGRESS_OF] = -1
+    for step in range(count - 1):
+        if memory[slot, PROGRESS + step] != NONE:
+            memory[slot, PROGRESS_OF] = world.rules[policy, of_class, SEQUENCE]
+    return complete
+
+
+@borrowing
+def _error(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
+    """Count an error into the facts: degraded by number, flagged by order."""
+    at_ms, slot, of_class = rows[j, R_AT], devices[i, MEMORY], devices[i, CLASS]
+    policy = in_force(world, at_ms)
+    least_ms = at_ms - world.rules[policy, of_class, DEGRADED_WINDOW]
+    needed, shown = world.rules[policy, of_class, DEGRADED_ERRORS], world.rules[policy, of_class, LAST_ERRORS]
+    count = 0
+    for one in range(max(0, memory[slot, N_TIMES] + 1 - needed), memory[slot, N_TIMES]):
+        if memory[slot, TIMES + one] >= least_ms:
+            memory[slot, TIMES + count] = memory[slot, TIMES + one]
+            count += 1
+    memory[slot, TIMES + count] = at_ms
+    memory[slot, N_TIMES] = count + 1
+    known = memory[slot, N_CODES]
+    skipped = max(0, known + 1 - shown)
+    for one in range(skipped, known):
+        memory[slot, CODES + one - skipped] = memory[slot, CODES + one]
+    if shown > 0:
+        memory[slot, CODES + known - skipped] = rows[j, R_CODE]
+    memory[slot, N_CODES] = known + 1 - skipped
+    if count + 1 == needed:
+        devices[i, DEGRADED_UNTIL] = memory[slot, TIMES] + world.rules[policy, of_class, DEGRADED_WINDOW]
+        said = _change(devices, memory, world, told, said, i, _ERRORS, at_ms, j)
+    if _advance(memory, slot, world, policy, of_class, rows[j, R_CODE], at_ms):
+        devices[i, FLAGGED_UNTIL] = at_ms + world.rules[policy, of_class, FLAGGED_HOLD]
+        said = _change(devices, memory, world, told, said, i, _SEQUENCE, at_ms, j)
+    return said
+
+
+@borrowing
+def _note(told: Matrix, said: int, what: int, i: int, j: int) -> int:
+    told[said, T_WHAT], told[said, T_DEVICE], told[said, T_ROW] = what, i, j
+    return said + 1
+
+
+@borrowing
+def _apply(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, rows: Matrix, j: int) -> int:
+    """Let one signal or will act."""
+    i, at_ms, late = rows[j, R_DEVICE], rows[j, R_AT], rows[j, R_TRUST] == _LATE
+    if rows[j, R_KIND] == _DEATH:
+        alive = devices[i, MODE] != ABSENT and devices[i, MODE] != _DECOMMISSIONED
+        if alive and devices[i, PROVED] < rows[j, R_ARRIVAL] and _is_of_its_session(devices, i, rows, j):
+            devices[i, DEATH], devices[i, DEATH_COVERED] = at_ms, covered(world, at_ms)
+        return said
+    absent = devices[i, MODE] == ABSENT
+    if late and not _proves_alive(world, 0 if absent else devices[i, CLASS], rows, j):
+        return said
+    if absent:
+        if world.rules[in_force(world, at_ms), 0, QUARANTINES]:
+            return said if late else _note(told, said, UNKNOWN_DEVICE, i, j)
+        _born(devices, memory, world, i, rows, j)
+    if devices[i, MODE] == _DECOMMISSIONED:
+        return said if late else _note(told, said, AFTER_DECOMMISSION, i, j)
+    copied, reboots, firmware = _is_copy(devices, i, rows, j), devices[i, REBOOTS], devices[i, FIRMWARE]
+    _end_outage(devices, world, i, at_ms)
+    said = _heard(devices, world, told, said, i, rows, j)
+    devices[i, DEATH] = devices[i, DEATH_COVERED] = NONE
+    said = _change(devices, memory, world, told, said, i, _SIGNAL, at_ms, j)
+    if devices[i, REBOOTS] > reboots or (firmware >= 0 and devices[i, FIRMWARE] != firmware):
+        said = _change(devices, memory, world, told, said, i, _UPDATED, at_ms, j)
+    if rows[j, R_KIND] == _ERROR and not (late or copied):
+        said = _error(devices, memory, world, told, said, i, rows, j)
+    return said
+
+
+@borrowing
+def _gateway(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, rows: Matrix, j: int) -> int:
+    """Let the death or the return of a device's gateway act, as `core.device.Fold`."""
+    i, at_ms = rows[j, R_DEVICE], rows[j, R_AT]
+    mode = devices[i, MODE]
+    if mode == ABSENT:
+        return said
+    if rows[j, R_KIND] == GATEWAY_RETURN:
+        _end_outage(devices, world, i, at_ms)
+        return _change(devices, memory, world, told, said, i, _GATEWAY_RETURN, at_ms, -1)
+    stays = mode in (_OFFLINE, _DECOMMISSIONED) or devices[i, OUTAGE] != NONE
+    if not stays and devices[i, PROVED] < rows[j, R_ARRIVAL]:
+        devices[i, OUTAGE], devices[i, OUTAGE_COVERED] = at_ms, covered(world, at_ms)
+    return said
+
+
+@borrowing
+def _is_of_its_session(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
+    """Whether a will is of the device's session; of its boot where not both name a session."""
+    session, boot = rows[j, R_SESSION], rows[j, R_BOOT]
+    if session != NONE and devices[i, SESSION] != NONE:
+        return session == devices[i, SESSION]
+    return boot < 0 or devices[i, BOOT] < 0 or boot == devices[i, BOOT]
+
+
+@borrowing
+def _proves_alive(world: World, of_class: int, rows: Matrix, j: int) -> bool:
+    """Whether a signal that came late proves that its device was alive when it was received."""
+    rule = world.rules[in_force(world, rows[j, R_AT]), of_class, LATE_PROVES]
+    return rows[j, R_DIRECT] != 0 if rule == NONE else rule != 0
+
+
+@borrowing
+def _is_copy(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
+    """Whether a signal without a place of its own in event time has the number of the one before it: a copy of that."""
+    placeless = rows[j, R_TRUST] >= _INVALID or rows[j, R_OFFSET] != 0
+    boot = rows[j, R_BOOT]
+    return placeless and 0 <= rows[j, R_SEQ] == devices[i, SEQ] and (boot < 0 or boot == devices[i, BOOT])
+
+
+@borrowing
+def _settle(devices: Matrix, i: int, least: int) -> None:
+    """Forget places in arrival order that no later row can precede, as `core.device.settle`."""
+    for field in (HEARD, PROVED):
+        if devices[i, field] < least:
+            devices[i, field] = NONE
+
+
+@kept
+def matrix(
+    order: Int64s,
+    device: Int64s,
+    presence_ms: Int64s,
+    offset_ms: Int64s,
+    arrival: Int64s,
+    trust: NDArray[np.int8],
+    direct: NDArray[np.bool_],
+    kind: NDArray[np.int8],
+    boot: Int64s,
+    session: Int64s,
+    seq: Int64s,
+    code: NDArray[np.int32],
+    codes: Int64s,
+    gateway: NDArray[np.int32],
+    gateways: Int64s,
+    site: NDArray[np.int32],
+    sites: Int64s,
+    firmware: NDArray[np.int32],
+    firmwares: Int64s,
+) -> Matrix:
+    """Return columns of messages as rows of `layout.ROW_FIELDS`, in the order in which they are judged.
+
+    Words are given as which one each is, and the words' numbers, see `Vocabulary.mapped`.
+    """
+    rows = np.empty((len(order), len(ROW_FIELDS)), np.int64)
+    for j in range(len(order)):
+        at = order[j]
+        rows[j, R_DEVICE], rows[j, R_AT], rows[j, R_OFFSET] = device[at], presence_ms[at], offset_ms[at]
+        rows[j, R_ARRIVAL], rows[j, R_TRUST], rows[j, R_DIRECT] = arrival[at], trust[at], direct[at]
+        rows[j, R_KIND], rows[j, R_BOOT], rows[j, R_SESSION], rows[j, R_SEQ] = kind[at], boot[at], session[at], seq[at]
+        rows[j, R_CODE], rows[j, R_GATEWAY], rows[j, R_SITE] = codes[code[at]], gateways[gateway[at]], sites[site[at]]
+        rows[j, R_FIRMWARE] = firmwares[firmware[at]]
+    return rows
+
+
+@borrowing
+def judge_rows(devices: Matrix, memory: Matrix, world: World, rows: Matrix, first: int, told: Matrix) -> tuple[int, int]:
+    """Judge rows from ``first`` on, silence acting between them.
+
+    Returns:
+        The row to go on with (their number when all are judged), and how many judgements are told.
+    """
+    said = 0
+    for j in range(first, len(rows)):
+        if said + ROOM > len(told):
+            return j, said
+        i = rows[j, R_DEVICE]
+        of_gateway = rows[j, R_KIND] in (GATEWAY_DEATH, GATEWAY_RETURN)
+        if of_gateway and (devices[i, MODE] == ABSENT or devices[i, GATEWAY] != rows[j, R_GATEWAY]):
+            continue  # its gateway no more: no row of the device's, so no time passes for it
+        said, _ = _expire(devices, memory, world, told, said, i, rows[j, R_AT])
+        if of_gateway:
+            said = _gateway(devices, memory, world, told, said, rows, j)
+        else:
+            said = _apply(devices, memory, world, told, said, rows, j)
+    return len(rows), said
+
+
+@kept
+def spread(offsets: NDArray[np.int32], text: NDArray[np.uint8], width_ms: int) -> Int64s:
+    """Return for each device a delay below ``width_ms`` that follows from its id alone (FNV-1a), in milliseconds.
+
+    Args:
+        offsets: where each id begins in ``text``, and where the last one ends.
+        text: the ids in UTF-8.
+        width_ms: at least 1.
+    """
+    delays = np.empty(len(offsets) - 1, np.int64)
+    for i in range(len(delays)):
+        mixed = np.uint64(14695981039346656037)
+        for at in range(offsets[i], offsets[i + 1]):
+            mixed = (mixed ^ np.uint64(text[at])) * np.uint64(1099511628211)
+        delays[i] = np.int64((mixed >> np.uint64(1)) % np.uint64(width_ms))
+    return delays
+
+
+@borrowing
+def let_pass(
+    devices: Matrix, memory: Matrix, world: World, through_ms: Int64s, frontier_ms: int, first: int, told: Matrix
+) -> tuple[int, int, int]:
+    """Let silence act on each device from ``first`` on, through its instant of ``through_ms``; settle it at the frontier.
+
+    Returns:
+        The device to go on with, how many judgements are told, and the earliest deadline that is left, counted from
+        each device's own instant (`NEVER` without one).
+    """
+    said, left_ms = 0, NEVER
+    least = max(0, frontier_ms + 1) << POSITION_BITS
+    for i in range(first, len(devices)):
+        if said + ROOM > len(told):
+            return i, said, left_ms
+        said, due_ms = _expire(devices, memory, world, told, said, i, through_ms[i] + 1)
+        if due_ms != NEVER:
+            left_ms = min(left_ms, due_ms - through_ms[i])
+        _settle(devices, i, least)
+    return len(devices), said, left_ms

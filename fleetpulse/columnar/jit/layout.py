@@ -1,0 +1,50 @@
+"""Where things lie in the matrices of the compiled fold: devices, what is remembered of errors, rows, what is told.
+
+Rule: a field's name says what it is, its number where it lies; times are epoch milliseconds.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE
+from fleetpulse.core.rows import Trust
+
+Matrix = NDArray[np.int64]
+
+DEVICE_FIELDS: Final = (
+    "site", "device_class", "gateway", "life_ms", "quiet_since_ms", "quiet_covered_ms", "mode", "transition_no", "mode_since_ms",
+    "class_since_ms", "last_seen_ms", "boot", "seq", "reboots", "runtime_ms", "degraded_until_ms", "flagged_until_ms",
+    "held_until_ms", "death_ms", "death_covered_ms", "outage_ms", "outage_covered_ms", "excused_ms", "session", "heard_arrival",
+    "proved_arrival", "clock", "clock_offset_ms", "timeout_ms", "death_grace_ms", "firmware", "speaks_from", "spoke_from",
+    "moved_ms", "conflict_ms", "memory",
+)  # fmt: skip
+(SITE, CLASS, GATEWAY, LIFE, QUIET_SINCE, QUIET_COVERED, MODE, NUMBER, MODE_SINCE, CLASS_SINCE, LAST_SEEN, BOOT, SEQ, REBOOTS,
+ RUNTIME, DEGRADED_UNTIL, FLAGGED_UNTIL, HELD_UNTIL, DEATH, DEATH_COVERED, OUTAGE, OUTAGE_COVERED, EXCUSED, SESSION, HEARD,
+ PROVED, CLOCK, CLOCK_OFFSET, OWN_TIMEOUT, OWN_GRACE, FIRMWARE, SPEAKS_FROM, SPOKE_FROM, MOVED, CONFLICT,
+ MEMORY) = range(len(DEVICE_FIELDS))  # fmt: skip
+TRUSTS: Final = tuple(Trust)  # a number of the field clock, and of a row's trust, is a place here
+ABSENT: Final = -1  # the mode of a device without a state
+
+# What is remembered of errors: a row of its own for each device that had any.
+TIMES, N_TIMES = 0, MAX_ERRORS
+CODES, N_CODES = N_TIMES + 1, N_TIMES + 1 + MAX_ERRORS
+PROGRESS, PROGRESS_OF = N_CODES + 1, N_CODES + 1 + MAX_SEQUENCE
+MEMORY_WIDTH: Final = PROGRESS_OF + 1
+
+ROW_FIELDS: Final = ("device", "presence_ms", "offset_ms", "arrival", "trust", "direct", "kind", "boot", "session", "seq", "code",
+                     "gateway", "site", "firmware")  # fmt: skip
+(R_DEVICE, R_AT, R_OFFSET, R_ARRIVAL, R_TRUST, R_DIRECT, R_KIND, R_BOOT, R_SESSION, R_SEQ, R_CODE, R_GATEWAY,
+ R_SITE, R_FIRMWARE) = range(len(ROW_FIELDS))  # fmt: skip
+
+GATEWAY_DEATH, GATEWAY_RETURN = -1, -2  # kinds of gateway events, beside those of messages
+
+TOLD_FIELDS: Final = ("what", "device", "at_ms", "row", "from", "to", "trigger", "number", "last_seen_ms", "runtime_ms",
+                      "life_ms", "device_class", "site", "gateway", "policy", "shown")  # fmt: skip
+(T_WHAT, T_DEVICE, T_AT, T_ROW, T_FROM, T_TO, T_TRIGGER, T_NUMBER, T_LAST_SEEN, T_RUNTIME, T_LIFE, T_CLASS, T_SITE, T_GATEWAY,
+ T_POLICY, T_SHOWN) = range(len(TOLD_FIELDS))  # fmt: skip
+T_CODES: Final = len(TOLD_FIELDS)
+TOLD_WIDTH: Final = T_CODES + MAX_ERRORS
+TRANSITION, AFTER_DECOMMISSION, UNKNOWN_DEVICE, CLOCK_FAULT, IDENTITY_CONFLICT = range(5)
+ROOM: Final = 16  # more than one row, with the deadlines before it, can tell

@@ -1,0 +1,144 @@
+"""Text found among text, compiled: ids among a group's ids, the boots of messages among those of their devices.
+
+Rule 1: text is compared where Arrow keeps it, eight bytes at a time; no object is made of it.
+Rule 2: places are given by the order in which ids were met, never by what their hash comes to; each process hashes by a number of
+its own, so that ids that happen to collide in one do not in the next. Ids chosen to collide make a search longer, not wrong.
+"""
+
+import secrets
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from fleetpulse.columnar.jit.cache import borrowing
+from fleetpulse.columnar.jit.world import Int64s
+
+_SEED: Final = np.uint64(secrets.randbits(64))
+_FIRST, _SECOND, _SHORT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(29)  # odd, of no pattern
+_BYTE: Final = np.uint64(8)
+NOTHING, KNOWN, OTHER = -1, 0, 1  # a message's boot: none, its device's, another
+
+
+class Text(NamedTuple):
+    """A string array as the compiled functions take it.
+
+    Attributes:
+        ends: where each begins in ``letters``, and where the last one ends.
+        letters: UTF-8.
+        said: of each, whether it is there at all.
+    """
+
+    ends: NDArray[np.int32]
+    letters: NDArray[np.uint8]
+    said: NDArray[np.bool_]
+
+
+def text_of(values: pa.StringArray) -> Text:
+    """Return a string array as the compiled functions take it, without copying its letters."""
+    _, ends, letters = values.buffers()
+    there = np.ones(len(values), bool) if not values.null_count else np.array(values.is_valid())
+    places = np.frombuffer(ends, np.int32)[values.offset :][: len(values) + 1] if len(values) else np.zeros(1, np.int32)
+    found = Text(places, np.frombuffer(b"" if letters is None else letters, np.uint8), there)
+    for array in found:
+        array.flags.writeable = False  # numba compiles anew for each kind, and Arrow has both
+    return found
+
+
+def _load(_context: Any, letters: Any, at: Any) -> Any:
+    """Return the eight bytes at a place, as one number: whoever calls it knows that they are there."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, values[0])
+        place = context.cast(builder, values[1], signature.args[1], types.intp)
+        found = builder.bitcast(builder.gep(array.data, [place]), context.get_value_type(types.uint64).as_pointer())
+        return builder.load(found, align=1)
+
+    return types.uint64(letters, at), generate
+
+
+_eight: Any = intrinsic(_load)
+
+
+@borrowing
+def _hashed(letters: NDArray[np.uint8], begin: int, end: int, seed: np.uint64) -> np.uint64:
+    mixed, at = seed ^ np.uint64(end - begin), begin
+    while at + 8 <= end:
+        mixed = (mixed ^ _eight(letters, at)) * _FIRST
+        mixed ^= mixed >> _SHORT
+        at += 8
+    if at < end:
+        left = np.uint64(0)
+        if end - begin >= 8:
+            left = _eight(letters, end - 8)
+        else:
+            for one in range(at, end):
+                left = left << _BYTE | np.uint64(letters[one])
+        mixed = (mixed ^ left) * _SECOND
+    return (mixed ^ mixed >> _SHORT) * _FIRST >> _SHORT
+
+
+@borrowing
+def _same(ours: NDArray[np.uint8], begin: int, end: int, theirs: NDArray[np.uint8], their_begin: int, their_end: int) -> bool:
+    size, at = end - begin, 0
+    if size != their_end - their_begin:
+        return False
+    while at + 8 <= size:
+        if _eight(ours, begin + at) != _eight(theirs, their_begin + at):
+            return False
+        at += 8
+    if size >= 8:
+        return at == size or _eight(ours, end - 8) == _eight(theirs, their_end - 8)
+    while at < size and ours[begin + at] == theirs[their_begin + at]:
+        at += 1
+    return at == size
+
+
+def places_of(wanted: Text, chosen: NDArray[np.bool_], known: Text) -> Int64s:
+    """Return where texts stand among those that are known, each of which is there once; -1 where one is not, or is not chosen."""
+    places = np.full(len(chosen), -1, np.int64)
+    table = np.full(1 << max(4, (2 * len(known.said)).bit_length()), -1, np.int32)  # half of it stays free, or more
+    _find(wanted, chosen, known, _SEED, table, places)
+    return places
+
+
+@borrowing
+def _find(
+    wanted: Text, chosen: NDArray[np.bool_], known: Text, seed: np.uint64, table: NDArray[np.int32], places: Int64s
+) -> None:
+    last = np.uint64(len(table) - 1)
+    for one in range(len(known.said)):
+        slot = np.int64(_hashed(known.letters, known.ends[one], known.ends[one + 1], seed) & last)
+        while table[slot] >= 0:
+            slot = (slot + 1) & np.int64(last)
+        table[slot] = one
+    for row in range(len(chosen)):
+        if not chosen[row]:
+            continue
+        begin, end = wanted.ends[row], wanted.ends[row + 1]
+        slot = np.int64(_hashed(wanted.letters, begin, end, seed) & last)
+        while table[slot] >= 0:
+            one = table[slot]
+            if _same(known.letters, known.ends[one], known.ends[one + 1], wanted.letters, begin, end):
+                places[row] = one
+                break
+            slot = (slot + 1) & np.int64(last)
+
+
+@borrowing
+def compare(said: Text, places: Int64s, known: Text, found: Int64s) -> None:
+    """Set ``found`` to whether each text is that of its place: `NOTHING`, `KNOWN`, `OTHER`; rows of place -1 are passed over."""
+    for row in range(len(places)):
+        place = places[row]
+        if place < 0:
+            continue
+        begin, end = said.ends[row], said.ends[row + 1]
+        if not said.said[row]:
+            found[row] = NOTHING
+        elif known.said[place] and _same(known.letters, known.ends[place], known.ends[place + 1], said.letters, begin, end):
+            found[row] = KNOWN
+        else:
+            found[row] = OTHER

@@ -1,0 +1,81 @@
+"""Rows of a batch chosen and put into order, text at the price of numbers where all of it is of one length, as ids mostly are.
+
+Source: Arrow gathers text of any length at two to four times the price of text of one length (28 to 46 ns a row, 13 ns).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fleetpulse.columnar.compute import pc
+from fleetpulse.columnar.jit.cache import kept
+
+
+def of_one_length(values: pa.StringArray) -> pa.FixedSizeBinaryArray | None:
+    """Return text without saying where each begins; None where it is not all of one length, or some of it is missing."""
+    if not len(values) or values.null_count:
+        return None
+    _, offsets, letters = values.buffers()
+    ends = np.frombuffer(offsets, np.int32)[values.offset :][: len(values) + 1]
+    width = int(ends[1] - ends[0])
+    if width == 0 or (np.diff(ends) != width).any():
+        return None
+    return pa.Array.from_buffers(pa.binary(width), len(values), [None, letters.slice(int(ends[0]))])
+
+
+def as_text(values: pa.FixedSizeBinaryArray) -> pa.StringArray:
+    """The inverse of `of_one_length`."""
+    ends = np.arange(values.offset, values.offset + len(values) + 1, dtype=np.int32) * values.type.byte_width
+    return pa.StringArray.from_buffers(len(values), pa.py_buffer(ends), values.buffers()[1])
+
+
+def taken(batch: pa.RecordBatch, order: Any) -> pa.RecordBatch:
+    """Return the rows at the places of ``order``, in its order; each lies in the batch."""
+    places = pa.array(order)
+    return _column_by_column(batch, lambda column: pc.take(column, places, boundscheck=False))
+
+
+def filtered(batch: pa.RecordBatch, kept: Any) -> pa.RecordBatch:
+    """Return the rows where ``kept`` is true."""
+    if kept.all():
+        return batch
+    mask = pa.array(kept)
+    return _column_by_column(batch, lambda column: column.filter(mask))
+
+
+@kept
+def shared_out(hashes: NDArray[np.int64], groups: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Share rows out among groups by their hash.
+
+    Args:
+        hashes: one a row.
+        groups: how many there are.
+
+    Returns:
+        The rows' places, one group's after the other's, each in their order; and where each group begins in them, and the
+        last one ends.
+    """
+    own = np.empty(len(hashes), np.int32)
+    ends = np.zeros(groups + 1, np.int64)
+    for row in range(len(hashes)):
+        own[row] = hashes[row] % groups
+        ends[own[row] + 1] += 1
+    for group in range(groups):
+        ends[group + 1] += ends[group]
+    order = np.empty(len(hashes), np.int64)
+    filled = ends[:-1].copy()
+    for row in range(len(hashes)):
+        order[filled[own[row]]] = row
+        filled[own[row]] += 1
+    return order, ends
+
+
+def _column_by_column(batch: pa.RecordBatch, choose: Callable[[Any], Any]) -> pa.RecordBatch:
+    columns: list[pa.Array] = []
+    for column in batch.columns:
+        fixed = of_one_length(column) if pa.types.is_string(column.type) else None
+        columns.append(choose(column) if fixed is None else as_text(choose(fixed)))
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)

@@ -1,0 +1,104 @@
+"""Fingerprints of a snapshot's rows: what two sets of rows are compared by without bringing them together.
+
+Rule 1: a row has 64 bits, over all its columns but the key group, which is a place and no part of what it says; a null and
+an empty text differ.
+Rule 2: rows are summed up by part, in numbers without end: the sum is the same whatever their order, batches and groups.
+Rule 3: it is taken over the types of `SNAPSHOT_SCHEMA`, wherever the rows come from.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fleetpulse.columnar.compute import pc
+from fleetpulse.columnar.jit.cache import kept
+from fleetpulse.columnar.snapshot.rows import COMPARED_PARTS, SNAPSHOT_SCHEMA
+
+UInt64s = NDArray[np.uint64]
+Fingerprint = Mapping[str, tuple[int, int]]
+_TOLD: Final = tuple(field for field in SNAPSHOT_SCHEMA if field.name != "key_group")
+_PARTS: Final = pa.array(COMPARED_PARTS, pa.string())
+_HALF: Final = 32
+
+
+@kept
+def _mixed(bits: np.uint64) -> np.uint64:
+    """Return 64 bits each of which depends on all that were given, and none of which is lost (splitmix64)."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+@kept
+def _mix_numbers(hashes: UInt64s, values: UInt64s, valid: NDArray[np.bool_]) -> None:
+    """Take a column of numbers into the rows' hashes."""
+    for i in range(len(hashes)):
+        if valid[i]:
+            hashes[i] = _mixed(_mixed(hashes[i] + np.uint64(1)) ^ values[i])
+        else:
+            hashes[i] = _mixed(hashes[i])
+
+
+@kept
+def _mix_texts(hashes: UInt64s, ends: NDArray[np.int32], letters: NDArray[np.uint8], valid: NDArray[np.bool_]) -> None:
+    """Take a column of text into the rows' hashes, eight bytes at a time, and its length."""
+    for i in range(len(hashes)):
+        if not valid[i]:
+            hashes[i] = _mixed(hashes[i])
+            continue
+        mixed, word, shift = _mixed(hashes[i] + np.uint64(1)), np.uint64(0), np.uint64(0)
+        for at in range(ends[i], ends[i + 1]):
+            word |= np.uint64(letters[at]) << shift
+            shift += np.uint64(8)
+            if shift == np.uint64(64):
+                mixed, word, shift = _mixed(mixed ^ word), np.uint64(0), np.uint64(0)
+        mixed = _mixed(mixed ^ word)
+        hashes[i] = _mixed(mixed ^ np.uint64(ends[i + 1] - ends[i]))
+
+
+def row_hashes(rows: pa.RecordBatch) -> UInt64s:
+    """Return 64 bits a row.
+
+    Args:
+        rows: columns of `SNAPSHOT_SCHEMA`.
+    """
+    if not rows.num_rows:  # their columns need not have buffers
+        return np.zeros(0, np.uint64)
+    hashes = np.zeros(rows.num_rows, np.uint64)
+    for field in _TOLD:
+        column = rows[field.name].cast(field.type)
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        if pa.types.is_string(field.type):
+            column = pa.concat_arrays([column]) if column.offset else column
+            _, ends, letters = column.buffers()
+            known = np.frombuffer(letters if letters is not None and letters.size else b"\0", np.uint8)
+            _mix_texts(hashes, np.frombuffer(ends, np.int32), known, valid)
+        else:
+            values = column.cast(pa.int64()).fill_null(0).to_numpy()
+            _mix_numbers(hashes, values.view(np.uint64), valid)
+    return hashes
+
+
+def fingerprint(rows: pa.RecordBatch) -> Fingerprint:
+    """Return by part how many rows there are, and the sum of their hashes; parts that are not compared are passed over."""
+    parts = pc.fill_null(pc.index_in(rows["part"], value_set=_PARTS), -1).to_numpy()
+    hashes, found = row_hashes(rows), dict[str, tuple[int, int]]()
+    for number, part in enumerate(COMPARED_PARTS):
+        mine = hashes[parts == number]
+        if len(mine):
+            high, low = int((mine >> np.uint64(_HALF)).sum()), int((mine & np.uint64(2**_HALF - 1)).sum())
+            found[part] = len(mine), (high << _HALF) + low
+    return found
+
+
+def added(some: Iterable[Fingerprint]) -> Fingerprint:
+    """Return the fingerprint of all rows together."""
+    found: dict[str, tuple[int, int]] = {}
+    for one in some:
+        for part, (count, hashes) in one.items():
+            before = found.get(part, (0, 0))
+            found[part] = before[0] + count, before[1] + hashes
+    return found

@@ -1,0 +1,334 @@
+"""Amending: history as it would be if nothing had come late, and what must be said for it.
+
+Rule 1: the amended history is what `core.replay` says of the same rows, late messages and corrected entries of the registry
+taken as on time; rows that correct say nothing in it.
+Rule 2: what was said is never rewritten. What did not happen is retracted, what did is added, instant by instant: where an
+instant of a device differs, all that was said of it is taken back and all that is true of it is added.
+Rule 3: a row that corrects is worked out for one instant, and says for which state of the device: elsewhere it is refused.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from fleetpulse.core.device import World
+from fleetpulse.core.judgements import COMPARED, CORRECTED_ENTRY, REASONS, Judgement, Verdict
+from fleetpulse.core.lifecycle import Mode
+from fleetpulse.core.presence.identities import topic_of
+from fleetpulse.core.registry.device_patch import alike, fingerprint, plain
+from fleetpulse.core.replay import NOTHING, Deployment, Outcome, outcome
+from fleetpulse.core.rows import EVERYONE, Kind, Row
+
+LEAD_MS: Final = 10_000  # a row that corrects is in effect at least so far beyond the frontier: it has a way to go
+_NEVER: Final = 2**63
+_SAID: Final = tuple(name for name in COMPARED if name not in ("kind", "transition_no"))  # two that say it alike are one
+
+
+def numbered(one: Judgement) -> tuple[int, int]:
+    """Return the key by which a device's transitions are in order, judged or added."""
+    return (one.event_time_ms or 0, one.amendment_no or one.transition_no or 0)
+
+
+def shown(said: Iterable[Judgement]) -> list[Judgement]:
+    """Return a device's transitions as they are shown: without those retracted, with those added, in order.
+
+    Args:
+        said: its transitions, and what amendments said of them, in any order.
+    """
+    kept = list(said)
+    retracted = {(one.takes_back, one.life_ms, one.transition_no) for one in kept if one.kind is Verdict.RETRACT}
+    judged = [one for one in kept if one.kind is Verdict.TRANSITION and (None, one.life_ms, one.transition_no) not in retracted]
+    taken = {number for number, _, _ in retracted}
+    added = [one for one in kept if one.kind is Verdict.ADD and one.amendment_no not in taken]
+    return sorted([*judged, *added], key=numbered)
+
+
+def content(one: Judgement) -> tuple[Any, ...]:
+    """Return what a transition says, but for its number."""
+    return tuple(getattr(one, name) for name in _SAID)
+
+
+def amendments(
+    said: Iterable[Judgement],
+    wanted: Iterable[Judgement],
+    why: str,
+    through_ms: int,
+    is_after: Callable[[Judgement], bool] = lambda _: True,
+) -> list[Judgement]:
+    """Return what must be said of one device, so that what is shown is what is wanted.
+
+    Args:
+        said: its transitions, and what amendments said of them.
+        wanted: the transitions of its amended history.
+        why: the reason, for what is retracted.
+        through_ms: up to where that history is known: what was said beyond it stands.
+        is_after: whether a judgement lies in the part of the history that is known.
+    """
+    kept = list(said)
+
+    def known(some: Iterable[Judgement]) -> dict[int, list[Judgement]]:
+        return _by_instant(one for one in some if (one.event_time_ms or 0) <= through_ms and is_after(one))
+
+    now, then = known(shown(kept)), known(sorted(wanted, key=numbered))
+    number = max((one.amendment_no or 0 for one in kept), default=0)
+    rows: list[Judgement] = []
+    for instant_ms in sorted({*now, *then}):
+        before, after = now.get(instant_ms, []), then.get(instant_ms, [])
+        if [content(one) for one in before] == [content(one) for one in after]:
+            continue
+        rows += [replace(one, kind=Verdict.RETRACT, takes_back=one.amendment_no, reason=why) for one in before]
+        rows += [replace(one, kind=Verdict.ADD, transition_no=None) for one in after]
+    return [replace(one, amendment_no=number + place) for place, one in enumerate(rows, 1)]
+
+
+def _by_instant(some: Iterable[Judgement]) -> dict[int, list[Judgement]]:
+    found: dict[int, list[Judgement]] = {}
+    for one in some:
+        found.setdefault(one.event_time_ms or 0, []).append(one)
+    return found
+
+
+def retracted_offline(said: Iterable[Judgement]) -> list[tuple[int, int | None]]:
+    """Return the spans in which a device was judged offline and, by late messages, was not.
+
+    Args:
+        said: its transitions, and what amendments said of them.
+
+    Returns:
+        First instant and end of each, epoch milliseconds; the end None where it is offline by what was judged up to now.
+    """
+    kept = list(said)
+    if not any(one.kind is Verdict.RETRACT and one.reason == REASONS[Verdict.RETRACT] for one in kept):
+        return []
+    left = _offline(one for one in kept if one.kind is Verdict.TRANSITION)
+    for since_ms, until_ms in _offline(shown(kept)):
+        parts = [(begin, min(end, since_ms)) for begin, end in left] + [(max(begin, until_ms), end) for begin, end in left]
+        left = sorted(part for part in parts if part[0] < part[1])
+    return [(since_ms, None if until_ms == _NEVER else until_ms) for since_ms, until_ms in left]
+
+
+def _offline(some: Iterable[Judgement]) -> list[tuple[int, int]]:
+    ordered = sorted(some, key=numbered)
+    ends = [*(one.event_time_ms or 0 for one in ordered[1:]), _NEVER]
+    return [(one.event_time_ms or 0, end) for one, end in zip(ordered, ends, strict=False) if one.to_mode is Mode.OFFLINE]
+
+
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """Two histories of the same rows.
+
+    Attributes:
+        judged: as it was judged.
+        amended: as it would have been, had nothing come late.
+        begun: outcome of the rows before them.
+    """
+
+    judged: Outcome
+    amended: Outcome
+    begun: Outcome = NOTHING
+
+    def is_after(self, one: Judgement) -> bool:
+        """Whether a judgement lies after the frontier with which its device begins: earlier ones are not emitted again."""
+        if self.begun.shards is None:
+            return True
+        device = self.begun.devices.get(one.device_id)
+        began_ms = self.begun.shards.of(one.site if device is None else device.current_site).frontier_ms
+        return began_ms is None or (one.event_time_ms or 0) > began_ms
+
+    def through_ms(self, device_id: str) -> int | None:
+        """Return the frontier up to which a device is judged; None where nothing is."""
+        if self.judged.shards is None:
+            return None
+        device = self.judged.devices.get(device_id)
+        return self.judged.frontier_ms if device is None else self.judged.shards.of(device.current_site).frontier_ms
+
+    def differ(self, device_id: str) -> bool:
+        """Whether a device does not go on alike in both."""
+        return not alike(self.judged.devices.get(device_id), self.amended.devices.get(device_id))
+
+
+def histories(
+    rows: Iterable[Row],
+    deployment: Deployment,
+    begun: Outcome = NOTHING,
+    through_ms: int | None = None,
+    through_site: str | None = None,
+) -> Histories:
+    """Judge rows twice, see `outcome`: as they came, and as if none had come late."""
+    kept = list(rows)
+    return Histories(
+        outcome(kept, deployment, begun=begun, through_ms=through_ms, through_site=through_site),
+        outcome(kept, deployment, begun=begun, through_ms=through_ms, through_site=through_site, amending=True),
+        begun,
+    )
+
+
+def amend(told: Histories, said: Mapping[str, Iterable[Judgement]]) -> dict[str, list[Judgement]]:
+    """Return what amendments must say, by device; nothing of a device of which all is said.
+
+    Args:
+        told: both histories, judged up to the same frontier.
+        said: the devices in question, and all that earlier amendments said of each.
+    """
+    judged, amended = transitions(told.judged), transitions(told.amended)
+    late = {one.device_id for one in told.judged.judgements if one.kind is Verdict.LATE}
+    found: dict[str, list[Judgement]] = {}
+    if (frontier_ms := told.judged.frontier_ms) is None:
+        return found
+    for device_id, before in said.items():
+        why = REASONS[Verdict.RETRACT] if device_id in late else CORRECTED_ENTRY
+        known = [*judged.get(device_id, []), *before]
+        rows = amendments(known, amended.get(device_id, []), why, frontier_ms, told.is_after)
+        if rows:
+            found[device_id] = rows
+    return found
+
+
+def transitions(told: Outcome) -> dict[str, list[Judgement]]:
+    """Return the transitions of each device."""
+    found: dict[str, list[Judgement]] = {}
+    for one in told.judgements:
+        if one.kind is Verdict.TRANSITION:
+            found.setdefault(one.device_id, []).append(one)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A state from which a history can be judged again: what came late is amended from there as from the first row.
+
+    Attributes:
+        newest_ms: ``received_at`` of the newest row that it knows.
+        frontier_ms: event time up to which it was judged.
+        amended_ms: ``received_at`` up to which all that came late was done with by then: both histories had met, and so
+            this state is that of both. None where nothing says so.
+    """
+
+    newest_ms: int
+    frontier_ms: int
+    amended_ms: int | None = None
+
+    def beyond(self, late: Iterable[tuple[int, int]]) -> int | None:
+        """Return the earliest event time of what cannot be amended from here; None where everything can.
+
+        Args:
+            late: event time and ``received_at`` of all that ever came late for a device.
+        """
+        return min((event_ms for event_ms, received_ms in late if not self._reaches(event_ms, received_ms)), default=None)
+
+    def _reaches(self, event_ms: int, received_ms: int) -> bool:
+        if received_ms > self.newest_ms:
+            return event_ms > self.frontier_ms
+        return self.amended_ms is not None and received_ms <= self.amended_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A row that lets a device go on as its amended history says.
+
+    Attributes:
+        device_id: the device.
+        payload: of the row, see `Fold`; ``effective_from`` is the instant that it was worked out for.
+        site: the site that the device speaks from.
+    """
+
+    device_id: str
+    payload: Mapping[str, Any]
+    site: str
+
+    @property
+    def topic(self) -> str:
+        """Where it is to be published."""
+        return topic_of(self.device_id, Kind.CORRECT.value, self.site)
+
+
+def corrections(
+    rows: Iterable[Row], deployment: Deployment, device_ids: Iterable[str], begun: Outcome = NOTHING
+) -> list[Correction] | None:
+    """Return a row for each device that does not go on alike in both histories; None while a gap keeps the frontier from moving.
+
+    They are in effect half of the lateness beyond the frontier, and `LEAD_MS` at least: there nearly all that a device sends
+    in time is known already, and the job, which is still to read the rows, has not come so far. A device for which one is
+    under way is left out.
+
+    Args:
+        rows: all that are known, of these devices and for everyone.
+        deployment: lateness and clock lead.
+        device_ids: the devices in question.
+        begun: what the rows before them came to.
+    """
+    kept = list(rows)
+    now = outcome(kept, deployment, begun=begun)
+    if now.shards is None:
+        return []
+    under_way = {row.device_id for row in now.waiting if row.kind is Kind.CORRECT}
+    sites = {row.device_id: row.site for row in sorted(kept, key=lambda row: row.arrival) if row.site != EVERYONE}
+    sites |= {one.device_id: one.current_site for one in now.devices.values()}
+    found: list[Correction] = []
+    blocked = False
+    by_shard: dict[int, list[str]] = {}
+    for device_id in sorted({*device_ids} - under_way):
+        by_shard.setdefault(now.shards.number(sites.get(device_id)), []).append(device_id)
+    for shard, its in by_shard.items():
+        listening = now.shards.listenings[shard]
+        if listening.frontier_ms is None:
+            continue
+        coverage, lead_ms = listening.coverage, max(deployment.allowed_lateness_ms // 2, LEAD_MS)
+        at_ms = coverage.earliest(coverage.covered(listening.frontier_ms) + lead_ms)
+        if at_ms is None:
+            blocked = True
+            continue
+        taken = {row.at_ms for row in now.waiting}
+        while at_ms in taken:  # at one instant the order of rows would matter
+            at_ms += 1
+        site = next((sites[one] for one in its if one in sites), EVERYONE)
+        both = histories(kept, deployment, begun, at_ms - 1, site)
+        received_at_ms = listening.due_at(at_ms - 1, deployment.allowed_lateness_ms)
+        then = now.shards if received_at_ms is None else now.shards.read(received_at_ms, deployment.allowed_lateness_ms)
+        found += _corrections(both, its, sites, World(then, now.policies), listening.frontier_ms, at_ms)
+    return None if blocked and not found else found
+
+
+def _corrections(
+    both: Histories, device_ids: Iterable[str], sites: Mapping[str, str], world: World, frontier_ms: int, at_ms: int
+) -> list[Correction]:
+    """Return a row for each device that does not go on alike in both histories, in effect at an instant.
+
+    Args:
+        both: the histories, judged up to the instant before.
+        device_ids: devices of one shard.
+        sites: the site that each of them speaks from.
+        world: covered time and frontiers of the sites, as they are then.
+        frontier_ms: the frontier of that shard now.
+        at_ms: the instant.
+    """
+    last_no = _last_numbers(both.judged, both.begun)
+    found: list[Correction] = []
+    for device_id in device_ids:
+        if not both.differ(device_id):
+            continue
+        was, wanted = both.judged.devices.get(device_id), both.amended.devices.get(device_id)
+        if wanted is not None:
+            reached_ms = world.shards.of(wanted.current_site).frontier_ms
+            if reached_ms is None or reached_ms < at_ms - 1:
+                continue  # its shard is held back: amend again later
+            wanted = replace(wanted, transition_no=last_no.get((device_id, wanted.life_ms), 0))
+        site = sites.get(device_id, EVERYONE) if was is None else was.current_site
+        payload = {
+            "effective_from": at_ms,
+            "frontier_ms": frontier_ms,
+            "was": fingerprint(was, world.covered(site, at_ms), at_ms),
+            "device": None if wanted is None else plain(wanted, world.covered(wanted.current_site, at_ms), at_ms),
+        }
+        found.append(Correction(device_id, payload, site))
+    return found
+
+
+def _last_numbers(judged: Outcome, begun: Outcome) -> dict[tuple[str, int], int]:
+    """Return the number of the last transition of each life: one that is gone on with goes on with the number after it."""
+    found = {(one.device_id, one.life_ms): one.transition_no for one in begun.devices.values()}
+    for one in judged.judgements:
+        if one.kind is Verdict.TRANSITION and one.life_ms is not None and one.transition_no is not None:
+            life = (one.device_id, one.life_ms)
+            found[life] = max(found.get(life, 0), one.transition_no)
+    return found

@@ -1,0 +1,98 @@
+"""Detect deaths and returns of gateways, from messages in arrival order.
+
+Rule 1: a will that names its own device as ``gateway`` is a gateway's death. A will of an older session is not: it was delivered
+late. If either side names no session, the boot decides.
+Rule 2: a gateway returns with the first signal after its death that voids a will, see docs/semantics.md: its own, its birth, or
+one that another gateway delivered and that was sent after the death.
+Rule 3: there is one record for each gateway that is dead, or whose session or boot is known.
+
+Source: docs/adr/0033-gateways.md
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from fleetpulse.core.rows import SIGNALS, Clock, GatewayEvent, Kind, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """Record of a gateway.
+
+    Attributes:
+        device_id: the gateway.
+        dead_since_ms: ``received_at`` of its death, epoch milliseconds; None while it is alive.
+        session: of its newest signal that was not late.
+        boot: likewise.
+    """
+
+    device_id: str
+    dead_since_ms: int | None = None
+    session: str | None = None
+    boot: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the record holds nothing."""
+        return self.dead_since_ms is None and self.session is None and self.boot is None
+
+
+@dataclass(slots=True)
+class Gateways:
+    """Records of gateways, kept up to date message by message.
+
+    Attributes:
+        allowed_lateness_ms: of the installation; an older signal does not change the newest session.
+        known: the records, by device id.
+    """
+
+    allowed_lateness_ms: int
+    known: dict[str, Gateway] = field(default_factory=dict[str, Gateway])
+
+    def read(self, row: Row) -> GatewayEvent | None:
+        """Process the next message; return the event that it is for the devices behind its device."""
+        before = self.known.get(row.device_id, Gateway(row.device_id))
+        if row.kind is Kind.DEATH:
+            if row.gateway != row.device_id or _is_of_older_session(before, row):
+                return None
+            self._keep(replace(before, dead_since_ms=row.received_at_ms))
+            return GatewayEvent.DEATH
+        if row.kind not in SIGNALS:
+            return None
+        returns = before.dead_since_ms is not None and _voids(row, before.dead_since_ms)
+        after = replace(before, dead_since_ms=None) if returns else before
+        is_gateway = row.gateway == row.device_id or not before.is_empty
+        is_of_now = row.kind is Kind.BIRTH and row.is_direct  # whatever its clock
+        if is_gateway and (is_of_now or not self._is_late(row)):
+            after = replace(after, session=row.session or before.session, boot=row.boot or before.boot)
+        if after != before:
+            self._keep(after)
+        return GatewayEvent.RETURN if returns else None
+
+    def restore(self, gateways: Iterable[Gateway]) -> None:
+        """Add the records of an earlier run."""
+        for one in gateways:
+            self._keep(one)
+
+    def _keep(self, gateway: Gateway) -> None:
+        if gateway.is_empty:
+            self.known.pop(gateway.device_id, None)
+        else:
+            self.known[gateway.device_id] = gateway
+
+    def _is_late(self, row: Row) -> bool:
+        return row.clock is Clock.DEVICE and _sent_ms(row) + self.allowed_lateness_ms <= row.received_at_ms
+
+
+def _is_of_older_session(gateway: Gateway, will: Row) -> bool:
+    if will.session is not None and gateway.session is not None:
+        return will.session != gateway.session
+    return will.boot is not None and gateway.boot is not None and will.boot != gateway.boot
+
+
+def _voids(row: Row, dead_since_ms: int) -> bool:
+    return row.is_direct or row.kind is Kind.BIRTH or _sent_ms(row) > dead_since_ms
+
+
+def _sent_ms(row: Row) -> int:
+    return row.received_at_ms if row.event_time_ms is None else min(row.event_time_ms, row.received_at_ms)

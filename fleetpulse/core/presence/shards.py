@@ -1,0 +1,290 @@
+"""Coverage and frontier of every site: a bridge that does not listen holds back its own sites, and no others.
+
+Rule 1: a gap row names the sites that it concerns; without names it concerns every site.
+Rule 2: sites that the same gap rows concern are a shard, and share coverage and frontier.
+Rule 3: a message is late, or due, by the frontier of its own site; silence of a device counts by that of the site it speaks from.
+Rule 4: rows of one device that belong to several shards are judged in the order in which they become due.
+
+Source: docs/adr/0036-shards.md
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final, cast
+
+from fleetpulse.core.presence.coverage import Listening
+from fleetpulse.core.rows import Row, order
+from fleetpulse.core.text import MAX_ID_BYTES
+
+MAX_NAMED_SITES: Final = 1_000  # sites that gap rows name: each key group keeps their names
+_NEVER: Final = 2**62
+_BEFORE_ALL: Final = -(2**61)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The sites that a gap concerns.
+
+    Attributes:
+        sites: names of sites.
+        is_others: whether it concerns every site but those.
+    """
+
+    sites: frozenset[str] = frozenset()
+    is_others: bool = True
+
+    @classmethod
+    def of_gap(cls, content: Mapping[str, Any]) -> "Scope":
+        """Parse the scope of a gap row: every site if the row names none, or more than `MAX_NAMED_SITES`."""
+        for name, is_others in (("sites", False), ("except", True)):
+            listed = content.get(name)
+            if isinstance(listed, list):
+                sites = cast("list[Any]", listed)
+                if 0 < len(sites) <= MAX_NAMED_SITES and all(map(_is_site, sites)):
+                    return cls(frozenset(sites), is_others)
+        return EVERY_SITE
+
+    def to_plain(self) -> dict[str, list[str]]:
+        """Return the entry for a gap row, see `of_gap`; empty for every site."""
+        return {"except" if self.is_others else "sites": sorted(self.sites)} if self.sites else {}
+
+    def concerns(self, site: str) -> bool:
+        """Whether it concerns a site."""
+        return (site in self.sites) is not self.is_others
+
+
+def _is_site(name: Any) -> bool:
+    return isinstance(name, str) and len(name.encode()) <= MAX_ID_BYTES
+
+
+EVERY_SITE: Final = Scope()
+
+
+def served_sites(sites: Iterable[str], shared: Iterable[str], *, takes_foreign: bool) -> Scope:
+    """Return the sites that a gap of a bridge concerns: those that no other bridge serves.
+
+    Args:
+        sites: of a further bridge; empty for the first bridge and for Kafka's.
+        shared: sites that the first bridge leaves to others.
+        takes_foreign: whether it takes topics of other formats, whose messages may be of any site.
+    """
+    if own := frozenset(sites):
+        return Scope(own, is_others=False)
+    return EVERY_SITE if takes_foreign else Scope(frozenset(shared))
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Coverage and frontier of every site: those of its shard.
+
+    Attributes:
+        listenings: of each shard. The first is that of all sites that no gap row has named.
+        sites: of the other shards, in their order; disjoint.
+    """
+
+    listenings: tuple[Listening, ...]
+    sites: tuple[frozenset[str], ...] = ()
+
+    @classmethod
+    def begin(cls, received_at_ms: int) -> "Shards":
+        """Begin with the first row ever received."""
+        return cls((Listening.begin(received_at_ms),))
+
+    @classmethod
+    def judged_through(cls, frontier_ms: int, started_ms: int, allowed_lateness_ms: int) -> "Shards":
+        """See `Listening.judged_through`."""
+        return cls((Listening.judged_through(frontier_ms, started_ms, allowed_lateness_ms),))
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {site: number for number, sites in enumerate(self.sites, 1) for site in sites}
+
+    def __len__(self) -> int:
+        return len(self.listenings)
+
+    def number(self, site: str | None) -> int:
+        """Return the number of a site's shard."""
+        return self._numbers.get(site, 0) if site is not None else 0
+
+    def of(self, site: str | None) -> Listening:
+        """Return coverage and frontier of a site."""
+        return self.listenings[self.number(site)]
+
+    @property
+    def start_ms(self) -> int:
+        """The instant before which nothing is covered at any site, or has been forgotten."""
+        return min(one.coverage.start_ms for one in self.listenings)
+
+    @property
+    def newest_ms(self) -> int:
+        """The newest ``received_at`` read."""
+        return self.listenings[0].newest_ms
+
+    @property
+    def frontier_ms(self) -> int | None:
+        """The greatest frontier of any shard; None where there is none yet."""
+        return max((one.frontier_ms for one in self.listenings if one.frontier_ms is not None), default=None)
+
+    @property
+    def frontiers_ms(self) -> tuple[int | None, ...]:
+        """The frontier of each shard."""
+        return tuple(one.frontier_ms for one in self.listenings)
+
+    @property
+    def least_frontier_ms(self) -> int | None:
+        """The instant up to which every shard is judged; None where one is not."""
+        known = [one.frontier_ms for one in self.listenings if one.frontier_ms is not None]
+        return min(known) if len(known) == len(self) else None
+
+    def read(self, received_at_ms: int, allowed_lateness_ms: int) -> "Shards":
+        """Move to a row received at ``received_at_ms``."""
+        moved = tuple(one.read(received_at_ms, allowed_lateness_ms) for one in self.listenings)
+        same = all(one is before for one, before in zip(moved, self.listenings, strict=True))
+        return self if same else self._with(moved)
+
+    def _with(self, listenings: tuple[Listening, ...]) -> "Shards":
+        shards = replace(self, listenings=listenings)
+        shards.__dict__["_numbers"] = self._numbers
+        return shards
+
+    def covering(self, known: "Shards") -> "Shards":
+        """Return these shards with the coverage of ``known``, which reaches further back."""
+        sites = (None, *(min(its) for its in self.sites))
+        coverages = (known.of(site).coverage for site in sites)
+        return self._with(tuple(replace(one, coverage=its) for one, its in zip(self.listenings, coverages, strict=True)))
+
+    def forget_before(self, instants_ms: Sequence[int]) -> "Shards":
+        """Drop coverage before an instant of each shard, see `Coverage.forget_before`."""
+        return self._with(
+            tuple(
+                replace(one, coverage=one.coverage.forget_before(instant_ms))
+                for one, instant_ms in zip(self.listenings, instants_ms, strict=True)
+            )
+        )
+
+    def has_room_for(self, bridge: str) -> bool:
+        """See `Coverage.has_room_for`."""
+        return all(one.coverage.has_room_for(bridge) for one in self.listenings)
+
+    def open_gap(self, row_ms: int, since_ms: int, bridge: str, scope: Scope = EVERY_SITE) -> "Shards":
+        """Let a gap begin at the sites that it concerns, see `Listening.open_gap`; a shard that it concerns in part is split."""
+        if len(self._numbers.keys() | scope.sites) > MAX_NAMED_SITES:
+            scope = EVERY_SITE
+        shards = self._split(scope)
+        concerned = [scope.is_others, *(scope.concerns(min(sites)) for sites in shards.sites)]
+        both = zip(shards.listenings, concerned, strict=True)
+        moved = tuple(one.open_gap(row_ms, since_ms, bridge) if its else one for one, its in both)
+        return replace(shards, listenings=moved)
+
+    def _split(self, scope: Scope) -> "Shards":
+        listenings, sites = list(self.listenings), list(self.sites)
+        for number, its in enumerate(self.sites, 1):
+            if (apart := its & scope.sites) and apart != its:
+                sites[number - 1] = its - apart
+                listenings.append(self.listenings[number])
+                sites.append(apart)
+        if new := scope.sites - self._numbers.keys():
+            listenings.append(self.listenings[0])
+            sites.append(new)
+        return self if len(listenings) == len(self) else Shards(tuple(listenings), tuple(sites))
+
+    def close_gap(self, row_ms: int, until_ms: int, bridge: str) -> "Shards":
+        """Let a bridge listen again, see `Listening.close_gap`."""
+        return self._with(tuple(one.close_gap(row_ms, until_ms, bridge) for one in self.listenings))
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A row of a device that has become due.
+
+    Attributes:
+        received_at_ms: the ``received_at`` that moved the frontier of its shard to it.
+        shard: number of its shard.
+        row: the row, or a gateway event for everyone.
+    """
+
+    received_at_ms: int
+    shard: int
+    row: Row
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """How far the frontiers have moved between two gap rows: coverage stayed the same meanwhile.
+
+    Attributes:
+        shards: coverage and frontiers afterwards.
+        begun_ms: frontiers before; None where there was none.
+        allowed_lateness_ms: of the installation.
+    """
+
+    shards: Shards
+    begun_ms: tuple[int | None, ...]
+    allowed_lateness_ms: int
+
+    @classmethod
+    def between(cls, before: Shards | None, after: Shards, allowed_lateness_ms: int) -> "Advance":
+        """Return how far the frontiers have moved; a shard that was split off begins with the frontier of its source."""
+        if before is None:
+            return cls(after, (None,) * len(after), allowed_lateness_ms)
+        sites = [None, *(min(its) for its in after.sites)]
+        return cls(after, tuple(before.of(site).frontier_ms for site in sites), allowed_lateness_ms)
+
+    def judged_to(self, frontier_ms: int, site: str | None = None) -> "Advance":
+        """Return the advance to an instant: of every frontier, or of a site's, with the others as far as they are then."""
+        shards, shard = self.shards, None if site is None else self.shards.number(site)
+        if shard is not None:
+            received_at_ms = shards.listenings[shard].due_at(frontier_ms, self.allowed_lateness_ms)
+            shards = shards if received_at_ms is None else shards.read(received_at_ms, self.allowed_lateness_ms)
+        moved = tuple(
+            replace(one, frontier_ms=frontier_ms) if shard in (None, number) else one
+            for number, one in enumerate(shards.listenings)
+        )
+        return replace(self, shards=replace(shards, listenings=moved))
+
+    def up_to(self, frontier_ms: int) -> "Advance":
+        """Return the advance with every frontier at an instant, at most."""
+        known = self.shards.listenings
+        moved = tuple(
+            one if one.frontier_ms is None else replace(one, frontier_ms=min(one.frontier_ms, frontier_ms)) for one in known
+        )
+        return replace(self, shards=replace(self.shards, listenings=moved))
+
+    def is_due(self, row: Row, shard: int) -> bool:
+        """Whether the frontier of a shard has come to a row."""
+        begun_ms, frontier_ms = self.begun_ms[shard], self.shards.listenings[shard].frontier_ms
+        return frontier_ms is not None and row.at_ms <= frontier_ms and (begun_ms is None or row.at_ms > begun_ms)
+
+    def in_order(self, rows: Iterable[Row], events: Iterable[Row], shards: Iterable[int]) -> list[Due]:
+        """Return rows of a device that are due, and gateway events of its shards, in the order in which they became due.
+
+        Args:
+            rows: of the device; no copies.
+            events: of gateways, as each key group receives them; due or not.
+            shards: numbers of the shards from which the device has rows, and of its own.
+        """
+        due = [Due(self.due_at(row), self.shards.number(row.site), row) for row in rows]
+        due.sort(key=lambda each: (each.received_at_ms, order(each.row)))
+        mine = [(shard, row) for shard in sorted({*shards}) for row in events if self.is_due(row, shard)]
+        of_gateways = [Due(self._due_at(row, shard), shard, row) for shard, row in mine]
+        of_gateways.sort(key=lambda each: (each.received_at_ms, each.row.arrival, each.shard))
+        return sorted([*due, *of_gateways], key=lambda each: (each.received_at_ms, each.row.at_ms))  # of one instant rows first
+
+    def due_at(self, row: Row) -> int:
+        """Return the ``received_at`` that moved the frontier of its site to a row."""
+        return self._due_at(row, self.shards.number(row.site))
+
+    def _due_at(self, row: Row, shard: int) -> int:
+        received_at_ms = self.shards.listenings[shard].due_at(row.at_ms, self.allowed_lateness_ms)
+        return _NEVER if received_at_ms is None else received_at_ms
+
+    def judged_before(self, due: Due, site: str) -> int:
+        """Return a site's frontier just before a row of another shard became due; long ago for a row of its own shard."""
+        shard = self.shards.number(site)
+        if shard == due.shard:
+            return _BEFORE_ALL
+        listening, begun_ms = self.shards.listenings[shard], self.begun_ms[shard]
+        covered_ms = listening.coverage.covered(min(due.received_at_ms - 1, listening.newest_ms))
+        reached = [begun_ms, listening.coverage.greatest(covered_ms - self.allowed_lateness_ms)]
+        return max((one for one in reached if one is not None), default=_BEFORE_ALL)

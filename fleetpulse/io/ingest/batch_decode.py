@@ -1,0 +1,233 @@
+"""A segment's messages, decoded in columns: many at a time what `core.decoding.decode` does one by one.
+
+Rule 1: `decode` is the definition: what stands in the columns is what it would say, byte for byte.
+Rule 2: a message is plain, and in the columns, where a strict parser reads its payload and its fields have the usual types;
+every other one is left to `decode`, and changes nothing for its neighbours.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fleetpulse.columnar.codec.hashing import digests
+from fleetpulse.columnar.compute import pc
+from fleetpulse.core.messages.decode import MAX_DEPTH, NO_TS, as_whole, metrics_text, plain_address
+from fleetpulse.core.rows import Clock, Kind, hash64
+from fleetpulse.core.text import MAX_TEXT, as_text
+from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
+
+MOST_BYTES: Final = 4_096  # of a plain payload: no whole number in it is longer than Python reads
+_NONE: Final = type(None)
+_CLOCKS: Final = (Clock.DEVICE.value, Clock.RECEIVED.value, Clock.RECEIVED.value)
+_NOTES: Final = (None, None, NO_TS)
+_BY_DEVICE, _BY_RECEIPT, _WITHOUT_TS = range(3)  # places in the two before
+_ESCAPED: Final = r"[^ -\[\]-~]"  # a byte that is not printable ASCII, or a backslash
+# Numbers that Python writes with an exponent, or the other way round; what is no number; text that it writes with escapes.
+_OTHERWISE: Final = rf"[0-9.]e|0\.0000|[:,\[-][0-9]{{16}}|null|{_ESCAPED}"
+Plain = NDArray[np.bool_]
+
+
+# Whether a number is allowed instead of a text.
+_TEXTS: Final = {"boot": True, "session": True, "code": True, "firmware": False, "gateway": False}
+_NAMED: Final = ("device_id", "site", "kind")
+_said: Final = attrgetter(*_NAMED)
+
+
+class _Content(msgspec.Struct, gc=False):
+    """A plain payload: its known fields with the types that they usually have; others are checked and left out."""
+
+    ts: int | float | None = None
+    boot: str | int | None = None
+    session: str | int | None = None
+    code: str | int | None = None
+    firmware: str | None = None
+    gateway: str | None = None
+    seq: int | float | None = None
+    uptime_s: int | float | None = None
+    metrics: dict[str, Any] | None = None
+    device_id: str | msgspec.UnsetType = msgspec.UNSET
+    site: str | msgspec.UnsetType = msgspec.UNSET
+    kind: str | msgspec.UnsetType = msgspec.UNSET
+
+
+_FIELDS: Final = _Content.__struct_fields__
+_NOTHING: Final = _Content()
+_read: Final = msgspec.json.Decoder(_Content).decode
+_check: Final = msgspec.json.Decoder().decode  # what `_read` leaves out it does not check to the last byte
+_write: Final = msgspec.json.Encoder().encode
+_values: Final = msgspec.structs.astuple
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """What was read of some messages.
+
+    Attributes:
+        places: of those that are plain, in order: their numbers, from 0.
+        columns: of bronze without what the segment itself says; a value for each of ``places``. Times are in milliseconds.
+    """
+
+    places: NDArray[np.int64]
+    columns: pa.Table
+
+
+def read_arrivals(topics: pa.Array, payloads: pa.Array, received_at_ms: NDArray[np.int64], wanted: Plain) -> Arrivals:
+    """Read the messages that are plain.
+
+    Args:
+        topics: strings, none null.
+        payloads: bytes, none null.
+        received_at_ms: when the bridge had each.
+        wanted: False for a message that is not to be read.
+    """
+    sizes, brackets, escaped = _looks(payloads)
+    addresses, raw = list(map(plain_address, topics.to_pylist())), payloads.to_pylist()
+    known = np.array([address is not None for address in addresses], np.bool_)
+    places = np.flatnonzero(known & wanted & (sizes <= MOST_BYTES) & (brackets <= MAX_DEPTH))
+    if len(places) < len(raw):
+        chosen = places.tolist()
+        addresses, raw = [addresses[place] for place in chosen], [raw[place] for place in chosen]
+    ids, sites, kinds = zip(*map(_said, addresses), strict=True) if addresses else ((), (), ())
+    named = {name: pa.array(words, pa.string()) for name, words in zip(_NAMED, (ids, sites, kinds), strict=True)}
+    plain, columns = _columns(raw, escaped[places], received_at_ms[places], named)
+    hashes = np.fromiter(map(hash64, ids), np.int64, len(ids))
+    table = pa.table({**named, **columns, "digest": digests(raw), "device_hash": hashes})
+    return Arrivals(places, table) if plain.all() else Arrivals(places[plain], table.filter(pa.array(plain)))
+
+
+def _columns(
+    raw: Sequence[bytes], escaped: Plain, received_at_ms: NDArray[np.int64], named: Mapping[str, pa.Array]
+) -> tuple[Plain, dict[str, pa.Array]]:
+    """Return which payloads are plain, and what they hold; what stands in the columns for the others means nothing."""
+    is_death = pc.equal(named["kind"], Kind.DEATH.value).to_numpy(False)
+    plain, contents = _contents(raw, escaped, is_death)
+    values = [list(column) for column in zip(*map(_values, contents), strict=True)] or [[] for _ in _FIELDS]
+    read = dict(zip(_FIELDS, values, strict=True))
+    for name, said in named.items():
+        _leave_disagreeing(read[name], said, plain)
+    return plain, {
+        **_times(read["ts"], is_death, received_at_ms, plain),
+        **{name: _texts(read[name], plain, numbers=numbers) for name, numbers in _TEXTS.items()},
+        **{name: _wholes(read[name], plain) for name in ("seq", "uptime_s")},
+        "metrics": _metrics(read["metrics"], plain),
+    }
+
+
+def _looks(payloads: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64], Plain]:
+    """Return of each payload its bytes, how many brackets it opens, and whether it has escapes or more than printable ASCII."""
+    ends = _ends(payloads)
+    content = np.frombuffer(payloads.buffers()[2] or b"", np.uint8)
+    opened = np.flatnonzero((content == ord("{")) | (content == ord("[")))
+    escaped = np.zeros(len(payloads), np.bool_)
+    if ((content < 32) | (content > 126) | (content == 92)).any():
+        escaped = pc.match_substring_regex(payloads, _ESCAPED).to_numpy(False)
+    return np.diff(ends), np.diff(np.searchsorted(opened, ends)), escaped
+
+
+def _contents(raw: Sequence[bytes], escaped: Plain, is_death: Plain) -> tuple[Plain, list[_Content]]:
+    """Return which payloads are plain, and what they hold. A death may be empty."""
+    plain, contents = np.ones(len(raw), np.bool_), list[_Content]()
+    if not escaped.any():
+        try:
+            return plain, list(map(_read, raw))
+        except (ValueError, RecursionError):
+            pass
+    keep, doubtful = contents.append, escaped.tolist()
+    for place, payload in enumerate(raw):
+        try:
+            if doubtful[place]:
+                _check(payload)
+            keep(_read(payload))
+        except (ValueError, RecursionError):
+            keep(_NOTHING)
+            plain[place] = is_death[place] and not payload
+    return plain, contents
+
+
+def _leave_disagreeing(values: list[Any], said: pa.Array, plain: Plain) -> None:
+    if set(values) - {msgspec.UNSET}:
+        for place, (value, word) in enumerate(zip(values, said.to_pylist(), strict=True)):
+            plain[place] &= value is msgspec.UNSET or value == word
+
+
+def _times(values: list[Any], is_death: Plain, received_at_ms: NDArray[np.int64], plain: Plain) -> dict[str, pa.Array]:
+    """Return event times and where they come from; a clock that is no time is not plain."""
+    for place in np.flatnonzero(is_death).tolist():
+        values[place] = None  # a will was written long before: its ts says nothing
+    if float in set(map(type, values)):
+        values = [int(value // 1) if type(value) is float and abs(value) <= END_OF_TIME_MS else value for value in values]
+    found = _wholes(values, plain)
+    absent = found.is_null().to_numpy(False)
+    ms = np.where(absent, received_at_ms, found.fill_null(0).to_numpy())
+    plain &= absent | ((ms >= EPOCH_2000_MS) & (ms <= END_OF_TIME_MS))
+    source = pa.array(np.where(is_death, _BY_RECEIPT, np.where(absent, _WITHOUT_TS, _BY_DEVICE)))
+    return {
+        "event_time_ms": pa.array(ms),
+        "clock": pa.array(_CLOCKS).take(source),
+        "note": pa.array(_NOTES, pa.string()).take(source),
+    }
+
+
+def _wholes(values: list[Any], plain: Plain) -> pa.Array:
+    if set(map(type, values)) <= {int, _NONE}:
+        try:
+            found = pa.array(values, pa.int64())
+        except OverflowError:
+            pass
+        else:
+            if (pc.min(found).as_py() or 0) >= 0:
+                return found
+    wholes = [None if value is None else as_whole(value) for value in values]
+    for place, (value, whole) in enumerate(zip(values, wholes, strict=True)):
+        plain[place] &= value is None or whole is not None
+    return pa.array(wholes, pa.int64())
+
+
+def _texts(values: list[Any], plain: Plain, *, numbers: bool) -> pa.Array:
+    if set(map(type, values)) <= {str, _NONE}:
+        found = pa.array(values, pa.string())
+        if _are_texts(found):
+            return found
+    texts = {value: as_text(value, numbers=numbers) for value in set(values) if value is not None}
+    if None in texts.values():
+        for place, value in enumerate(values):
+            plain[place] &= value is None or texts[value] is not None
+    return pa.array(map(texts.get, values), pa.string())
+
+
+def _are_texts(values: pa.Array) -> bool:
+    """Whether all are what `as_text` returns as it is, and of printable ASCII; of others it may be as well."""
+    sizes = pc.min_max(pc.binary_length(values))
+    if not sizes["max"].is_valid:
+        return True
+    content = np.frombuffer(values.buffers()[2] or b"", np.uint8)[: _ends(values)[-1]]
+    return 1 <= sizes["min"].as_py() <= sizes["max"].as_py() <= MAX_TEXT and 32 <= content.min() <= content.max() <= 126
+
+
+def _ends(values: pa.Array) -> NDArray[np.int32]:
+    """Return where text or bytes begin, and where the last of them ends."""
+    return np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+
+
+def _metrics(values: list[Any], plain: Plain) -> pa.Array:
+    """Return metrics as Python writes them: what is written otherwise here is written again by `metrics_text`."""
+    there = [place for place, value in enumerate(values) if value is not None]
+    metrics = [values[place] for place in there]
+    # Written at once and cut between two; what looks like that inside of one makes a part too many. No text has a line feed.
+    texts = _write(metrics)[1:-1].replace(b"},{", b"}\n{").split(b"\n") if metrics else []
+    if len(texts) != len(metrics):
+        texts = [_write(one) for one in metrics]
+    otherwise = pc.match_substring_regex(pa.array(texts, pa.string()), _OTHERWISE)
+    for place, text in zip(there, texts, strict=True):
+        values[place] = text
+    for index in np.flatnonzero(otherwise.to_numpy(False)).tolist():
+        text = metrics_text(metrics[index])
+        values[there[index]] = text
+        plain[there[index]] &= text is not None
+    return pa.array(values, pa.string())

@@ -1,0 +1,148 @@
+"""A key group in a task: its blocks are decoded and folded, its judgements encoded, and its one timer is armed.
+
+Rule 1: no rule about devices is here: a call yields one row with all of its judgements, or with the files that it wrote them to.
+Rule 2: the watermark runs one millisecond behind the newest ``received_at``, so that rows that share it are kept; it
+only wakes a group. A timer may fire early; it is armed again.
+Rule 3: a batch with rows wakes every group (`bronze_blocks.with_wake_rows`), and a group is folded once in it: what is due by
+then is judged, and its timer is moved beyond the watermark before Spark asks which have expired.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Row as SparkRow
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
+
+from fleetpulse.columnar.codec.arrow import NO_SIGNALS, batch_to_rows, from_bytes, to_bytes
+from fleetpulse.columnar.codec.wire import from_wire
+from fleetpulse.columnar.fold.judgement_batches import from_judgements, said_by
+from fleetpulse.columnar.fold.key_group import KeyGroup, Step, begin
+from fleetpulse.core.replay import Deployment
+from fleetpulse.io.checkpoints.checkpoint import WATERMARK_DELAY_MS
+from fleetpulse.io.lifecycle.block_files import handed
+from fleetpulse.io.lifecycle.state_socket import leave_waiting
+from fleetpulse.io.lifecycle.state_variables import GroupState
+from fleetpulse.io.spark.python_worker import settle
+
+_OutputRow = SparkRow("key_group", "judgements", "files")
+MANY: Final = 5_000  # judgements of one call that go into files
+_NO_STEP: Final = Step(from_judgements([]), [], [])  # of a group that was brought in, not folded
+
+
+class GroupFold:
+    """Folds the key groups of one task, one at a time.
+
+    Args:
+        handle: Spark's door to their state.
+        deployment: lateness, clock lead and jitter.
+        form: the stored form to write.
+        silent: see `GroupProcessor`.
+        table: likewise.
+        generation: likewise.
+    """
+
+    def __init__(
+        self,
+        handle: StatefulProcessorHandle,
+        deployment: Deployment,
+        form: int,
+        *,
+        silent: bool,
+        table: str | None = None,
+        generation: int = 0,
+    ) -> None:
+        self.handle = handle
+        self._table, self._generation = table, generation
+        self.deployment, self.form, self.silent = deployment, form, silent
+        self.state = GroupState(handle)
+
+    def begin_with(self, initial: Any, watermark_ms: int) -> None:
+        """Begin with devices that were brought in, a row of `columnar.seeds.SEED_SCHEMA`."""
+        group = KeyGroup.from_bytes(initial.block)
+        group.arm(self.deployment)
+        self.state.read()
+        chunks = [(one["number"], bytes(one["rows"])) for one in initial.chunks]
+        self._keep(group, replace(_NO_STEP, chunks=chunks), None, watermark_ms, owes=True)
+
+    def take_in(self, key_group: int, rows: Iterator[Any], watermark_ms: int) -> Iterator[Any]:
+        """Fold the group's rows of a micro-batch, blocks or a wake-up alone."""
+        signals: list[pa.RecordBatch] = []
+        others: list[Any] = []
+        started_ms = newest_ms = 0
+        for row in rows:
+            newest_ms = max(newest_ms, row.newest_ms)
+            if (block := handed(row, "signals")) is not None:
+                signals.append(from_wire(block))
+            if row.others is not None:
+                others += batch_to_rows(from_bytes(row.others))
+            started_ms = row.started_ms
+        batch = pa.concat_batches(signals) if signals else NO_SIGNALS
+        yield from self._fold(key_group, batch, others, watermark_ms, newest_ms=newest_ms, started_ms=started_ms)
+
+    def pass_time(self, key_group: int, watermark_ms: int) -> Iterator[Any]:
+        """Judge what has become due, the group's timer having fired."""
+        yield from self._fold(key_group, NO_SIGNALS, [], watermark_ms, fired=True)
+
+    def close(self) -> None:
+        """End the task."""
+        settle()
+        leave_waiting(self.handle)
+
+    def _fold(
+        self,
+        key_group: int,
+        signals: pa.RecordBatch,
+        others: list[Any],
+        watermark_ms: int,
+        *,
+        newest_ms: int = 0,
+        started_ms: int = 0,
+        fired: bool = False,
+    ) -> Iterator[Any]:
+        newest_ms = max(newest_ms, watermark_ms + WATERMARK_DELAY_MS)
+        stored = self.state.read()
+        if not (fired or signals.num_rows or others) and not _is_due(stored, newest_ms):
+            return
+        group = KeyGroup.from_bytes(stored[0]) if stored else begin(started_ms)
+        step = group.fold(signals, others, newest_ms, self.deployment, self.state.chunk)
+        summary = None if self.silent else group.summary(key_group)
+        standing_ms = stored[1] if stored and not fired else None  # a timer that fired is gone
+        self._keep(group, step, standing_ms, watermark_ms, owes=self.silent)
+        told = [said_by(key_group, step.told), *([from_judgements([summary])] if summary else [])]
+        if any(batch.num_rows for batch in told):
+            yield self._row(key_group, pa.concat_batches(told))
+
+    def _row(self, key_group: int, judgements: pa.RecordBatch) -> Any:
+        if self._table is None or judgements.num_rows < MANY:
+            return _OutputRow(key_group, to_bytes(judgements), None)
+        from fleetpulse.io.lifecycle.judgement_sink import (
+            filed,  # it starts a thread, which a process must not have when it forks workers
+        )
+
+        return _OutputRow(key_group, None, filed(self._table, judgements, self._generation))
+
+    def _keep(self, group: KeyGroup, step: Step, standing_ms: int | None, watermark_ms: int, *, owes: bool) -> None:
+        """Store a group after a call, and arm the group's one timer unless the right one stands.
+
+        Args:
+            group: the group.
+            step: the result of the call.
+            standing_ms: when its timer stands; None without one.
+            watermark_ms: of the batch.
+            owes: whether it has yet to emit its summary: then it wakes as soon as the watermark moves.
+        """
+        due_ms = watermark_ms if owes else group.due_ms
+        wanted_ms = None if due_ms is None else max(due_ms - WATERMARK_DELAY_MS, watermark_ms + 1)
+        if standing_ms != wanted_ms:
+            if standing_ms is not None:
+                self.handle.deleteTimer(standing_ms)
+            if wanted_ms is not None:
+                self.handle.registerTimer(wanted_ms)
+        self.state.write(group.to_bytes(self.form), wanted_ms, step.chunks, step.gone)
+
+
+def _is_due(stored: tuple[bytes, int | None] | None, newest_ms: int) -> bool:
+    """Whether a group that is woken without rows has anything to judge: its timer runs `WATERMARK_DELAY_MS` before that."""
+    return stored is not None and stored[1] is not None and stored[1] + WATERMARK_DELAY_MS <= newest_ms

@@ -1,0 +1,123 @@
+"""Streaming sink of the lifecycle query: one Delta commit for the judgements of a batch.
+
+Rule 1: a batch is committed once: its commit carries the query's id and the number of the batch (Delta's ``txn``). A batch that
+the table has is run again all the same, since the query's state needs it, and its judgements are dropped.
+Rule 2: a key group's judgements come in its row. If they are many, the task writes them into files, and the row names the files.
+Rule 3: files are on the disk before the commit that names them. Files that no commit names are removed.
+
+Source: docs/adr/0034-a-sink-of-our-own.md
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from fleetpulse.columnar.codec.arrow import from_bytes
+from fleetpulse.columnar.compute import pc
+from fleetpulse.core.tables import JUDGEMENTS
+from fleetpulse.io.checkpoints.checkpoint import query_id
+from fleetpulse.io.delta.appender import Appender, remove_files, write_files
+from fleetpulse.io.delta.commits import Added
+from fleetpulse.io.delta.corruption import open_table
+from fleetpulse.io.tables import tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_INSTANT: Final = pa.timestamp("us", "UTC")
+
+
+class JudgementSink:
+    """Commits batches to a table; a function for ``foreachBatch``.
+
+    Args:
+        table: the table's folder; a missing table is created.
+        checkpoint: of the query.
+        generation: of the job.
+    """
+
+    def __init__(self, table: Path, checkpoint: Path, generation: int) -> None:
+        self._table, self._checkpoint, self._generation = table, checkpoint, generation
+        tables.create_at(table, JUDGEMENTS)
+        self._appender: Appender | None = None
+        self._query = ""
+        self._through = -1  # the last batch that the table has
+
+    def __call__(self, batch: "DataFrame", batch_id: int) -> None:
+        """Run a batch, and commit its judgements unless the table has them."""
+        rows = batch.collect()
+        filed = [Added(**one) for row in rows if row.files is not None for one in json.loads(row.files)]
+        inline = [from_bytes(row.judgements) for row in rows if row.judgements is not None]
+        try:
+            appender = self._appender or self._open()
+            if batch_id <= self._through:
+                remove_files(self._table, filed)
+                return
+            added = [*filed, *self._write(inline)]
+        except BaseException:
+            remove_files(self._table, filed)
+            raise
+        try:
+            appender.commit(added, {self._query: batch_id})
+        except BaseException:
+            self._appender = None  # the next try looks again for the batch in the table
+            raise
+        self._through = batch_id
+
+    def _open(self) -> Appender:
+        query = query_id(self._checkpoint)
+        assert query is not None, "a query has an id before its first batch"
+        appender = Appender(self._table)
+        known = open_table(self._table).transaction_version(query)
+        self._query, self._through, self._appender = query, -1 if known is None else known, appender
+        return appender
+
+    def _write(self, inline: Sequence[pa.RecordBatch]) -> list[Added]:
+        if not inline:
+            return []
+        return files_of(self._table, pa.Table.from_batches([completed(one, self._generation) for one in inline]))
+
+
+def files_of(table: Path, judgements: pa.Table) -> list[Added]:
+    """Write judgements into files of a table's folder, one for each kind."""
+    return write_files(table, judgements, JUDGEMENTS.partitioned_by)
+
+
+def filed(table: str, judgements: pa.RecordBatch, generation: int) -> str:
+    """Write the judgements of a key group into files; return the files as JSON, for its row.
+
+    Args:
+        table: the table's folder.
+        judgements: columns of `TOLD_SCHEMA`.
+        generation: of the job.
+    """
+    added = files_of(Path(table), pa.Table.from_batches([completed(judgements, generation)]))
+    return json.dumps([asdict(one) for one in added])
+
+
+def completed(judgements: pa.RecordBatch, generation: int) -> pa.RecordBatch:
+    """Add the columns of `JUDGEMENTS` that the fold does not know.
+
+    Args:
+        judgements: columns of `TOLD_SCHEMA`.
+        generation: of the job.
+    """
+    added = {
+        "judged_at": pa.scalar(time.time_ns() // 1000, pa.int64()).cast(_INSTANT),
+        "generation": pa.scalar(generation, pa.int32()),
+    }
+    columns: dict[str, pa.Array] = {name: pa.repeat(value, judgements.num_rows) for name, value in added.items()}
+    for column in JUDGEMENTS.columns:
+        if column.name not in added:
+            instant = column.type == "timestamp"
+            columns[column.name] = _instants(judgements[f"{column.name}_ms"]) if instant else judgements[column.name]
+    return pa.RecordBatch.from_pydict({column.name: columns[column.name] for column in JUDGEMENTS.columns})
+
+
+def _instants(millis: pa.Array) -> pa.Array:
+    return pc.multiply(millis, 1000).cast(_INSTANT)

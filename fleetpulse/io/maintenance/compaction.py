@@ -1,0 +1,339 @@
+"""Bronze put together and cut off: small files into pieces of a day, and what is older than it is kept for removed.
+
+Rule 1: what a job goes on with version by version is not touched; nothing is put together across a version that somebody needs.
+Rule 2: a piece has its versions' rows in their order; they are a day's, by the first row of each version.
+Rule 3: of what is removed our own rows stay (registry, policies, gaps, commands), and the first row ever: they are few, and
+without them the rest would read differently.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import takewhile
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fleetpulse.columnar.compute import pc
+from fleetpulse.core.rows import Kind
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io.delta.appender import parquet_options
+from fleetpulse.io.delta.commits import Added, exchange
+from fleetpulse.io.delta.compacted import FOLDER, Piece, piece_of, remainder_end, remainder_name
+from fleetpulse.io.delta.corruption import blaming_file, open_table
+from fleetpulse.io.delta.log import actions_of
+from fleetpulse.io.maintenance.readers import Need, floor
+from fleetpulse.io.system.fsync import put_in_place
+from fleetpulse.io.tables.row_accounting import removing
+from fleetpulse.io.tables.tables import arrow_schema
+
+DAY_MS: Final = 86_400_000
+TARGET_BYTES: Final = 64 * 1024 * 1024  # of a piece: Parquet of some millions of messages
+MIN_FILES: Final = 10  # of a day that is not over: each file is so written again a few times, not at each maintenance
+_ROW_GROUP: Final = 131_072
+_OURS: Final = pa.array([Kind.REGISTRY.value, Kind.POLICY.value, Kind.GAP.value, Kind.CONTROL.value, Kind.CORRECT.value])
+_STATS: Final = ("received_at", "event_time")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A file of bronze.
+
+    Attributes:
+        name: its path in the table's folder.
+        size_bytes: its size.
+        rows: how many it has.
+        least_ms: the least ``received_at`` in it.
+        greatest_ms: the greatest.
+    """
+
+    name: str
+    size_bytes: int
+    rows: int
+    least_ms: int
+    greatest_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A version of bronze, or several that were put together.
+
+    Attributes:
+        begin: the first version.
+        end: the one behind the last.
+        parts: its files, in order; none where it only rewrote.
+    """
+
+    begin: int
+    end: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done to bronze.
+
+    Attributes:
+        remainder: the file that an earlier retention left; None before the first.
+        drop: what is too old, from the oldest on.
+        merges: what is put together, each at least one file.
+        cutoff_ms: rows received before it are to go.
+        newest_ms: ``received_at`` of the newest row.
+        held_by: who keeps the rest from being touched.
+    """
+
+    remainder: Part | None
+    drop: tuple[Unit, ...]
+    merges: tuple[tuple[Unit, ...], ...]
+    cutoff_ms: int
+    newest_ms: int
+    held_by: Need
+
+
+def plan(table: Path, needs: Sequence[Need], keep_ms: int | None, now_ms: int) -> Plan | None:
+    """Return what is to be done to bronze; None before its first row.
+
+    Args:
+        table: its folder.
+        needs: who may read on from where.
+        keep_ms: how long rows are kept, counted back from the newest ``received_at``, or from now where that lies ahead; None
+            for ever.
+        now_ms: the time, epoch milliseconds.
+    """
+    live = _live(table)
+    if not live:
+        return None
+    remainder = next((part for name, part in live.items() if remainder_end(name) is not None), None)
+    newest_ms = max(part.greatest_ms for part in live.values())
+    base_ms = min(newest_ms, now_ms)  # a clock that was ahead once must not make everything old
+    cutoff_ms = 0 if keep_ms is None else (base_ms - keep_ms) // DAY_MS * DAY_MS
+    held_by = floor(needs)
+    units = [unit for unit in _units(table, live, remainder) if unit.end <= held_by.version]
+    oldest = min(need.version for need in needs)
+    drop = tuple(takewhile(lambda unit: unit.end <= oldest and _greatest_ms(unit) < cutoff_ms, units))
+    if not any(unit.parts for unit in drop):
+        drop = ()
+    merges = groups(units[len(drop) :], {need.version for need in needs}, base_ms // DAY_MS)
+    return Plan(remainder, drop, tuple(merges), cutoff_ms, newest_ms, held_by)
+
+
+def covered(table: Path) -> tuple[int, list[tuple[int, int]]]:
+    """Return up to which version retention went, and the spans of versions that are in committed pieces."""
+    names = [str(name) for name in open_table(table).get_add_actions()["path"].to_pylist()]
+    found = (piece_of(name) for name in names)
+    return max((remainder_end(name) or 0 for name in names), default=0), [(one.begin, one.end) for one in found if one]
+
+
+def _live(table: Path) -> dict[str, Part]:
+    log = open_table(table).get_add_actions(flatten=True)
+    wanted = ("path", "size_bytes", "num_records", "min.received_at", "max.received_at")
+    nothing = [None] * log.num_rows
+    told = (log[name].to_pylist() if name in log.column_names else nothing for name in wanted)
+    return {name: _part(table, name, *rest) for name, *rest in zip(*told, strict=True)}
+
+
+def _part(table: Path, name: str, size: int, rows: int | None, least: datetime | None, greatest: datetime | None) -> Part:
+    if rows is None or least is None or greatest is None:
+        column = _columns_of(table / name, "received_at")["received_at"]
+        rows, (least, greatest) = len(column), pc.min_max(column).as_py().values()
+    if least is None or greatest is None:
+        return Part(name, size, 0, 0, 0)
+    return Part(name, size, rows, _ms(least), _ms(greatest))
+
+
+def _ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
+
+
+def _units(table: Path, live: dict[str, Part], remainder: Part | None) -> Iterator[Unit]:
+    """Yield pieces and versions in order, from where retention ended."""
+    made = {piece.begin: piece for piece in map(piece_of, live) if piece is not None}
+    log = table / "_delta_log"
+    written = sorted(int(path.stem) for path in log.glob("*.json") if path.stem.isdecimal())
+    version = (remainder_end(remainder.name) or 0) if remainder else 0
+    appended = {each: _appended(log, each, live) for each in written if each >= version}
+    known = {part.name for parts in appended.values() for part in parts}
+    while version <= written[-1]:
+        if version in made:
+            yield Unit(version, made[version].end, (live[made[version].name],))
+            version = made[version].end
+        elif version in appended:
+            yield Unit(version, version + 1, appended[version])
+            version += 1
+        else:  # the log was cleared by its age before anybody put versions together
+            end = min(each for each in (*appended, *made) if each > version)
+            rest = [part for name, part in live.items() if name not in known and FOLDER not in Path(name).parts]
+            yield Unit(version, end, tuple(sorted(rest, key=lambda part: (part.least_ms, part.greatest_ms))))
+            version = end
+
+
+def _appended(log: Path, version: int, live: dict[str, Part]) -> tuple[Part, ...]:
+    actions = actions_of(log / f"{version:020d}.json")
+    if any("remove" in action for action in actions):
+        return ()
+    names = [unquote(action["add"]["path"]) for action in actions if "add" in action]
+    return tuple(live[name] for name in names if name in live)
+
+
+def _greatest_ms(unit: Unit) -> int:
+    return max((part.greatest_ms for part in unit.parts), default=0)
+
+
+def groups(units: Iterable[Unit], cuts: set[int], today: int) -> Iterator[tuple[Unit, ...]]:
+    """Yield the units that are worth putting together, each group in order and without a hole.
+
+    Args:
+        units: in order.
+        cuts: versions that are to stay the begin of something.
+        today: the day of the newest row, counted from 1970-01-01.
+    """
+    group: list[Unit] = []
+    for unit in units:
+        if group and (unit.begin in cuts or unit.begin != group[-1].end or _breaks(group, unit)):
+            if _is_worth(group, today):
+                yield tuple(group)
+            group = []
+        group.append(unit)
+    if group and _is_worth(group, today):
+        yield tuple(group)
+
+
+def _breaks(group: Sequence[Unit], unit: Unit) -> bool:
+    before, size = [part for one in group for part in one.parts], sum(part.size_bytes for part in unit.parts)
+    if not before or not unit.parts:
+        return False
+    return _day(group) != unit.parts[0].least_ms // DAY_MS or sum(part.size_bytes for part in before) + size > TARGET_BYTES
+
+
+def _day(group: Sequence[Unit]) -> int:
+    return next((unit.parts[0].least_ms // DAY_MS for unit in group if unit.parts), -1)
+
+
+def _is_worth(group: Sequence[Unit], today: int) -> bool:
+    files = sum(len(unit.parts) for unit in group)
+    if files < 2 or _day(group) == today:
+        return files >= MIN_FILES or (files == 1 and len(group) > 1 and _day(group) != today)
+    return True
+
+
+def put_together(table: Path, units: Sequence[Unit]) -> Part | None:
+    """Write the rows of units into one piece, and exchange them for it; None where another changed the table meanwhile."""
+    parts = [part for unit in units for part in unit.parts]
+    piece = Piece(units[0].begin, units[-1].end, sum(part.rows for part in parts))
+    added = _write(table, piece.name, parts, lambda rows: rows)
+    data = {part.name: part.size_bytes for part in parts}
+    if exchange(table, data, [added], "OPTIMIZE", data_change=False) is None:
+        return None
+    return Part(piece.name, added.size_bytes, piece.rows, parts[0].least_ms, max(part.greatest_ms for part in parts))
+
+
+def doomed(table: Path, planned: Plan) -> int:
+    """Return how many rows `cut_off` would remove."""
+    parts = [part for unit in planned.drop for part in unit.parts]
+    kinds = (_columns_of(table / part.name, "kind")["kind"] for part in parts)
+    ours = sum(pc.sum(pc.is_in(each.cast(pa.string()), value_set=_OURS)).as_py() or 0 for each in kinds)
+    first_is_a_signal = planned.remainder is None and not _begins_with_ours(table, parts)
+    return sum(part.rows for part in parts) - ours - int(first_is_a_signal)
+
+
+def _begins_with_ours(table: Path, parts: Sequence[Part]) -> bool:
+    first = min((part for part in parts if part.rows), key=lambda part: part.least_ms)
+    rows = _columns_of(table / first.name, "received_at", "kind")
+    at = rows["received_at"].cast(pa.int64()).to_numpy().argmin()
+    return rows["kind"][int(at)].as_py() in _OURS.to_pylist()
+
+
+def cut_off(table: Path, planned: Plan) -> int | None:
+    """Remove what a plan says is too old; return how many rows are gone, or None where another changed the table meanwhile."""
+    parts = [part for unit in planned.drop for part in unit.parts]
+    earlier = [planned.remainder] if planned.remainder else []
+    first_ms = min(part.least_ms for part in (*earlier, *parts))
+    kept = _Ours(first_ms, earlier[0].rows if earlier else 0)
+    added = _write(table, remainder_name(planned.drop[-1].end), [*earlier, *parts], kept)
+    out = {part.name: part.size_bytes for part in (*earlier, *parts)}
+    gone = sum(part.rows for part in (*earlier, *parts)) - int(added.stats["numRecords"])
+    numbers = removing(open_table(table), gone)  # maintenance has a lock: nobody else removes rows
+    return None if exchange(table, out, [added], "DELETE", data_change=True, numbers=numbers) is None else gone
+
+
+class _Ours:
+    """What retention leaves of rows that come in order: our own, and the first one.
+
+    Args:
+        first_ms: ``received_at`` of the first row ever.
+        earlier: of so many rows at the begin an earlier retention has said that they stay.
+    """
+
+    def __init__(self, first_ms: int, earlier: int) -> None:
+        self._first_ms, self._earlier, self._found = first_ms, earlier, earlier > 0
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        places = np.arange(rows.num_rows)
+        kept = pc.is_in(rows["kind"], value_set=_OURS).to_numpy() | (places < self._earlier)
+        self._earlier = max(0, self._earlier - rows.num_rows)
+        if not self._found:
+            first = np.flatnonzero(rows["received_at"].cast(pa.int64()).to_numpy() == self._first_ms * 1000)[:1]
+            self._found = bool(len(first))
+            kept[first] = True
+        return rows.filter(pa.array(kept))
+
+
+def _write(table: Path, name: str, parts: Iterable[Part], kept: Callable[[pa.Table], pa.Table]) -> Added:
+    """Write rows of files, one after the other, into a new one that would survive a loss of power; held is a row group."""
+    path, schema = table / name, arrow_schema(MESSAGES)
+    path.parent.mkdir(exist_ok=True)
+    aside = path.with_name(f".{path.name}.tmp")  # maintenance has a lock: nobody else writes it
+    spans: dict[str, list[datetime]] = {column: [] for column in _STATS}
+    count, held = 0, pa.Table.from_batches([], schema)
+    try:
+        with pq.ParquetWriter(aside, schema, **parquet_options(schema)) as writer:
+            for rows in (kept(rows) for part in parts for rows in _read(table / part.name, schema)):
+                count += rows.num_rows
+                for column, span in spans.items():
+                    span += [one for one in pc.min_max(rows[column]).as_py().values() if one is not None]
+                held = pa.concat_tables([held, rows])
+                if held.num_rows >= _ROW_GROUP:
+                    writer.write_table(held.combine_chunks())
+                    held = held.slice(0, 0)
+            if held.num_rows:
+                writer.write_table(held.combine_chunks())
+        put_in_place(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)  # of a full disk it would keep what it took
+        raise
+    return Added(name, path.stat().st_size, {"numRecords": count, **_as_stats(spans)})
+
+
+def _columns_of(path: Path, *names: str) -> pa.Table:
+    with blaming_file(path):
+        return pq.read_table(path, columns=[*names])
+
+
+def _read(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield a file's rows, a row group at a time; a column that it does not have is null."""
+    with blaming_file(path):
+        file = pq.ParquetFile(path)
+    for group in range(file.num_row_groups):
+        with blaming_file(path):
+            found = file.read_row_group(group)
+        columns = [
+            found[field.name].cast(field.type) if field.name in found.column_names else pa.nulls(found.num_rows, field.type)
+            for field in schema
+        ]
+        yield pa.Table.from_arrays(columns, schema=schema)
+
+
+def _as_stats(spans: dict[str, list[datetime]]) -> dict[str, dict[str, str]]:
+    told = {column: span for column, span in spans.items() if span}
+    return {
+        "minValues": {column: _instant(min(span)) for column, span in told.items()},
+        "maxValues": {column: _instant(max(span)) for column, span in told.items()},
+    }
+
+
+def _instant(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,99 @@
+"""Sparkplug B payloads: protobuf bytes to plain values, by generated code.
+
+Rule: whatever comes, it is a row or a rejection; nothing is raised, and nothing is kept of what was not asked for.
+"""
+
+from collections.abc import Sequence
+
+from google.protobuf.message import DecodeError
+
+from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES, Rejection, digest64
+from fleetpulse.core.messages.mapping import TopicMapping, decode_mapped
+from fleetpulse.core.messages.sparkplug import (
+    MAX_COLUMNS,
+    MAX_METRICS,
+    PREFIX,
+    DataSet,
+    Metric,
+    Payload,
+    Template,
+    Value,
+    parse_source,
+    sparkplug_row,
+)
+from fleetpulse.core.rows import Origin, Row
+from fleetpulse.core.text import MAX_TEXT
+from fleetpulse.io.mqtt.sparkplug.sparkplug_b_pb2 import Payload as Message
+
+
+def decode_any(
+    mappings: Sequence[TopicMapping], topic: str, payload: bytes, received_at_ms: int, origin: Origin = Origin.MQTT
+) -> Row | Rejection:
+    """Decode a message by its topic: ours, one that a mapping is for, or Sparkplug's."""
+    if topic.startswith(PREFIX) and not any(mapping.match(topic) for mapping in mappings):
+        return decode_sparkplug(topic, payload, received_at_ms)
+    return decode_mapped(mappings, topic, payload, received_at_ms, origin)
+
+
+def decode_sparkplug(topic: str, payload: bytes, received_at_ms: int) -> Row | Rejection:
+    """Turn a message of Sparkplug B into a row, or say why it cannot be one.
+
+    Args:
+        topic: ``spBv1.0/<group>/<type>/<node>[/<device>]``.
+        payload: protobuf, see sparkplug_b.proto.
+        received_at_ms: when the bridge had it.
+    """
+    source = parse_source(topic)
+    if isinstance(source, Rejection):
+        return source
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        return Rejection("size", f"a payload has at most {MAX_PAYLOAD_BYTES} bytes; got {len(payload)}")
+    try:
+        content = parse_payload(payload)
+    except DecodeError as error:
+        return Rejection("sparkplug", f"a payload is a Sparkplug B protobuf; {error}"[:MAX_TEXT])
+    return sparkplug_row(source, content, received_at_ms, digest64(payload))
+
+
+def parse_payload(payload: bytes) -> Payload:
+    """Return a payload as plain values; of its metrics one more than may be.
+
+    Raises:
+        DecodeError: it is no protobuf, is nested too deep, or holds a text that is not UTF-8.
+    """
+    message = Message.FromString(payload)
+    return Payload(
+        message.timestamp if message.HasField("timestamp") else None,
+        [_metric(metric) for metric in message.metrics[: MAX_METRICS + 1]],
+        _text(message.uuid) if message.HasField("uuid") else None,
+    )
+
+
+def _metric(metric: Message.Metric) -> Metric:
+    return Metric(
+        _text(metric.name) if metric.HasField("name") else None,
+        metric.alias if metric.HasField("alias") else None,
+        metric.datatype if metric.HasField("datatype") else None,
+        None if metric.is_null else _value(metric),
+    )
+
+
+def _value(metric: Message.Metric) -> Value:
+    which = metric.WhichOneof("value")
+    if which is None:
+        return None
+    value = getattr(metric, which)
+    if which == "string_value":
+        return _text(value)
+    if which == "dataset_value":
+        return DataSet([_text(column) for column in value.columns[:MAX_COLUMNS]], len(value.rows))
+    if which == "template_value":
+        return Template(_text(value.template_ref) if value.HasField("template_ref") else None, len(value.metrics))
+    return value
+
+
+def _text(value: object) -> str:
+    """Return a text; protobuf hands over as bytes what is not UTF-8."""
+    if not isinstance(value, str):
+        raise DecodeError("a text in it is not UTF-8")
+    return value

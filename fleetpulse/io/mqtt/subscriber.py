@@ -1,0 +1,329 @@
+"""Receiving over MQTT in a session that the broker keeps, driven by its caller's thread; acknowledged is what the caller says.
+
+Rule 1: every wait is bounded; a lost connection is come back to with growing pauses, and counted.
+Rule 2: no message of an earlier connection is acknowledged: the broker sends it again.
+Rule 3: packets are read by `io.packets`, many at a time: a message costs microseconds, by a general client thirty times that.
+"""
+
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import repeat
+from typing import Final, NamedTuple
+
+from fleetpulse.io.mqtt import codec
+from fleetpulse.io.mqtt.address import MAX_PAYLOAD_BYTES, BrokerAddress
+from fleetpulse.io.mqtt.sockets import CONNECT_S, Pauses, cause, holds_some, tune
+
+POLL_MESSAGES: Final = 1_000
+POLL_BYTES: Final = 8 * 1024 * 1024
+READ_BYTES: Final = 256 * 1024
+MAX_UNSENT_BYTES: Final = 1024 * 1024
+READ_S: Final = 0.2  # the longest that one poll reads
+CLOSE_S: Final = 1.0
+_WOULD_WAIT: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+Token = tuple[int, int]  # connection and packet number
+
+
+class Arrived(NamedTuple):
+    """A message as the broker delivered it.
+
+    Attributes:
+        topic: where it was published.
+        payload: its bytes.
+        retained: it is an old one, kept by the broker and sent because we subscribed.
+        token: to be given to `Receiver.ack`; None where it needs none (QoS 0) and would not be sent again.
+    """
+
+    topic: str
+    payload: bytes
+    retained: bool
+    token: Token | None
+
+
+_as_arrived: Final = partial(tuple.__new__, Arrived)  # by name it costs three times as much
+
+
+class Presence(NamedTuple):
+    """What others are told of us, retained: on connecting, and when we leave or are lost.
+
+    Attributes:
+        topic: where it is published.
+        here: payload while we are connected.
+        gone: payload after that.
+    """
+
+    topic: str
+    here: bytes
+    gone: bytes
+
+
+class Receiver:
+    """Receives in a session that the broker keeps.
+
+    Args:
+        address: the broker.
+        client_id: the session's name.
+        topics: what to subscribe to, see `subscribe`.
+        persistent: whether the broker keeps the session while we are away.
+        presence: asked at each connection for what others are told of us.
+
+    Attributes:
+        connections: how many there have been; when it grows, all that was not acknowledged is sent again.
+        problem: why there is no connection; None where there is one.
+        cause: what the newest loss lies with: ``broker`` or ``network``.
+    """
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        client_id: str,
+        topics: Iterable[str] = (),
+        *,
+        persistent: bool = True,
+        presence: Callable[[], Presence] | None = None,
+    ) -> None:
+        self.topics = tuple(topics)
+        self.connections = 0
+        self.problem: str | None = None
+        self.cause = "broker"
+        self._address = address
+        self._secured = address.context()
+        self._client_id = client_id
+        self._persistent = persistent
+        self._presence = presence
+        self._told: Presence | None = None  # by the will of this connection
+        self._socket: socket.socket | None = None
+        self._reader = codec.Reader(MAX_PAYLOAD_BYTES)
+        self._unsent = bytearray()
+        self._up = False  # the broker has let us in
+        self._asked: int | None = None  # number of the SUBSCRIBE that is not answered yet
+        self._number = 0
+        self._since_s = 0.0
+        self._pauses = Pauses()
+        self._arrived: list[Arrived] = []
+        self._arrived_bytes = 0
+        self._unacknowledged: set[int] = set()
+        self._refused = False
+
+    def __str__(self) -> str:
+        """Return where the broker is."""
+        return str(self._address)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker has let us in and taken our subscriptions."""
+        return self._up and self._asked is None and not self._refused
+
+    # ---- what the caller asks for
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        """Receive these topics, now and after every return, and others no longer."""
+        gone, self.topics = set(self.topics) - set(topics), tuple(topics)
+        if self._up:
+            if gone:
+                self._send(codec.unsubscribe(self._next(), sorted(gone)))
+            self._ask()
+
+    def poll(self, timeout_s: float) -> list[Arrived]:
+        """Return what arrived; wait for it at most ``timeout_s``. About `POLL_MESSAGES` or `POLL_BYTES` at a time.
+
+        What came just before its connection was lost is left out, since the broker sends it again.
+        """
+        self._drive(timeout_s)
+        arrived, self._arrived, self._arrived_bytes = self._arrived, [], 0
+        return arrived if self._up else [message for message in arrived if message.token is None]
+
+    def idle(self, timeout_s: float) -> None:
+        """Send what is to be sent but take nothing in, so that the broker waits; takes ``timeout_s``."""
+        if self._up:
+            self._flush()
+        time.sleep(timeout_s)
+
+    def ack(self, tokens: Iterable[Token | None]) -> None:
+        """Acknowledge messages; those of an earlier connection are left out, since the broker sends them again."""
+        if self._up:
+            numbers = [token[1] for token in tokens if token is not None and token[0] == self.connections]
+            self._unacknowledged.difference_update(numbers)
+            self._send(codec.acknowledge(numbers))
+
+    def publish(self, topic: str, payload: bytes) -> bool:
+        """Publish with QoS 1 if there is a connection; return whether it was sent."""
+        if not self.connected or len(self._unsent) > MAX_UNSENT_BYTES:
+            return False
+        self._send(codec.publish(self._next(), topic, payload))
+        return self._up
+
+    def reconnect(self, why: str, cause: str = "broker") -> None:
+        """Give the connection up for a new one, so that the broker sends again what was not acknowledged."""
+        self.close()
+        self.problem, self.cause = why, cause
+
+    def close(self, *, forget: bool = False) -> None:
+        """Take leave; what was not acknowledged stays with the broker.
+
+        Args:
+            forget: end the subscriptions too, so that the broker keeps nothing for this session.
+        """
+        if forget and self.connected and self.topics:
+            self._send(codec.unsubscribe(self._next(), self.topics))
+            self._drive(0.2)
+        if self._socket is not None and self._up:
+            if self._told is not None:
+                self._send(codec.publish(self._next(), self._told.topic, self._told.gone, retain=True))
+            self._send(codec.DISCONNECT)
+        deadline_s = time.monotonic() + CLOSE_S
+        while self._socket is not None and self._unsent and time.monotonic() < deadline_s:
+            select.select([], [self._socket], [], 0.1)
+            self._flush()
+        self._hang_up()
+
+    # ---- the connection
+
+    def _drive(self, timeout_s: float) -> None:
+        if self._socket is None and not self._connect(timeout_s):
+            return
+        assert self._socket is not None, "it was just connected"
+        held = holds_some(self._socket)
+        writing = [self._socket] if self._unsent else []
+        readable, writable, _ = select.select([self._socket], writing, [], 0 if held else timeout_s)
+        if writable:
+            self._flush()
+        if readable or held:
+            self._read()
+        if self._socket is not None and not self._up and time.monotonic() - self._since_s > CONNECT_S:
+            self._lose(f"the broker at {self._address} does not answer", "network")
+
+    def _connect(self, timeout_s: float) -> bool:
+        if not self._pauses.over(timeout_s):
+            return False
+        self._since_s = time.monotonic()
+        try:
+            self._socket = self._reach()
+        except OSError as error:
+            self.problem = f"no connection to the broker at {self._address}: {error.strerror or error}"
+            self.cause = cause(error)
+        self._pauses.tried()
+        if self._socket is None:
+            return False
+        self._reader, self._unsent = codec.Reader(MAX_PAYLOAD_BYTES), bytearray()
+        who = (self._client_id, self._address.username, self._address.password)
+        self._told = self._presence() if self._presence else None
+        will = codec.Will(self._told.topic, self._told.gone) if self._told else None
+        self._send(codec.connect(*who, keep_session=self._persistent, will=will))
+        return self._socket is not None
+
+    def _reach(self) -> socket.socket:
+        sock = socket.create_connection((self._address.host, self._address.port), CONNECT_S)
+        try:
+            tune(sock)
+            if self._secured is not None:
+                sock = self._secured.wrap_socket(sock, server_hostname=self._address.host)
+            sock.setblocking(False)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def _hang_up(self) -> None:
+        sock, self._socket, self._up = self._socket, None, False
+        if sock is not None:
+            sock.close()
+
+    def _lose(self, why: str, cause: str = "broker") -> None:
+        self._hang_up()
+        self.problem, self.cause = self.problem or why, cause
+
+    def _send(self, packet: bytes) -> None:
+        self._unsent += packet
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._socket is None or not self._unsent:
+            return
+        try:
+            del self._unsent[: self._socket.send(self._unsent)]
+        except _WOULD_WAIT:
+            pass
+        except OSError as error:
+            self._lose(f"the broker at {self._address} closed the connection ({error.strerror or error})", cause(error))
+
+    def _read(self) -> None:
+        deadline_s = time.monotonic() + READ_S
+        while self._socket is not None and not self._enough() and time.monotonic() < deadline_s:
+            try:
+                data = self._socket.recv(READ_BYTES)
+                published = self._reader.feed(data)
+            except _WOULD_WAIT:
+                return
+            except (OSError, codec.ProtocolError) as error:
+                lies_with = cause(error) if isinstance(error, OSError) else "broker"
+                self._lose(f"the connection to the broker at {self._address} broke: {error}", lies_with)
+                return
+            if not data:
+                self._lose(f"the broker at {self._address} closed the connection")
+                return
+            answers, self._reader.answers = self._reader.answers, []
+            for answer in answers:
+                self._answered(answer)
+            self._take(published)
+
+    def _enough(self) -> bool:
+        return len(self._arrived) >= POLL_MESSAGES or self._arrived_bytes >= POLL_BYTES
+
+    def _take(self, published: list[codec.Published]) -> None:
+        if not published:
+            return
+        topics, payloads, retained, numbers = zip(*published, strict=True)
+        fresh = set(numbers)
+        if len(fresh) < len(numbers) or None in fresh or not self._unacknowledged.isdisjoint(fresh):
+            for one in published:
+                self._take_one(one)
+            return
+        self._unacknowledged |= fresh
+        tokens = zip(repeat(self.connections), numbers, strict=False)
+        self._arrived += map(_as_arrived, zip(topics, payloads, retained, tokens, strict=True))
+        self._arrived_bytes += sum(map(len, payloads))
+
+    def _take_one(self, message: codec.Published) -> None:
+        token = None
+        if message.number is not None:
+            if message.number in self._unacknowledged:
+                return  # sent again within the connection, since it waited long: we have it
+            self._unacknowledged.add(message.number)
+            token = (self.connections, message.number)
+        self._arrived.append(Arrived(message.topic, message.payload, message.retained, token))
+        self._arrived_bytes += len(message.payload)
+
+    def _answered(self, answer: codec.Answer) -> None:
+        if answer.kind == codec.CONNACK:
+            code = answer.body[1] if len(answer.body) > 1 else 3
+            if code:
+                self._lose(f"the broker at {self._address} refuses us: {codec.REFUSALS.get(code, f'code {code}')}")
+                return
+            self._up, self.problem = True, None
+            self._pauses.held()
+            self.connections += 1
+            self._unacknowledged.clear()
+            self._arrived.clear()
+            self._ask()
+            if self._told is not None:
+                self._send(codec.publish(self._next(), self._told.topic, self._told.here, retain=True))
+        elif answer.kind == codec.SUBACK and int.from_bytes(answer.body[:2], "big") == self._asked:
+            refused = [topic for topic, code in zip(self.topics, answer.body[2:], strict=False) if code >= codec.FAILURE]
+            self._asked, self._refused = None, bool(refused)
+            if refused:
+                self.problem = f"the broker refuses the subscription to {', '.join(refused)}"
+
+    def _ask(self) -> None:
+        self._asked, self._refused = None, False
+        if self.topics:
+            self._asked = self._next()
+            self._send(codec.subscribe(self._asked, self.topics))
+
+    def _next(self) -> int:
+        self._number = self._number % 65_535 + 1
+        return self._number

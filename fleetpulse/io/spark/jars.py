@@ -1,0 +1,216 @@
+"""JARs of Delta and of Spark's way to Kafka: fetched once from Maven Central, pinned by version and checksum.
+
+After that no start asks anybody.
+"""
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.system.fsync import atomic_write
+from fleetpulse.paths import cache_dir
+
+MAVEN_CENTRAL: Final = "https://repo1.maven.org/maven2"
+_TRIES: Final = 3
+_TIMEOUT_S: Final = 60  # without a byte
+_DEADLINE_S: Final = 600  # for one JAR: a line that drips must end too
+_CHUNK_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Jar:
+    """One artifact of Maven Central.
+
+    Attributes:
+        group: group id.
+        artifact: artifact id.
+        version: pinned version.
+        sha256: of the JAR, in hexadecimal digits.
+    """
+
+    group: str
+    artifact: str
+    version: str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """File name."""
+        return f"{self.artifact}-{self.version}.jar"
+
+    @property
+    def path(self) -> str:
+        """Path below a repository's address."""
+        return f"{self.group.replace('.', '/')}/{self.artifact}/{self.version}/{self.name}"
+
+
+# The closure of delta-spark's POM, less what pyspark 4.2.0 ships itself. Kernel and catalog JARs are never asked for by
+# our own tables, but the connector names their classes: without them a rare path would end in NoClassDefFoundError.
+# RoaringBitmap's "shims" stays out: it belongs to a RoaringBitmap older than the one that pyspark ships.
+JARS: Final = (
+    Jar("io.delta", "delta-spark_4.2_2.13", "4.4.0", "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead"),
+    Jar("io.delta", "delta-storage", "4.4.0", "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc"),
+    Jar("io.delta", "delta-kernel-api", "4.4.0", "ee9b5a14ac3b7efdff4d61a58478fe8eb0e5a3fbca43889dca7290795fe79a11"),
+    Jar("io.delta", "delta-kernel-defaults", "4.4.0", "225c975199e4718b38ee5b7e6da7f19e9585024262b2cec2656b32151a856b0b"),
+    Jar(
+        "io.delta",
+        "delta-kernel-unitycatalog",
+        "4.4.0",
+        "cea22dfb4ac562b3cd27bf652697750e8336009d73fb06631363aaaad5345ffa",
+    ),
+    Jar(
+        "io.unitycatalog",
+        "unitycatalog-client",
+        "0.6.0",
+        "48257499a86b801a3e2372cec55ac226ca1c1c7eabe5c118e7302f29a1fdbc19",
+    ),
+    Jar(
+        "io.unitycatalog",
+        "unitycatalog-hadoop",
+        "0.6.0",
+        "c47b63c961c87102b9e1d63809a0915ba4c86b7652f57c8d39ca3a05b441a150",
+    ),
+    Jar(
+        "com.fasterxml.jackson.datatype",
+        "jackson-datatype-jdk8",
+        "2.13.5",
+        "e58761751fea8a00dc626aae1c5f1be38c5cfd487aeb333d933a4ab5f5a73c55",
+    ),
+    Jar(
+        "javax.annotation",
+        "javax.annotation-api",
+        "1.3.2",
+        "e04ba5195bcd555dc95650f7cc614d151e4bcd52d29a10b8aa2197f3ab89ab9b",
+    ),
+)
+
+# The closure of spark-sql-kafka's POM, less what pyspark 4.2.0 ships itself. The token provider of 4.2.0 is not on Maven
+# Central: every class and method that the two name of each other, and of Spark 4.2.0, is there in that of 4.0.0.
+KAFKA_JARS: Final = (
+    Jar(
+        "org.apache.spark",
+        "spark-sql-kafka-0-10_2.13",
+        "4.2.0",
+        "64539c45e5d39f7ddb747312c239f38f5208d08c1a0ddf7d70beb2fbd9373705",
+    ),
+    Jar(
+        "org.apache.spark",
+        "spark-token-provider-kafka-0-10_2.13",
+        "4.0.0",
+        "f2be3b76f9e6cbe63379d4e4e0dc14f59dbf056ae2ad16ff15ac108004c86767",
+    ),
+    Jar("org.apache.kafka", "kafka-clients", "3.9.2", "014b4ef36884478a932641818b080c36a8f8e2e92dc771e800c9d2694f4f83d8"),
+    Jar("org.apache.commons", "commons-pool2", "2.13.1", "f77a5060d6936a9144023584232f9de3f2248f1abfe156e9d31795f18770674f"),
+)
+
+
+def resolve_jars(folder: Path | None = None, jars: Sequence[Jar] = JARS) -> list[Path]:
+    """Return the JARs' paths, fetching what is not in the cache; safe when many processes ask at once.
+
+    Args:
+        folder: where they are kept; the project's cache by default.
+        jars: which.
+
+    Raises:
+        FleetError: one cannot be fetched, or is not what was pinned.
+    """
+    folder = folder or cache_dir() / "jars"
+    if absent := absent_jars(folder, jars):
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(max_workers=4) as pool:  # the wait is the network's
+            under_way = [pool.submit(_install, folder, jar) for jar in absent]
+            try:
+                for one in under_way:
+                    one.result()
+            finally:
+                pool.shutdown(cancel_futures=True)  # one that cannot be had is enough to say so
+    return [folder / jar.name for jar in jars]
+
+
+def jars_of_spark() -> list[Path]:
+    """Return all JARs that a session starts with, in order.
+
+    Raises:
+        FleetError: one of ours cannot be had.
+    """
+    return [*resolve_jars(), *sorted((spark_home() / "jars").glob("*.jar"))]
+
+
+def spark_home() -> Path:
+    """Return where the pinned Spark lies; to look is a tenth of what importing it costs."""
+    found = find_spec("pyspark")
+    assert found is not None and found.origin is not None, "it is among the locked packages"
+    return Path(found.origin).parent
+
+
+def absent_jars(folder: Path | None = None, jars: Sequence[Jar] = JARS) -> list[Jar]:
+    """Return the JARs that are not in the cache."""
+    folder = folder or cache_dir() / "jars"
+    return [jar for jar in jars if not (folder / jar.name).exists()]
+
+
+def _install(folder: Path, jar: Jar) -> None:
+    """Fetch, verify, then rename: a file of that name is whole and right, so no start has to hash it again."""
+    content = _fetch(jar)
+    found = hashlib.sha256(content).hexdigest()
+    if found != jar.sha256:
+        raise FleetError(
+            f"{jar.name} must have SHA-256 {jar.sha256}; got {found}; something on the way changes files: "
+            f"check the proxy, or FLEET_MAVEN, and try again",
+            code="jar-checksum-differs",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _keep(content, folder / jar.name)
+    except OSError as error:
+        raise FleetError(
+            f"cannot keep {folder / jar.name} ({error.strerror}); check permissions and free disk space, and try again",
+            code="jar-unwritable",
+        ) from None
+
+
+def _keep(content: bytes, path: Path) -> None:
+    # A name of its own for each writer: two that fetch the same JAR rename the same content.
+    atomic_write(path, content, aside=path.with_name(f".{secrets.token_hex(4)}.part"))
+
+
+def _fetch(jar: Jar) -> bytes:
+    from http.client import HTTPException  # it costs as much as all else here, and the JARs are nearly always there
+
+    address = f"{(os.environ.get('FLEET_MAVEN') or MAVEN_CENTRAL).rstrip('/')}/{jar.path}"
+    reason: object = None
+    for attempt in range(_TRIES):
+        time.sleep(attempt)
+        try:
+            return _download(address)
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: FLEET_MAVEN is no address
+            reason = error
+    raise FleetError(
+        f"cannot fetch {jar.name} from {address} ({reason}); check the network and the proxy (HTTPS_PROXY), or name "
+        f"a mirror of Maven Central in FLEET_MAVEN, and try again",
+        code="jar-not-fetched",
+    )
+
+
+def _download(address: str) -> bytes:
+    from http.client import IncompleteRead
+    from urllib.request import urlopen
+
+    deadline = time.monotonic() + _DEADLINE_S
+    content = bytearray()
+    with urlopen(address, timeout=_TIMEOUT_S) as answer:
+        while chunk := answer.read1(_CHUNK_BYTES):
+            content += chunk
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"only {len(content)} bytes after {_DEADLINE_S} s")
+        if answer.length:  # read1 does not say so by itself
+            raise IncompleteRead(bytes(content), answer.length)
+    return bytes(content)

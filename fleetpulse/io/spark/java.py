@@ -1,0 +1,93 @@
+"""Java: the machine's own where it is new enough, otherwise one fetched once into the project's cache."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.io.system.fsync import atomic_write
+from fleetpulse.paths import cache_dir
+
+MINIMUM: Final = 17  # Spark 4 needs it
+_CURE: Final = (
+    "install a JDK 17 or newer (on Debian and Ubuntu: apt install openjdk-17-jre-headless; on macOS: "
+    "brew install openjdk@17), or name one in JAVA_HOME, and try again"
+)
+
+
+def find_java() -> Path:
+    """Return the home of a Java 17 or newer: JAVA_HOME, PATH, the project's cache, or fetched into that.
+
+    Raises:
+        FleetError: there is none, and none can be had.
+    """
+    fetched = cache_dir() / "java_home"  # cjdk asks the network again when its index is a day old; we do not
+    seen: list[str] = []
+    for java in _candidates(fetched):
+        version, home = _ask(java)
+        if home is not None and version >= MINIMUM:
+            return home
+        seen.append(f"{java} is {'no working Java' if home is None else f'Java {version}'}")
+    home = _fetch("; ".join(seen) or "there is none in JAVA_HOME or on PATH")
+    _remember(fetched, home)
+    return home
+
+
+def _candidates(fetched: Path) -> list[Path]:
+    found: list[Path] = []
+    if home := os.environ.get("JAVA_HOME"):
+        found.append(Path(home) / "bin" / "java")
+    if on_path := shutil.which("java"):
+        found.append(Path(on_path))
+    if fetched.exists():
+        found.append(Path(fetched.read_text().strip()) / "bin" / "java")
+    return found
+
+
+def _ask(java: Path) -> tuple[int, Path | None]:
+    """Return major version and home as ``java`` itself states them; (0, None) where it does not start.
+
+    Its place says nothing of its home: on PATH there may be a shim of a version manager.
+    """
+    command = [java, "-XshowSettings:properties", "-version"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0, None
+    output = said.stderr + said.stdout
+    version = re.search(r'version "(?:1\.)?(\d+)', output)
+    home = re.search(r"^\s*java\.home = (.+?)\s*$", output, re.MULTILINE)
+    return (int(version[1]), Path(home[1])) if version and home else (0, None)
+
+
+def _fetch(seen: str) -> Path:
+    import cjdk  # only where it is needed: it costs an import
+
+    try:
+        return Path(str(cjdk.java_home(vendor="temurin", version=str(MINIMUM), cache_dir=cache_dir() / "jdk")))
+    except Exception as error:  # what it lets through differs with its release: network, archive, disk
+        raise FleetError(
+            f"Java {MINIMUM} or newer is needed: {seen}, and none could be fetched ({_reason(error)}); {_CURE}",
+            code="java-missing",
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return the deepest cause in one line: what is above it repeats it, with addresses and objects."""
+    while (deeper := error.__cause__ or error.__context__) is not None:
+        error = deeper
+    lines = str(error).splitlines()
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+def _remember(fetched: Path, home: Path) -> None:
+    try:
+        fetched.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(fetched, f"{home}\n", aside=fetched.with_name(f"{fetched.name}.{os.getpid()}"))
+    except OSError as error:
+        raise FleetError(
+            f"cannot write {fetched} ({error.strerror}); free some space and try again", code="cache-unwritable"
+        ) from None

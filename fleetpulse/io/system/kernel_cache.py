@@ -1,0 +1,67 @@
+"""The fold's compiled kernels, kept on disk: compiled once for each state of their sources, and by one process at a time.
+
+Rule 1: a mark in the cache names the folder of the compiled kernels; a process that finds it compiles nothing.
+Rule 2: a process that does not find it holds a lock while it compiles: two would spend 40 CPU seconds each on the same code.
+"""
+
+import os
+import subprocess
+import sys
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from platform import machine
+
+from fleetpulse.columnar.jit.sources import SOURCES_DIGEST
+from fleetpulse.io.system.fsync import atomic_write
+from fleetpulse.io.system.locks import briefly
+from fleetpulse.paths import PACKAGE, cache_dir
+
+
+def kernels_are_kept() -> bool:
+    """Whether the kernels of the sources as they are have been compiled, and lie where they were put; imports no numba."""
+    try:
+        folder = _mark().read_text()
+    except OSError:
+        return False
+    return bool(folder) and Path(folder).is_dir()
+
+
+def keep_kernels() -> None:
+    """Compile all kernels and keep them, unless that has been done; wait for another process that does it."""
+    if kernels_are_kept():
+        return
+    try:
+        _mark().parent.mkdir(parents=True, exist_ok=True)
+        with briefly(_mark().with_suffix(".lock")):
+            if not kernels_are_kept():
+                atomic_write(_mark(), str(_compile()))
+    except OSError:  # the cache cannot be written: each process compiles for itself
+        _compile()
+
+
+def compile_beside() -> "subprocess.Popen[bytes] | None":
+    """Start a process that does as `keep_kernels` does; None where there is nothing to compile. Numba stays out of this one."""
+    if kernels_are_kept():
+        return None
+    return subprocess.Popen([sys.executable, "-P", "-m", __name__], stdin=subprocess.DEVNULL)
+
+
+def _compile() -> Path:
+    from fleetpulse.columnar.jit.cache import kept_in
+    from fleetpulse.columnar.jit.kernel import judge_rows
+    from fleetpulse.columnar.warmup import warm
+
+    warm()
+    return kept_in(judge_rows)
+
+
+def _mark() -> Path:
+    folders = f"{PACKAGE}\0{os.environ.get('NUMBA_CACHE_DIR')}"
+    compiler = f"{version('numba')}\0{sys.implementation.cache_tag}\0{machine()}"
+    place = sha256(f"{folders}\0{compiler}".encode()).hexdigest()[:8]
+    return cache_dir() / "kernels" / f"{SOURCES_DIGEST}-{place}.kept"
+
+
+if __name__ == "__main__":
+    keep_kernels()

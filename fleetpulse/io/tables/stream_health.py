@@ -1,0 +1,264 @@
+"""``stream_health``: a row for every batch of the lifecycle job, written beside the stream.
+
+Rule 1: nothing here may hold up or fail the stream. One thread reads the query's recent progress every few seconds, and logs the
+rows that it cannot write. A listener, which the JVM calls back for each batch, costs ten times as much.
+Rule 2: a row is written once: the commit that appends it says up to which batch its run has come.
+"""
+
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow.parquet as pq
+import structlog
+from deltalake import DeltaTable
+from pyspark.sql.streaming.query import StreamingQuery
+
+from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.lifecycle import Mode
+from fleetpulse.core.monitoring.health import Beside, Progress, to_row
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
+from fleetpulse.core.times import format_instant
+from fleetpulse.io.checkpoints.generations import load_generations
+from fleetpulse.io.delta.appender import Appender
+from fleetpulse.io.delta.log import DeltaLog, actions_of, holds_table
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.system.wall_clock import wall_clock_ms
+from fleetpulse.io.tables import tables
+
+_LOG: Final = structlog.get_logger("stream_health")
+KEPT_MS: Final = 7 * 86_400_000
+_MODES: Final = frozenset(mode.value for mode in Mode)
+_QUEUED: Final = 1_000  # batches whose rows wait where they cannot be written
+_EVERY_S: Final = 5.0  # between two appends: a commit a batch would be five a second
+_COMMITS: Final = 200  # between two tidyings
+
+
+def _progress_since(query: StreamingQuery, batch_id: int) -> list[Progress]:
+    """Return the progress of the batches after one.
+
+    Each costs the JVM milliseconds to write as JSON, so it is asked for all that it remembers only where several are new.
+    """
+    newest = query.lastProgress
+    if newest is None or newest["batchId"] <= batch_id:
+        return []
+    found = [newest] if newest["batchId"] == batch_id + 1 else query.recentProgress
+    return [Progress(json.loads(one.json)) for one in found if one["batchId"] > batch_id]
+
+
+class Commits:
+    """What each batch wrote into `judgements`, read from the table's log: counts by kind, and the summaries.
+
+    Args:
+        home: whose.
+        generation: whose summaries count.
+    """
+
+    def __init__(self, home: Home, generation: int) -> None:
+        self.home, self.generation = home, generation
+        self.path = home.table(JUDGEMENTS.name)
+        self.next = tables.version(self.path) + 1 if holds_table(self.path) else 0
+        self._of_group: dict[int, Mapping[str, int]] | None = None
+
+    def through(self, query_id: str, batch_id: int) -> dict[str, int] | None:
+        """Read on to a batch's commit; None where it is not, or no longer, in the log.
+
+        Returns:
+            Rows that the batch wrote, by kind.
+        """
+        if self._of_group is None:
+            self._of_group = self._newest_summaries()
+        while self._commit().exists() or self._go_on():
+            actions = actions_of(self._commit())
+            batches = [one["txn"]["version"] for one in actions if one.get("txn", {}).get("appId") == query_id]
+            if batches and batches[0] > batch_id:
+                return None
+            self.next += 1
+            if batches:
+                added = [one["add"] for one in actions if one.get("add", {}).get("dataChange")]
+                self._take_summaries(added)
+                if batches[0] == batch_id:
+                    return _by_kind(added)
+        return None
+
+    def _commit(self) -> Path:
+        return self.path / "_delta_log" / f"{self.next:020d}.json"
+
+    def _go_on(self) -> bool:
+        """Go on with the newest version where the next one was cleared from the log while nobody looked; whether there is one."""
+        newest = DeltaLog(self.path).latest()
+        if newest >= self.next and not self._commit().exists():
+            self.next, self._of_group = newest, self._newest_summaries()
+        return newest >= self.next
+
+    def devices(self) -> dict[str, int] | None:
+        """Return devices by mode, as the newest summary of each key group says; None before the first."""
+        if not self._of_group:
+            return None
+        modes: dict[str, int] = {}
+        for counts in self._of_group.values():
+            for mode, count in counts.items():
+                if mode in _MODES:  # a group may say more than modes
+                    modes[mode] = modes.get(mode, 0) + count
+        return modes
+
+    def _newest_summaries(self) -> dict[int, Mapping[str, int]]:
+        found = tables.query(
+            self.home,
+            """SELECT key_group, arg_max(counts, (generation, judged_at, event_time)) AS counts FROM judgements
+               WHERE kind = ? AND list_contains(?, generation) GROUP BY key_group""",
+            [Verdict.SUMMARY.value, load_generations(self.home.lifecycle).of_the_same_groups(self.generation)],
+        )
+        return {row["key_group"]: json.loads(row["counts"]) for row in found}
+
+    def _take_summaries(self, added: Iterable[Mapping[str, Any]]) -> None:
+        assert self._of_group is not None
+        for file in added:
+            if file["partitionValues"].get("kind") == Verdict.SUMMARY.value:
+                rows = pq.ParquetFile(self.path / unquote(file["path"])).read(columns=["key_group", "counts"])
+                for row in rows.to_pylist():  # in the order in which the group said them
+                    self._of_group[row["key_group"]] = json.loads(row["counts"])
+
+
+def _by_kind(added: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    kinds: dict[str, int] = {}
+    for file in added:
+        kind = file["partitionValues"]["kind"]
+        kinds[kind] = kinds.get(kind, 0) + json.loads(file["stats"])["numRecords"]
+    return kinds
+
+
+def rows_between(table: Path, versions: tuple[int, int] | None) -> int | None:
+    """Return how many rows some versions of a table appended; None where its log does not tell."""
+    if versions is None:
+        return None
+    rows = 0
+    for version in range(*versions):
+        try:
+            actions = actions_of(table / "_delta_log" / f"{version:020d}.json")
+        except FileNotFoundError:
+            return None
+        if any("remove" in action for action in actions):
+            continue  # it rewrites
+        for added in (action.get("add") for action in actions):
+            if added and added.get("dataChange", True):
+                rows += json.loads(added.get("stats") or "{}").get("numRecords", 0)
+    return rows
+
+
+class StreamHealth:
+    """Writes ``stream_health`` for one run of a query.
+
+    Make it before the query starts, let it follow the query, and stop it after the query.
+
+    Args:
+        home: whose.
+        generation: of the job.
+        kept_ms: how long rows are kept; None for ever.
+    """
+
+    def __init__(self, home: Home, generation: int, kept_ms: int | None = KEPT_MS) -> None:
+        self.home, self.generation, self._kept_ms = home, generation, kept_ms
+        self._commits = Commits(home, generation)
+        self._query: StreamingQuery | None = None
+        self._appender: Appender | None = None
+        self._landed = 0
+        self._rows: list[dict[str, Any]] = []
+        self._newest_received_ms: int | None = None
+        self._last_batch = -1
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stream-health", daemon=True)
+
+    def follow(self, query: StreamingQuery) -> None:
+        """Begin with a query that has just been started; what it has done already is not missed."""
+        self._run_id, self._query = str(query.runId), query
+        self._thread.start()
+
+    def stop(self, limit_s: float = 5.0) -> None:
+        """Write what is left, within a limit; no effect where no query was followed."""
+        self._closing.set()
+        if self._query is None:
+            return
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            _LOG.warning("stream_health is left unfinished", limit_s=limit_s)
+
+    def _run(self) -> None:
+        """Append what has come every few seconds, until closed and once more after that."""
+        version = -1
+        while True:
+            closing = self._closing.wait(_EVERY_S)
+            try:
+                self._take()
+            except Exception as error:  # noqa: BLE001 - the JVM may be gone, and with it only figures
+                _LOG.warning("the newest batches are not in stream_health", reason=str(error))
+            try:
+                if self._rows:
+                    self._append()
+                    version = self._tidy(version)
+            except Exception as error:  # noqa: BLE001 - figures must not end what they are about; the rows wait for the next try
+                _LOG.warning("stream_health cannot be written", rows=len(self._rows), reason=str(error))
+                self._appender = None
+                del self._rows[:-_QUEUED]
+            if closing:
+                return
+
+    def _take(self) -> None:
+        assert self._query is not None, "the thread starts with a query"
+        for progress in _progress_since(self._query, self._last_batch):
+            if 0 <= self._last_batch < progress.batch_id - 1:
+                missed = progress.batch_id - self._last_batch - 1
+                _LOG.warning("batches are missing in stream_health: the query no longer remembers them", batches=missed)
+            self._last_batch = progress.batch_id
+            try:
+                self._rows.append(to_row(progress, self._beside(progress)))
+            except Exception as error:  # noqa: BLE001 - one batch that cannot be read must not keep the others
+                _LOG.warning("a batch is missing in stream_health", batch=progress.batch_id, reason=repr(error))
+            self._newest_received_ms = progress.newest_received_ms or self._newest_received_ms
+
+    def _beside(self, progress: Progress) -> Beside:
+        judgements = self._commits.through(str(progress.content["id"]), progress.batch_id)
+        return Beside(
+            self.generation,
+            rows_between(self.home.table(MESSAGES.name), progress.versions),
+            self._newest_received_ms,
+            judgements,
+            self._commits.devices(),
+        )
+
+    def _append(self) -> None:
+        if self._appender is None:
+            tables.create(self.home, STREAM_HEALTH)
+            self._landed = tables.landed(self.home, STREAM_HEALTH, self._run_id)  # numbers are from 1: batch 0 is the first
+            self._appender = Appender(self.home.table(STREAM_HEALTH.name))
+        fresh = [row for row in self._rows if row["batch_id"] >= self._landed]
+        if fresh:
+            numbers = {self._run_id: fresh[-1]["batch_id"] + 1}
+            tables.append_of(self.home, STREAM_HEALTH, tables.to_table(STREAM_HEALTH, fresh), numbers, self._appender)
+            self._landed = numbers[self._run_id]
+        self._rows.clear()
+
+    def _tidy(self, before: int) -> int:
+        """Keep the table small: now and then drop old rows, join small files, and clear the log."""
+        path = self.home.table(STREAM_HEALTH.name)
+        log = DeltaLog(path)
+        version = log.latest()
+        if before >= 0 and version // _COMMITS > before // _COMMITS:
+            self._appender = None  # what it knows of the table is of before
+            tidy(path, None if self._kept_ms is None else wall_clock_ms() - self._kept_ms)
+            version = log.latest()
+        return version
+
+
+def tidy(path: Path, before_ms: int | None) -> None:
+    """Drop rows of batches begun before an instant, join small files, delete files without use, clear the log."""
+    table = DeltaTable(str(path))
+    if before_ms is not None:
+        table.delete(f"began_at < '{format_instant(before_ms)}'")
+    table.optimize.compact()
+    table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)  # a reader is done within seconds
+    table.create_checkpoint()
+    table.cleanup_metadata()

@@ -1,1 +1,0 @@
-"""What a person looks at: reports over the tables."""

@@ -1,0 +1,137 @@
+"""Who is told of a failure: a webhook, and a topic of the home's broker.
+
+Rule 1: nothing here raises, and nothing waits long: a failure that cannot be told is as red as one that is.
+Rule 2: the same sentence of the same task is told once an hour, whatever figures stand in it: a supervisor that looks each minute
+does not cry each minute. That holds for each way by itself: one that did not work is tried again with the next failure.
+Rule 3: a figure that is part of a name tells one thing from another, and each run that a person triggered is told of by itself.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import re
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from airflow.sdk.definitions.callback import AsyncCallback
+from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
+
+from fleetpulse.core.rows import FAILURES
+from fleetpulse.io.system.wall_clock import wall_clock_ms
+from fleetpulse.orchestration.config import PLACE, Place
+
+_LOG: Final = logging.getLogger(__name__)
+AGAIN_S: Final = 3_600.0
+_POST_S: Final = 5.0
+_ENDED: Final = ("success", "failed")  # the states of a run that has ended, as Airflow stores them
+# 3, 1,200, 0.5, 4m, 1h30m; not of a name (pump-2, gen-0002, "7", 2026-01-31T12:00:00Z, 10.0.0.1:1883)
+_FIGURES: Final = re.compile(r"""(?<![\w./:'"-])(?:\d+(?:[.,]\d+)*(?:ms|[smhd])?)+(?![\w/'"-]|[.,:]\d)""")
+_BY_ITSELF: Final = ("scheduled__", "asset_triggered__", "backfill__")  # so Airflow names runs that nobody triggered
+
+
+def tell_of_failure(context: Mapping[str, Any]) -> None:
+    """Tell of a task that failed; a callback of Airflow."""
+    try:
+        ti = context["ti"]
+        error = context.get("exception")
+        reason = "it gave no reason; see its log" if error is None else str(error).strip() or repr(error)
+        tell(PLACE, {"dag": ti.dag_id, "run": ti.run_id, "task": ti.task_id, "reason": reason})
+    except Exception as error:  # noqa: BLE001 - rule 1
+        _LOG.warning("a failure could not be told: %r", error)
+
+
+async def tell_of_delay(dag_id: str, within: str, context: Any = None) -> None:
+    """Tell of a run that has not ended in time; a deadline's callback.
+
+    Airflow takes the deadline back for runs that succeed, and calls for one that failed long ago as well: its failure was told.
+    """
+    run_of = context.get("dag_run") if isinstance(context, dict) else None
+    seen = run_of if isinstance(run_of, dict) else {name: getattr(run_of, name, "") for name in ("run_id", "state")}
+    if str(seen.get("state", "")) in _ENDED:
+        return
+    run = str(seen.get("dag_run_id") or seen.get("run_id") or "")
+    told = {"dag": dag_id, "run": run, "task": "", "reason": f"the run has not ended within {within}"}
+    await asyncio.to_thread(tell, PLACE, told)
+
+
+def deadline(dag_id: str, within: timedelta) -> DeadlineAlert:
+    """Return the deadline of a DAG's runs: so long after one is queued it is to have ended."""
+    return DeadlineAlert(
+        reference=DeadlineReference.DAGRUN_QUEUED_AT,
+        interval=within,
+        callback=AsyncCallback(tell_of_delay, kwargs={"dag_id": dag_id, "within": str(within)}),
+    )
+
+
+def tell(place: Place, told: dict[str, str]) -> list[str]:
+    """Tell it every way there is that has not told it within the hour; return the ways that worked."""
+    worked: list[str] = []
+    try:
+        note, mark = place.notes / "failures-told.json", _mark(told)
+        before = _told_lately(note)
+        payload = json.dumps({**told, "reason": told["reason"].splitlines()[0][:2_000], "at_ms": wall_clock_ms()})
+        for name, way in (("webhook", _post), ("topic", _publish)):
+            if f"{name} {mark}" in before:
+                continue
+            try:
+                if way(place, told["dag"], payload.encode()):
+                    worked.append(name)
+            except Exception as error:  # noqa: BLE001 - rule 1: the other way may work
+                _LOG.warning("a failure of %s could not be told by %s: %s", told["dag"], name, error)
+        if worked:
+            _remember(note, [f"{name} {mark}" for name in worked])
+    except Exception as error:  # noqa: BLE001 - rule 1
+        _LOG.warning("a failure could not be told: %r", error)
+    return worked
+
+
+def _post(place: Place, _: str, payload: bytes) -> bool:
+    if place.webhook is None:
+        return False
+    if not place.webhook.startswith(("http://", "https://")):
+        raise ValueError("FLEET_WEBHOOK is an address that begins with http:// or https://")
+    request = urllib.request.Request(place.webhook, payload, {"Content-Type": "application/json"}, method="POST")  # noqa: S310 - just seen to
+    with urllib.request.urlopen(request, timeout=_POST_S):  # noqa: S310 - as above
+        return True
+
+
+def _publish(place: Place, dag_id: str, payload: bytes) -> bool:
+    from fleetpulse.io.home.home import Home
+    from fleetpulse.io.mqtt.address import load_address
+    from fleetpulse.io.mqtt.alerts import send
+
+    status = Home(place.home).run("broker")
+    if not status.exists():
+        return False
+    name = f"fleet-told-{time.time_ns() % 10**9}"  # two who tell at once are two clients
+    send(load_address(status), name, f"{FAILURES}/{dag_id}", payload)
+    return True
+
+
+def _mark(told: dict[str, str]) -> str:
+    """Return what a failure is known by: durations, counts and shares change from one look to the next, and are left out."""
+    words = _FIGURES.sub("", told["reason"].splitlines()[0])
+    run = "" if told["run"].startswith(_BY_ITSELF) else told["run"]
+    return hashlib.sha256("\n".join((told["dag"], told["task"], run, words)).encode()).hexdigest()[:16]
+
+
+def _told_lately(note: Path) -> dict[str, float]:
+    """Return by which way what was told within the hour, as ``<way> <mark>``, and when, epoch seconds."""
+    try:
+        known = {one: float(at_s) for one, at_s in json.loads(note.read_text()).items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return {one: at_s for one, at_s in known.items() if time.time() - at_s < AGAIN_S}
+
+
+def _remember(note: Path, told: Sequence[str]) -> None:
+    """Write down what was told now, as `_told_lately` gives it."""
+    note.parent.mkdir(parents=True, exist_ok=True)
+    fresh = note.with_name(f".{note.name}.{time.time_ns()}")
+    fresh.write_text(json.dumps({**_told_lately(note), **dict.fromkeys(told, time.time())}))
+    fresh.replace(note)

@@ -1,0 +1,86 @@
+"""A fleet as a home's tables show it, and what it takes there: what a plan is made from, and held against."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
+from fleetpulse.io.checkpoints.checkpoint import committed, stand
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables.tables import query
+from fleetpulse.planning.model import Fleet
+
+_DAY_MS = 86_400_000
+_PLANNED = (MESSAGES, JUDGEMENTS, QUARANTINE, DEVICE_SNAPSHOTS, STREAM_HEALTH)
+
+
+def fleet_of(home: Home, keep_ms: int | None) -> Fleet:
+    """Return the fleet of a home, as its tables show it.
+
+    Args:
+        home: the home.
+        keep_ms: how long it keeps messages; None for ever.
+
+    Raises:
+        FleetError: it has hardly any messages yet.
+    """
+    told = query(
+        home,
+        """SELECT count(DISTINCT device_id) AS devices, count(*) AS messages, count(*) FILTER (kind = 'error') AS errors,
+           max(epoch_ms(received_at)) - min(epoch_ms(received_at)) AS span_ms, avg(length(device_id)) AS id_bytes,
+           sum(coalesce(length(metrics), 0)) / count(*) AS metrics_bytes
+           FROM messages WHERE origin IN ('mqtt', 'replay') AND kind IN ('heartbeat', 'telemetry', 'error', 'birth')""",
+        tables=[MESSAGES.name],
+    )[0]
+    if told["messages"] < 100 or not told["span_ms"]:
+        raise FleetError(
+            f'"{home.path}" has {told["messages"]} messages, too few to plan by; let it run, or give --devices',
+            code="messages-too-few",
+        )
+    kinds = {row["kind"]: row["n"] for row in query(home, "SELECT kind, count(*) AS n FROM judgements GROUP BY kind")}
+    refused = query(home, "SELECT count(*) AS n FROM quarantine", tables=[QUARANTINE.name])[0]["n"]
+    devices, messages, span_ms = told["devices"], told["messages"], told["span_ms"]
+    copies = kinds.get("duplicate", 0)
+    return Fleet(
+        devices=devices,
+        interval_ms=max(1, round(devices * span_ms / max(1, messages - copies))),
+        lateness_ms=home.deployment().allowed_lateness_ms,
+        error_share=told["errors"] / messages,
+        late_share=kinds.get("late", 0) / messages,
+        copy_share=copies / messages,
+        refused_share=refused / (messages + refused),
+        changes_a_day=kinds.get("transition", 0) / devices / (span_ms / _DAY_MS),
+        metrics_bytes=float(told["metrics_bytes"]),
+        id_bytes=float(told["id_bytes"]),
+        keep_days=None if keep_ms is None else keep_ms / _DAY_MS,
+    )
+
+
+def standing_of(home: Home) -> dict[str, Any]:
+    """Return what a home takes now, by the names that a plan has; what is not known yet is left out."""
+    found: dict[str, Any] = {
+        "storage_bytes": {
+            **{table.name: _size(home.table(table.name)) for table in _PLANNED},
+            "checkpoints": _size(home.lifecycle),
+        },
+        "checkpoint_bytes": _size(home.checkpoint / "state"),
+        "key_groups": home.key_groups(),
+    }
+    health = query(
+        home,
+        """SELECT count(*) AS n, median(batch_ms) / 1000 AS batch_s, median(checkpoint_ms) / 1000 AS checkpoint_s,
+           max_by(state_bytes, began_at) AS state_bytes, max_by(devices, began_at) AS devices FROM stream_health""",
+        tables=[STREAM_HEALTH.name],
+    )[0]
+    if health["n"]:
+        found |= {name: health[name] for name in ("batch_s", "checkpoint_s", "state_bytes")}
+        found["devices"] = sum(json.loads(health["devices"] or "{}").values()) or None
+        found["devices_a_group"] = found["devices"] / found["key_groups"] if found["devices"] else None
+    if committed(home.checkpoint):
+        found["partitions"] = stand(home.checkpoint).partitions
+    return found
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,40 @@
+"""Whether the job and the definition agree: what the tables say, beside what `core.replay` says of the rows in them.
+
+Rule: compared is every column but when a row was written and by which generation.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
+
+from fleetpulse.core.judgements import COMPARED, compared
+from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.rows import Row
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables.tables import query
+
+Bag = Counter[tuple[Any, ...]]
+AS_COMPARED: Final = ", ".join(  # of SQL over rows of judgements: the columns of `COMPARED`
+    f"epoch_ms({name.removesuffix('_ms')}) AS {name}"
+    if name.endswith("_ms") and name not in ("runtime_ms", "late_by_ms")
+    else f'"{name}"'
+    for name in COMPARED
+)
+
+
+def told(home: Home) -> Bag:
+    """Return what the job said, as a bag of values in the order of `COMPARED`."""
+    rows = query(home, f"SELECT {AS_COMPARED} FROM judgements WHERE kind NOT IN ('summary', 'retract', 'add')")
+    return Counter(tuple({**row, "last_errors": tuple(json.loads(row["last_errors"] or "[]"))}.values()) for row in rows)
+
+
+def defined(rows: Iterable[Row], deployment: Deployment) -> Bag:
+    """Return what follows from rows by the definition, as such a bag."""
+    return compared(replay(rows, deployment))
+
+
+def differences(said: Bag, want: Bag) -> list[dict[str, Any]]:
+    """Return the judgements that only one of two bags has, by column, with ``side``: ``told`` or ``defined``."""
+    sides = {"told": said - want, "defined": want - said}
+    return [{"side": side, **dict(zip(COMPARED, one, strict=True))} for side, bag in sides.items() for one in bag.elements()]

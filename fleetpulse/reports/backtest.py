@@ -1,0 +1,125 @@
+"""What a change of policy would have changed: the figures of a backtest, for people and for programs.
+
+Rule: an alert is a transition into a mode that somebody has to look at: offline, degraded or flagged. Of devices that a dead
+gateway makes unreachable the gateway is the alert.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Final
+
+from fleetpulse.columnar.backtest.diff import CHANGES, MOVED
+from fleetpulse.columnar.backtest.replay import AFTER, BEFORE, DAY_MS, Found
+from fleetpulse.core.lifecycle import Mode
+from fleetpulse.core.times import format_instant
+
+ALERTS: Final = frozenset({Mode.OFFLINE, Mode.DEGRADED, Mode.FLAGGED})
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Backtest:
+    """The figures of one.
+
+    Attributes:
+        policy_version: of the new policy.
+        from_ms: from when on verdicts are compared; the first row where nothing was said.
+        to_ms: up to when.
+        rows: of bronze that were read.
+        changes: verdicts by how they differ: added, gone, moved.
+        moved_by_ms: the median of how much later (or earlier, below 0) a moved verdict comes; None where none moved.
+        by_class: a row a device class: ``device_class``, ``added``, ``gone``, ``moved``; the most changed first.
+        by_site: a row a site, likewise.
+        by_mode: a row a mode: ``to_mode``, ``before``, ``after``: how many transitions led there.
+        by_day: a row a day (UTC): ``day``, ``before``, ``after``: alerts.
+        others: a row a kind of judgement that is no transition: ``kind``, ``before``, ``after``.
+    """
+
+    policy_version: str
+    from_ms: int
+    to_ms: int
+    rows: int
+    changes: Mapping[str, int]
+    moved_by_ms: float | None
+    by_class: list[Row]
+    by_site: list[Row]
+    by_mode: list[Row]
+    by_day: list[Row]
+    others: list[Row]
+
+    def alerts(self, side: str) -> int:
+        """Return how many alerts there were on one side: ``before`` or ``after``."""
+        return sum(row[side] for row in self.by_day)
+
+    def plain(self) -> Row:
+        """Return it as JSON has it."""
+        told = asdict(self)
+        span = {name: format_instant(told.pop(f"{name}_ms")) for name in ("from", "to")}
+        return {**span, **told, "alerts": {side: self.alerts(side) for side in (BEFORE, AFTER)}}
+
+
+def figures(found: Found, policy_version: str, from_ms: int, to_ms: int, rows: int) -> Backtest:
+    """Return the figures of what was found.
+
+    Args:
+        found: of all key groups.
+        policy_version: of the new policy.
+        from_ms: from when on verdicts were compared.
+        to_ms: up to when.
+        rows: of bronze that were read.
+    """
+    changed: dict[str, list[Any]] = found.changed.to_pydict()
+    shifts = [
+        after - before
+        for change, before, after in zip(changed["change"], changed["before_ms"], changed["after_ms"], strict=True)
+        if change == MOVED
+    ]
+    count = Counter(changed["change"])
+    return Backtest(
+        policy_version,
+        from_ms,
+        to_ms,
+        rows,
+        {change: count[change] for change in CHANGES},
+        median(shifts) if shifts else None,
+        _by("device_class", changed),
+        _by("site", changed),
+        _sides(found.days, lambda key: key[2], "to_mode"),
+        _alerts_a_day(found.days, from_ms, to_ms),
+        _sides(found.others, lambda key: key[1], "kind"),
+    )
+
+
+def _by(name: str, changed: Mapping[str, list[Any]]) -> list[Row]:
+    counts: dict[str, Counter[str]] = {}
+    for word, change in zip(changed[name], changed["change"], strict=True):
+        counts.setdefault(word or "", Counter())[change] += 1
+    rows = [{name: word, **{change: found[change] for change in CHANGES}} for word, found in counts.items()]
+    return sorted(rows, key=lambda row: (-sum(row[change] for change in CHANGES), row[name]))
+
+
+def _sides(counts: Mapping[Any, int], of: Callable[[Any], str], name: str) -> list[Row]:
+    rows: dict[str, Row] = {}
+    for key, count in counts.items():
+        row = rows.setdefault(of(key), {name: of(key), BEFORE: 0, AFTER: 0})
+        row[key[0]] += count
+    return [rows[word] for word in sorted(rows)]
+
+
+def _alerts_a_day(days: Mapping[tuple[str, int, str], int], from_ms: int, to_ms: int) -> list[Row]:
+    """Return a row a day, those without alerts too."""
+    known = [day for _, day, _ in days]
+    first, last = min([from_ms // DAY_MS, *known]), max([to_ms // DAY_MS, *known])
+    rows = {day: {"day": format_instant(day * DAY_MS)[:10], BEFORE: 0, AFTER: 0} for day in range(first, last + 1)}
+    for (side, day, mode), count in days.items():
+        if mode in ALERTS:
+            rows[day][side] += count
+    return list(rows.values())
+
+
+def verdicts(found: Found) -> Iterator[Row]:
+    """Yield the verdicts that differ, oldest first: columns of `DIFFERENCE_SCHEMA`, instants as epoch milliseconds."""
+    for begin in range(0, found.changed.num_rows, 10_000):
+        yield from found.changed.slice(begin, 10_000).to_pylist()

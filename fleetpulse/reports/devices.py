@@ -1,0 +1,172 @@
+"""The fleet at present: every device with its mode, and how many there are of what.
+
+Rule 1: a report computes no verdict: a mode is what the newest transition says, or the registry of a device that has none since
+it was forgotten, see `rewind`.
+Rule 2: an entry of the registry that takes effect beyond the frontier is not in force.
+Rule 3: a device is last seen at the newest presence time of its signals, see `core.clocks`.
+Rule 4: the clock is that of a device's newest signal, by ``received_at``.
+Rule 5: site, class and gateway are those of the entry in force, where that is newer than the newest transition.
+"""
+
+from typing import TYPE_CHECKING, Any, Final
+
+from fleetpulse.core.judgements import AMENDMENTS
+from fleetpulse.core.policy import DEFAULT_CLASS
+from fleetpulse.core.presence.presence_time import clock_words, presence_sql, trust_sql
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import SIGNALS, Trust
+from fleetpulse.core.tables import DEVICES, JUDGEMENTS, MESSAGES
+from fleetpulse.core.times import END_OF_TIME_MS
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables.tables import fetch, files_of, query, reading
+from fleetpulse.reports.messages import span
+from fleetpulse.reports.time_travel import Moment, fleet_in
+
+if TYPE_CHECKING:
+    from fleetpulse.io.tables.tables import DuckDBPyConnection
+
+COUNTED: Final = ("judgements", "quarantine", "devices")
+_BEFORE_ALL: Final = -(2**62)  # nothing is in force where nothing has been judged
+_SIGNALS: Final = ", ".join(f"'{kind.value}'" for kind in sorted(SIGNALS))
+_DEVICES: Final = f"""
+    WITH fleet AS ({{fleet}}),
+    lives AS (SELECT device_id, life, count(*) AS in_life FROM transitions GROUP BY device_id, life),
+    entries AS (
+        SELECT device_id, site, coalesce(nullif(device_class, ''), '{DEFAULT_CLASS}') AS device_class,
+               nullif(gateway, '') AS gateway, effective_from
+        FROM devices WHERE op = 'add' AND epoch_ms(effective_from) <= {{frontier_ms}}
+        QUALIFY row_number() OVER (PARTITION BY device_id ORDER BY effective_from DESC, received_at DESC) = 1),
+    ahead AS (
+        SELECT device_id, min(effective_from) FILTER (op = 'add' AND epoch_ms(effective_from) > {{frontier_ms}}) AS begins,
+               arg_max(site, effective_from) FILTER (op = 'add') AS site,
+               arg_max(device_class, effective_from) FILTER (op = 'add') AS device_class FROM devices GROUP BY device_id),
+    heard AS (
+        SELECT device_id, any_value(site) AS site, count(*) AS messages, max(received_at) AS last_received,
+               max({presence_sql("{lead_ms}", "{backlog_ms}", "epoch_ms")}) AS last_heard
+        FROM messages WHERE kind IN ({_SIGNALS}) GROUP BY device_id),
+    {{clocks}},
+    doubted AS (
+        SELECT device_id, arg_max(reason, received_at) AS reason FROM judgements
+        WHERE kind IN ('late', 'clock', 'unknown_device') OR (kind = 'refused' AND message_kind = 'registry') GROUP BY device_id)
+    SELECT device_id, coalesce(fleet.mode, 'unjudged') AS mode, fleet.since, heard.last_heard AS last_seen, heard.last_received,
+           coalesce(fleet.never_seen, false) AS never_seen,
+           clocks.trust AS clock, CASE WHEN clocks.trust IN ('{Trust.LATE}', '{Trust.AHEAD}', '{Trust.BEHIND}')
+                THEN clocks.offset_ms END AS clock_offset_ms,
+           CASE WHEN entries.effective_from >= fleet.since THEN entries.site
+                ELSE coalesce(fleet.site, ahead.site, heard.site) END AS site,
+           CASE WHEN entries.effective_from >= fleet.since THEN entries.device_class
+                ELSE coalesce(fleet.device_class, ahead.device_class) END AS device_class,
+           CASE WHEN entries.effective_from >= fleet.since THEN coalesce(entries.gateway, fleet.gateway)
+                ELSE fleet.gateway END AS gateway,
+           coalesce(lives.in_life, 0) AS transitions, fleet.runtime_ms, coalesce(heard.messages, 0) AS messages,
+           CASE WHEN fleet.mode IS NULL THEN coalesce(
+                'registered from ' || strftime(ahead.begins, '%Y-%m-%dT%H:%M:%SZ'), doubted.reason, 'waiting for the frontier')
+                WHEN fleet.never_seen THEN 'never seen' END AS reason
+    FROM fleet FULL JOIN ahead USING (device_id) FULL JOIN heard USING (device_id) LEFT JOIN entries USING (device_id)
+    LEFT JOIN doubted USING (device_id) LEFT JOIN clocks USING (device_id)
+    LEFT JOIN lives ON lives.device_id = fleet.device_id AND lives.life = fleet.life
+"""
+
+
+def devices(home: Home, frontier_ms: int | None, mode: str | None = None, device_id: str | None = None) -> list[dict[str, Any]]:
+    """Return every device that was registered or heard, with its mode; ``unjudged`` with the reason where it has none.
+
+    ``never_seen`` tells an offline device that was never heard from one that fell silent; ``clock`` describes a clock that is
+    not right, with ``clock_offset_ms``, see `core.clocks`.
+
+    Args:
+        home: the home.
+        frontier_ms: up to which event time the job has judged; None where it has judged nothing yet.
+        mode: only devices in this mode.
+        device_id: this device alone.
+    """
+    fleet, values = fleet_in(_now(frontier_ms))
+    deployment = home.deployment()
+    limits = {"lead_ms": deployment.max_clock_lead_ms, "backlog_ms": deployment.max_backlog_ms}
+    sql = _DEVICES.format(fleet=fleet, frontier_ms=_through(frontier_ms), clocks=_clocks(deployment), **limits)
+    where = "WHERE mode = ?" if mode else ""
+    found = query(
+        home,
+        f"SELECT * FROM ({sql}) {where} ORDER BY device_id",
+        [*values, mode] if mode else values,
+        tables=(JUDGEMENTS.name, DEVICES.name, MESSAGES.name),
+        device_id=device_id,
+    )
+    return [{**row, "clock": row["clock"] and clock_words(Trust(row["clock"]), row["clock_offset_ms"])} for row in found]
+
+
+def _clocks(deployment: Deployment, among: str = "") -> str:
+    """Return queries that give the class of the newest signal of each device, and how far its event time is off.
+
+    Args:
+        deployment: clock lead and backlog.
+        among: joins messages with the devices that are wanted; empty: all.
+    """
+    clock = "struct_pack(kind, clock, event_time, received_at, direct := gateway IS NULL OR gateway = device_id)"
+    late = "direct AND coalesce(is_late, false)"
+    return f"""newest AS (
+        SELECT device_id, unnest(arg_max({clock}, (received_at, coalesce(position, 0))))
+        FROM messages {among} WHERE kind IN ({_SIGNALS}) GROUP BY device_id),
+    belated AS (
+        SELECT DISTINCT device_id, message_kind AS kind, received_at, event_time, true AS is_late FROM judgements
+        WHERE kind = 'late'),
+    clocks AS (
+        SELECT device_id, {trust_sql(str(deployment.max_clock_lead_ms), str(deployment.max_backlog_ms), late)} AS trust,
+               epoch_ms(event_time) - epoch_ms(received_at) AS offset_ms
+        FROM newest LEFT JOIN belated USING (device_id, kind, received_at, event_time))"""
+
+
+def clocks(home: Home) -> dict[str, int]:
+    """Return how many devices have a clock that is not right, by the class of their newest signal, see `core.clocks`.
+
+    Only devices of which a message was listed as late, or with a clock fault, are looked at.
+    """
+    deployment = home.deployment()
+    listed = "SELECT 1 FROM judgements WHERE kind IN ('late', 'clock') LIMIT 1"
+    if not query(home, listed, tables=(JUDGEMENTS.name,)):
+        return {}
+    among = "SEMI JOIN (SELECT device_id FROM judgements WHERE kind IN ('late', 'clock')) AS listed USING (device_id)"
+    counted = f"SELECT trust, count(*) AS n FROM clocks WHERE trust != '{Trust.ON_TIME}' GROUP BY trust ORDER BY trust"
+    sql = f"WITH {_clocks(deployment, among)} {counted}"
+    return {row["trust"]: row["n"] for row in query(home, sql, tables=(JUDGEMENTS.name, MESSAGES.name))}
+
+
+def _through(frontier_ms: int | None) -> int:
+    return _BEFORE_ALL if frontier_ms is None else int(frontier_ms)
+
+
+def _now(frontier_ms: int | None) -> Moment:
+    return Moment(END_OF_TIME_MS, judged_to_ms=_through(frontier_ms))
+
+
+def counts(home: Home, frontier_ms: int | None) -> dict[str, Any]:
+    """Return how many devices are in which mode, and how many rows there are of each kind of judgement.
+
+    Args:
+        home: the home.
+        frontier_ms: up to which event time the job has judged; None where it has judged nothing yet.
+    """
+    with reading(home, COUNTED) as tables:
+        return counts_of(home, tables, frontier_ms)
+
+
+def counts_of(home: Home, tables: "DuckDBPyConnection", frontier_ms: int | None) -> dict[str, Any]:
+    """Return what `counts` does, from tables (`COUNTED`) that are open; bronze itself is counted by its log."""
+    fleet, values = fleet_in(_now(frontier_ms))
+    counted = "count(*) AS n, count(*) FILTER (never_seen) AS never_seen"
+    modes = fetch(tables, f"SELECT mode, {counted} FROM ({fleet}) GROUP BY mode ORDER BY n DESC, mode", values)
+    kinds = fetch(tables, "SELECT kind, count(*) AS n FROM judgements WHERE kind != 'summary' GROUP BY kind ORDER BY kind")
+    amended = {row["kind"]: row["n"] for row in kinds if row["kind"] in AMENDMENTS}
+    became = fetch(tables, "SELECT to_mode AS mode, count(*) AS n FROM transitions GROUP BY to_mode ORDER BY to_mode")
+    refused = fetch(tables, "SELECT reason, count(*) AS n FROM quarantine GROUP BY reason ORDER BY reason")
+    listened = span(home)
+    return {
+        "devices": {row["mode"]: row["n"] for row in modes},
+        "never_seen": sum(row["never_seen"] for row in modes),
+        "transitions": {row["mode"]: row["n"] for row in became},
+        "judgements": {row["kind"]: row["n"] for row in kinds if row["kind"] not in AMENDMENTS},
+        "amended": amended,
+        "messages": sum(file.rows or 0 for file in files_of(home, MESSAGES, "received_at")),
+        "newest_received_at_ms": listened[1] if listened else None,
+        "quarantine": {row["reason"]: row["n"] for row in refused},
+    }

@@ -1,0 +1,366 @@
+"""Reports: what came of the messages, read from the tables of a home.
+
+Rule 1: a report computes no verdict. What is due for a device is asked of the definition (`core.replay`).
+Rule 2: where retention has removed rows of a device's life, what its transitions say counts, and not what the rest would tell.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from fleetpulse.core.amendments import retracted_offline
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.fold import Device, World, next_due
+from fleetpulse.core.lifecycle import Mode, Trigger
+from fleetpulse.core.monitoring.health import THRESHOLDS
+from fleetpulse.core.presence.identities import topic_of
+from fleetpulse.core.presence.presence_time import clock_words
+from fleetpulse.core.presence.shards import Shards
+from fleetpulse.core.replay import Outcome, outcome
+from fleetpulse.core.rows import SIGNALS, Row
+from fleetpulse.core.tables import MESSAGES, STREAM_HEALTH
+from fleetpulse.core.times import format_instant
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.retention_floor import oldest_kept_ms
+from fleetpulse.io.tables.tables import fetch, query, reading
+from fleetpulse.reports.device_judgements import said_by_device
+from fleetpulse.reports.devices import devices
+from fleetpulse.reports.messages import ROW, as_row, rows_through, span, through
+
+if TYPE_CHECKING:
+    from fleetpulse.io.tables.tables import DuckDBPyConnection
+
+_SIGNALS: Final = ", ".join(f"'{kind.value}'" for kind in sorted(SIGNALS))
+_TRANSITION: Final = """
+    device_id, life, transition_no, from_mode, to_mode, "trigger", event_time, site, device_class, gateway, last_seen,
+    runtime_ms, last_errors, reason, policy_version, received_at, judged_at, kind, amendment_no
+"""
+
+
+def transitions(
+    home: Home, device_id: str | None = None, last: int | None = None, *, everything: bool = False
+) -> list[dict[str, Any]]:
+    """Return transitions, in order of event time.
+
+    Args:
+        home: the home.
+        device_id: of this device only.
+        last: only so many, the newest.
+        everything: what was judged and what amendments said of it, row by row, instead of what comes of the two.
+    """
+    with reading(home) as tables:
+        return transitions_of(tables, device_id, last, everything=everything)
+
+
+def transitions_of(
+    tables: "DuckDBPyConnection", device_id: str | None = None, last: int | None = None, *, everything: bool = False
+) -> list[dict[str, Any]]:
+    """Return what `transitions` does, from judgements that are open."""
+    where, parameters = ("WHERE device_id = ?", [device_id]) if device_id else ("", [])
+    limit = f"LIMIT {int(last)}" if last is not None else ""
+    order = "event_time {0}, device_id {0}, life {0}, coalesce(amendment_no, transition_no) {0}"
+    source = "(SELECT * FROM judgements WHERE kind IN ('transition', 'retract', 'add'))" if everything else "transitions"
+    inner = f"SELECT {_TRANSITION} FROM {source} {where} ORDER BY {order.format('DESC')} {limit}"
+    return fetch(tables, f"SELECT * FROM ({inner}) ORDER BY {order.format('ASC')}", parameters)
+
+
+def newest_judged_at(home: Home) -> datetime | None:
+    """Return when the newest transition was judged; None where there is none."""
+    return query(home, "SELECT max(judged_at) AS newest FROM transitions")[0]["newest"]
+
+
+def transitions_since(home: Home, since: datetime | None) -> list[dict[str, Any]]:
+    """Return the transitions judged from an instant of `judged_at` on, oldest first; all of them without one."""
+    where = "" if since is None else f"WHERE epoch_us(judged_at) >= {round(since.timestamp() * 1_000_000)}"
+    return query(
+        home,
+        f"SELECT {_TRANSITION} FROM transitions {where} ORDER BY judged_at, event_time, device_id, transition_no, amendment_no",
+    )
+
+
+def unjudged(home: Home, kind: str | None = None, last: int | None = None) -> list[dict[str, Any]]:
+    """Return what was not judged, of one kind of judgement or of all, in the order in which it was received."""
+    limit = f"LIMIT {int(last)}" if last is not None else ""
+    where, parameters = ("kind = ?", [kind]) if kind else ("kind NOT IN ('transition', 'summary', 'retract', 'add')", [])
+    inner = f"""SELECT kind, device_id, message_kind, seq, event_time, received_at, late_by_ms, reason, site, gateway, judged_at
+                FROM judgements WHERE {where} ORDER BY received_at DESC, device_id DESC {limit}"""
+    return query(home, f"SELECT * FROM ({inner}) ORDER BY received_at, device_id, event_time", parameters)
+
+
+def quarantine(home: Home, last: int | None = None) -> list[dict[str, Any]]:
+    """Return what could not be decoded, oldest first, with the payload as text."""
+    limit = f"LIMIT {int(last)}" if last is not None else ""
+    inner = f"SELECT received_at, topic, reason, detail, payload FROM quarantine ORDER BY received_at DESC {limit}"
+    rows = query(home, f"SELECT * FROM ({inner}) ORDER BY received_at, topic", tables=["quarantine"])
+    return [{**row, "payload": (row["payload"] or b"").decode(errors="backslashreplace")} for row in rows]
+
+
+def site_of(home: Home, device_id: str) -> str | None:
+    """Return the site that a device was last registered or heard at; None where it was neither."""
+    for name, such in (("devices", "op = 'add'"), ("messages", f"kind IN ({_SIGNALS})")):
+        sql = f"SELECT site FROM {name} WHERE device_id = ? AND {such} ORDER BY received_at DESC LIMIT 1"
+        if found := query(home, sql, [device_id], tables=[name]):
+            return found[0]["site"]
+    return None
+
+
+def is_known(home: Home, device_id: str) -> bool:
+    """Whether a device was ever registered or heard."""
+    sql = "SELECT 1 FROM {0} WHERE device_id = ? LIMIT 1"
+    return any(query(home, sql.format(name), [device_id], tables=[name]) for name in ("devices", "messages"))
+
+
+def require_known(home: Home, device_id: str) -> None:
+    """Refuse a device that nobody knows: a slip in an id is not to pass for a device of which there is nothing to tell.
+
+    Raises:
+        FleetError: it was never registered or heard.
+    """
+    if not is_known(home, device_id):
+        listed = f"list them with: ./fleet devices --home {home.path}"
+        raise FleetError(f'no device "{device_id}" was registered or heard in "{home.path}"; {listed}', code="device-unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One device as it stands.
+
+    Attributes:
+        summary: what is known of it, by name.
+        transitions: its transitions, oldest first.
+        retracted_offline: spans in which it was judged offline and was not: ``since`` and ``until``, see `core.amending`.
+    """
+
+    summary: dict[str, Any]
+    transitions: list[dict[str, Any]]
+    retracted_offline: list[dict[str, Any]]
+
+
+def standing(home: Home, device_id: str, judged_ms: int | None) -> Standing | None:
+    """Return how a device stands: last seen, due offline at, judged up to; None where it was never heard of.
+
+    Args:
+        home: the home.
+        device_id: the device.
+        judged_ms: ``received_at`` up to which the job has judged.
+    """
+    listed = devices(home, frontier_ms(home, judged_ms), device_id=device_id)
+    if not listed:
+        return None
+    changes, kept_ms = transitions(home, device_id), oldest_kept_ms(home, MESSAGES.name)
+    if judged_ms is None:  # the first batch is under way: what is due is not known, and nothing is guessed
+        facts: dict[str, Any] = {"judged_up_to_ms": _first_frontier_ms(home)}
+    else:
+        told = outcome(rows_through(home, [device_id], judged_ms), home.deployment())
+        life_ms = round(changes[-1]["life"].timestamp() * 1000) if listed[0]["transitions"] else None
+        if kept_ms is None or life_ms is None or kept_ms <= life_ms:
+            facts = {**_reached(told, device_id), **_known(told, device_id), **_due(told, device_id)}
+        else:
+            facts = {**_reached(told, device_id), "life_ms": life_ms}
+            if _goes_on(told.devices.get(device_id), changes[-1]["to_mode"], kept_ms):
+                facts |= _due(told, device_id)
+    spans = retracted_offline(said_by_device(home, [device_id])[device_id])
+    away = [{"since_ms": since_ms, "until_ms": until_ms} for since_ms, until_ms in spans]
+    return Standing({**listed[0], **facts}, changes, away)
+
+
+def frontier_ms(home: Home, judged_ms: int | None) -> int | None:
+    """Return the frontier of what has been judged, in epoch milliseconds.
+
+    Args:
+        home: the home.
+        judged_ms: ``received_at`` up to which the job has judged; None where its checkpoint does not say so yet.
+    """
+    if judged_ms is None:
+        return _first_frontier_ms(home)
+    known = shards(home, judged_ms)
+    return known.frontier_ms if known else None
+
+
+def held_back(known: Shards) -> list[dict[str, Any]]:
+    """Return the sites whose frontier stands behind that of others, since their bridge does not listen.
+
+    Returns:
+        ``sites`` (None: all sites that no gap row names), ``bridges`` that do not listen, and ``frontier_ms``.
+    """
+    both = zip((None, *known.sites), known.listenings, strict=True)
+    return [
+        {"sites": None if sites is None else sorted(sites), "bridges": list(one.coverage.deaf), "frontier_ms": one.frontier_ms}
+        for sites, one in both
+        if one.coverage.deaf and one.frontier_ms != known.frontier_ms
+    ]
+
+
+def frontier_of_sites(home: Home, judged_ms: int | None) -> Callable[[str], int | None]:
+    """Return the frontier of each site, see `frontier_ms`."""
+    known = shards(home, judged_ms) if judged_ms is not None else None
+    first_ms = _first_frontier_ms(home) if judged_ms is None else None
+    return lambda site: known.of(site).frontier_ms if known is not None else first_ms
+
+
+def _first_frontier_ms(home: Home) -> int | None:
+    """Return up to where the first batch has judged: the checkpoint says so with the second, the summaries with their rows.
+
+    Each key group that has had a row says a summary then, at its own frontier; all of them have come to the least.
+    """
+    found = query(
+        home,
+        """SELECT epoch_ms(min(reached)) AS least, count(reached) = count(*) AS all_have_one FROM
+           (SELECT key_group, max(event_time) AS reached FROM judgements WHERE kind = 'summary' GROUP BY key_group)""",
+    )
+    return found[0]["least"] if found[0]["all_have_one"] else None
+
+
+def shards(home: Home, through_ms: int | None) -> Shards | None:
+    """Return coverage and frontier of every site, from the rows received up to an instant, or from all landed rows.
+
+    Of bronze only the files with gap rows are opened: somebody asks each second.
+    """
+    listened = span(home)
+    if listened is None:
+        return None
+    told = query(home, "SELECT DISTINCT received_at FROM coverage", tables=["coverage"])
+    gaps: list[Row] = []
+    if told:
+        only = {"messages": ("received_at", [row["received_at"] for row in told])}
+        found = query(home, f"SELECT {ROW} FROM messages WHERE kind = 'gap'", tables=["messages"], only=only)
+        gaps = [as_row(row) for row in found]
+    return outcome(through(gaps, listened, through_ms), home.deployment()).shards
+
+
+def recent(home: Home, last: int, before_ms: int) -> list[dict[str, Any]]:
+    """Return the last messages that landed, oldest first, decoded or quarantined; the bridge's own rows are left out.
+
+    Returns:
+        ``received_at_ms``, ``topic``, ``payload`` (as text, and of what was decoded), ``row`` (None where it was quarantined),
+        ``reason`` and ``detail``.
+    """
+    decoded = f"SELECT {ROW} FROM messages WHERE origin != 'bridge' AND epoch_ms(received_at) < ?"
+    refused = """SELECT epoch_ms(received_at) AS received_at_ms, topic, payload, reason, detail FROM quarantine
+                 WHERE epoch_ms(received_at) < ?"""
+    order = f"ORDER BY received_at_ms DESC LIMIT {int(last)}"
+    with reading(home, ("messages", "quarantine")) as tables:
+        rows_ = [as_row(found) for found in fetch(tables, f"{decoded} {order}", [before_ms])]
+        quarantined = fetch(tables, f"{refused} {order}", [before_ms])
+    nothing: dict[str, Any] = {"row": None, "reason": None, "detail": None}
+    listed = [
+        {
+            **nothing,
+            "received_at_ms": row.received_at_ms,
+            "topic": topic_of(row.device_id, row.kind.value, row.site),
+            "payload": _payload(row),
+            "row": row,
+        }
+        for row in rows_
+    ]
+    listed += [
+        {**nothing, **one, "payload": (one["payload"] or b"")[:200].decode(errors="backslashreplace")} for one in quarantined
+    ]
+    return sorted(listed, key=lambda one: one["received_at_ms"])[-last:]
+
+
+def _payload(row: Row) -> str:
+    if row.body:
+        return row.body[:200]
+    content = {"ts": row.event_time_ms, "seq": row.seq, "boot": row.boot, "code": row.code}
+    return json.dumps({name: value for name, value in content.items() if value is not None})
+
+
+def said_of(home: Home, messages: Iterable[Row]) -> list[dict[str, Any]]:
+    """Return the judgements that were made of messages: what they changed, or why they were not judged."""
+    wanted = list(messages)
+    instants = [row.event_time_ms for row in wanted if row.event_time_ms is not None]
+    if not instants:
+        return []
+    return query(
+        home,
+        """SELECT kind, device_id, message_kind, epoch_ms(event_time) AS event_time_ms, seq, from_mode, to_mode, "trigger",
+           reason, late_by_ms FROM judgements WHERE message_kind IS NOT NULL AND kind NOT IN ('retract', 'add')
+           AND epoch_ms(event_time) BETWEEN ? AND ? AND list_contains(?, device_id) ORDER BY life, transition_no""",
+        [min(instants), max(instants), sorted({row.device_id for row in wanted})],
+    )
+
+
+def _reached(told: Outcome, device_id: str) -> dict[str, Any]:
+    device = told.devices.get(device_id)
+    reached = told.frontier_ms if device is None or told.shards is None else told.shards.of(device.current_site).frontier_ms
+    return {"judged_up_to_ms": reached, "waiting": sum(row.device_id == device_id for row in told.waiting)}
+
+
+def _known(told: Outcome, device_id: str) -> dict[str, Any]:
+    device = told.devices.get(device_id)
+    names = ("site", "device_class", "gateway", "firmware", "life_ms", "reboots", "runtime_ms", "timeout_ms", "death_grace_ms")
+    names += ("degraded_until_ms", "flagged_until_ms", "held_until_ms")
+    if device is None:
+        return {}
+    dead = {"gateway_dead_since_ms": device.outage_ms}
+    clock = {"clock": clock_words(device.clock, device.clock_offset_ms), "clock_offset_ms": device.clock_offset_ms}
+    return {**{name: getattr(device, name) for name in names}, **dead, **clock, "speaks_from": device.speaks_from}
+
+
+def _goes_on(device: Device | None, mode: str, kept_ms: int) -> bool:
+    """Whether what the rows that are kept tell of a device is in the mode that it is in, and was heard within them.
+
+    What is due counts from the last signal and from the newest errors, so it is right then; life and running time are not.
+    """
+    return device is not None and device.mode == mode and (device.last_seen_ms or 0) >= kept_ms
+
+
+def _due(told: Outcome, device_id: str) -> dict[str, Any]:
+    device = told.devices.get(device_id)
+    if device is None or told.shards is None:
+        return {}
+    due = next_due(device, World(told.shards, told.policies))
+    if due is None:
+        return {}
+    leads_to = {Trigger.SILENCE: Mode.OFFLINE, Trigger.DEATH: Mode.OFFLINE, Trigger.GATEWAY_DEATH: Mode.UNREACHABLE}
+    return {f"due_{leads_to.get(due[1], due[1]).value}_at_ms": due[0]}
+
+
+def health(home: Home, batches: int = 100) -> dict[str, Any] | None:
+    """Return how the lifecycle job fares; None before its first batch.
+
+    Args:
+        home: the home.
+        batches: over how many batches, the newest, the worst of each figure is told.
+
+    Returns:
+        ``newest``, the row of the newest batch, and ``rated``, a row for each threshold.
+    """
+    names = ", ".join(
+        f"epoch_ms({column.name}) AS {column.name}" if column.type == "timestamp" else column.name
+        for column in STREAM_HEALTH.columns
+    )
+    sql = f"SELECT {names} FROM stream_health ORDER BY generation DESC, batch_id DESC LIMIT {int(batches)}"
+    found = query(home, sql, tables=[STREAM_HEALTH.name])
+    if not found:
+        return None
+    rated: list[dict[str, Any]] = []
+    for threshold in THRESHOLDS:
+        values = [row[threshold.column] for row in found if row[threshold.column] is not None]
+        newest = values[0] if values else None  # the newest known: a batch that writes nothing says nothing of writing
+        rated.append(
+            {
+                "metric": threshold.metric,
+                "column": threshold.column,
+                "value": newest,
+                "worst": max(values, default=None),
+                "good_below": threshold.good_below,
+                "critical_above": threshold.critical_above,
+                "rating": threshold.rate(newest),
+            }
+        )
+    return {"newest": _newest_batch(found[0]), "rated": rated, "batches": len(found)}
+
+
+def _newest_batch(row: dict[str, Any]) -> dict[str, Any]:
+    shown = dict(row)
+    for column in STREAM_HEALTH.columns:
+        value = row[column.name]
+        if column.type == "timestamp" and value is not None:
+            shown[column.name] = format_instant(value)
+    for name in ("devices", "judgements", "source_offset"):
+        shown[name] = json.loads(row[name]) if row[name] else None
+    return shown

@@ -1,0 +1,104 @@
+"""Bronze as the core has it: rows of messages, of all devices or of some.
+
+Rule: what concerns everybody comes with the rows of any device; ticks, of which there are many, are stood for by two.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+from fleetpulse.core.rows import EVERYONE, OF_READING, Clock, GatewayEvent, Kind, Row, for_everyone
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io.delta.log import DeltaLog
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables.tables import files_of, query, query_files
+
+ROW: Final = ", ".join(
+    f"epoch_ms({name.removesuffix('_ms')}) AS {name}" if name in ("received_at_ms", "event_time_ms") else name
+    for name in (field.name for field in fields(Row) if field.name not in OF_READING)
+)
+
+_CONCERNING: Final = "list_contains(?, device_id) OR kind IN ('gap', 'policy') OR gateway_event IS NOT NULL"
+
+
+def as_row(found: dict[str, Any]) -> Row:
+    """Return a row that was selected by `ROW`."""
+    words = {"kind": Kind(found["kind"]), "clock": Clock(found["clock"]), "position": found["position"] or 0}
+    event = found["gateway_event"]
+    return Row(**{**found, **words, "gateway_event": event and GatewayEvent(event)})
+
+
+def _concerning(found: Iterable[dict[str, Any]], device_ids: Collection[str]) -> list[Row]:
+    """Return selected rows; of other devices that are gateways, their events for everyone."""
+    rows_ = map(as_row, found)
+    return [row if row.device_id in device_ids else for_everyone(row) or row for row in rows_]
+
+
+def rows(home: Home, device_ids: Sequence[str] | None = None) -> list[Row]:
+    """Return the rows of bronze: all, or those of some devices and those that may concern everybody, but for ticks."""
+    if device_ids is None:
+        return [as_row(one) for one in query(home, f"SELECT {ROW} FROM messages", tables=["messages"])]
+    found = query(home, f"SELECT {ROW} FROM messages WHERE {_CONCERNING}", [list(device_ids)], tables=["messages"])
+    return _concerning(found, {*device_ids})
+
+
+def rows_behind(home: Home, device_ids: Sequence[str], begin: tuple[int, int], through_ms: int | None) -> list[Row]:
+    """Return the rows of some devices and those for everybody that are read on from a version of bronze.
+
+    Args:
+        home: the home.
+        device_ids: the devices.
+        begin: the version, and the newest ``received_at`` of those before it.
+        through_ms: up to which ``received_at``; all where it is None.
+
+    Raises:
+        FleetError: the version is gone.
+    """
+    version, newest_ms = begin
+    wanted = [list(device_ids), newest_ms]
+    sql = f"SELECT {ROW} FROM messages WHERE ({_CONCERNING}) AND epoch_ms(received_at)"
+    found = query(home, f"{sql} > ?", wanted, tables=["messages"])
+    tied = query_files(MESSAGES, files_beside(home, version, newest_ms), f"{sql} = ?", wanted).to_pylist()
+    listened = span(home) or (newest_ms, newest_ms)
+    return through(_concerning([*tied, *found], {*device_ids}), (newest_ms, listened[1]), through_ms)
+
+
+def files_beside(home: Home, version: int, newest_ms: int) -> list[Path]:
+    """Return the files from a version on that may hold rows received within the millisecond of the last ones before it."""
+    log, files = DeltaLog(home.table(MESSAGES.name)), list[Path]()
+    latest = log.latest()
+    while version <= latest:
+        fresh, version = log.span(version)
+        files += (Path(name) for name, _ in fresh)
+        least = "SELECT epoch_ms(max(received_at)) AS newest_ms FROM messages"
+        if fresh and query_files(MESSAGES, files[-len(fresh) :], least).to_pylist()[0]["newest_ms"] != newest_ms:
+            break
+    return files
+
+
+def rows_through(home: Home, device_ids: Sequence[str], through_ms: int | None) -> list[Row]:
+    """Return the rows of some devices and those for everybody, up to an instant of ``received_at``; all where it is None."""
+    listened = span(home)
+    return [] if listened is None else through(rows(home, device_ids), listened, through_ms)
+
+
+def through(rows_: list[Row], listened: tuple[int, int], through_ms: int | None) -> list[Row]:
+    """Return rows up to an instant; two ticks stand for how far we have listened."""
+    first_ms, last_ms = listened
+    through_ms = last_ms if through_ms is None else min(through_ms, last_ms)
+    ticks = [Row(at, Kind.TICK, EVERYONE, EVERYONE, at, Clock.RECEIVED) for at in (first_ms, through_ms)]
+    return [row for row in rows_ if row.received_at_ms <= through_ms] + ticks
+
+
+def span(home: Home) -> tuple[int, int] | None:
+    """Return ``received_at`` of the first and of the newest row of bronze, from its log; None without rows."""
+    files = [file for file in files_of(home, MESSAGES, "received_at") if file.rows != 0]
+    if not files:
+        return None
+    if any(file.least is None or file.greatest is None for file in files):
+        found = query(home, "SELECT min(received_at) AS a, max(received_at) AS z FROM messages", tables=["messages"])
+        least, greatest = found[0]["a"], found[0]["z"]
+    else:
+        least, greatest = min(file.least for file in files), max(file.greatest for file in files)
+    return round(least.timestamp() * 1000), round(greatest.timestamp() * 1000)

@@ -1,0 +1,140 @@
+"""One look at the lifecycle job, and what had to be done about it: what a supervisor calls each minute.
+
+Rule: what a look remembers for the next is one file of the home; without it a look is the first.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, cast
+
+from fleetpulse.core.monitoring.health import Rating
+from fleetpulse.core.monitoring.supervision import SOUND, Decision, Seen, decide
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.home.desired_state import RUNNING, Desired, desire, desired
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.services import runs
+from fleetpulse.io.ingest.segments import position
+from fleetpulse.io.system.process import GIVEN_UP, read_status, silent_s, write_status
+from fleetpulse.io.system.wall_clock import wall_clock_ms
+from fleetpulse.reports.judgements import health
+
+_MEMORY: Final = "supervised"
+_STARTS: Final = 20  # more are not remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look found.
+
+    Attributes:
+        state: how the job stands, a word of `core.supervision.Standing`.
+        why: a sentence.
+        sound: whether nobody need worry.
+        wanted: running or stopped.
+        by: who wants it so.
+        batch: the newest batch that was judged; None before the first.
+        judged_ms: the ``received_at`` up to which it has judged, epoch milliseconds; None before the first.
+        behind_ms: how far that lies behind what was received; None where nothing was.
+        unheard_ms: how long ago the newest row was received; None where nothing was, or a recording is played.
+        starts: how often it was started by a look, of late.
+    """
+
+    state: str
+    why: str
+    sound: bool
+    wanted: str
+    by: str
+    batch: int | None
+    judged_ms: int | None
+    behind_ms: int | None
+    unheard_ms: int | None
+    starts: int
+
+
+def look_after(home: Home, by: str, stale_after_ms: int, now_ms: int | None = None) -> Look:
+    """Look at the lifecycle job of a home once, and start it where that is to be done.
+
+    Args:
+        home: the home.
+        by: who looks; it is written down where the job is started.
+        stale_after_ms: for how long nothing may be judged while something waits, nothing may be received, and it may be starting.
+        now_ms: the instant; None takes the clock's.
+    """
+    now_ms = now_ms or wall_clock_ms()
+    before = read_status(home.run(_MEMORY))
+    reached = judged_up_to(home.checkpoint)
+    judged_ms = reached[1] if reached and reached[1] > 1 else None
+    since_ms = cast("int", before["since_ms"]) if before.get("judged_ms") == judged_ms and "since_ms" in before else now_ms
+    starts = tuple(cast("list[int]", before.get("starts_ms", [])))
+    wanted = desired(home)
+    seen = _seen(home, wanted, judged_ms, now_ms - since_ms, starts, now_ms, stale_after_ms)
+    begun_ms = cast("int", before.get("starting_since_ms") or now_ms) if seen.starting else None
+    seen = replace(seen, starting_ms=now_ms - begun_ms if begun_ms else 0)
+    found = decide(seen)
+    if found.start:
+        if desire(home, RUNNING, by, only_if=wanted) is None:
+            return look_after(home, by, stale_after_ms)  # somebody has said another word: that one counts
+        starts = (*starts, now_ms)[-_STARTS:]
+    memory = {"judged_ms": judged_ms, "since_ms": since_ms, "starts_ms": starts, "starting_since_ms": begun_ms}
+    write_status(home.run(_MEMORY), memory)
+    return _told(home, found, seen, reached, starts)
+
+
+def _seen(
+    home: Home,
+    wanted: Desired,
+    judged_ms: int | None,
+    still_ms: int,
+    starts: tuple[int, ...],
+    now_ms: int,
+    stale_after_ms: int,
+) -> Seen:
+    path = home.run("lifecycle")
+    said = read_status(path)
+    found = [one for name in home.bridges() if (one := position(home.segments_of(name))) is not None]
+    stands = [one.received_at_ms for one in found]
+    heard = [one.received_at_ms for one in found if one.recording is None]
+    return Seen(
+        wanted=wanted.what == RUNNING,
+        by=wanted.by,
+        has_run=runs(home, "lifecycle"),
+        state=str(said.get("state", "")),
+        said_ago_ms=round((silent_s(path, now_ms / 1000) or 0) * 1000) if said else 0,
+        given_up=str(said.get("why", "")) if said.get("state") == GIVEN_UP and said.get("at_ms", 0) >= wanted.at_ms else "",
+        behind_ms=max(0, max(stands) - judged_ms) if stands and judged_ms is not None else None,
+        still_ms=still_ms,
+        critical=tuple(_critical(home)),
+        starts_ms=starts,
+        now_ms=now_ms,
+        stale_after_ms=stale_after_ms,
+        wanted_ago_ms=max(0, now_ms - wanted.at_ms),
+        unheard_ms=max(0, now_ms - max(heard)) if heard else None,
+    )
+
+
+def _critical(home: Home) -> list[str]:
+    found: dict[str, Any] = health(home) or {"rated": []}
+    return [
+        f"{one['metric']} is critical: {one['column']} {one['value']:,}, above {one['critical_above']:,}"
+        for one in found["rated"]
+        if one["rating"] == Rating.CRITICAL
+    ]
+
+
+def _told(home: Home, found: Decision, seen: Seen, reached: tuple[int, int] | None, starts: tuple[int, ...]) -> Look:
+    return Look(
+        found.standing.value,
+        found.why,
+        found.standing in SOUND,
+        desired(home).what,
+        desired(home).by,
+        reached[0] if reached else None,
+        reached[1] if reached and reached[1] > 1 else None,
+        seen.behind_ms,
+        seen.unheard_ms,
+        len(starts),
+    )
+
+
+def as_facts(look: Look) -> dict[str, Any]:
+    """Return a look as JSON has it."""
+    return asdict(look)

@@ -1,0 +1,413 @@
+"""What the bridge does with what arrives: stamped, put in order, handed over to be written. No network, file or clock here.
+
+Rule 1: ``received_at`` never runs backwards, not across restarts either; our own rows share theirs with nobody,
+but commands about different devices.
+Rule 2: a message is given back for acknowledgement by `written` alone: when the segment with it is on the disk.
+Rule 3: while history is played nothing else is taken; each of its lines is taken once, in order, as `History` says.
+Rule 4: when we were not listening, the row that says so comes before any other.
+Rule 5: a topic that is too long, or not printable, goes no further: its row is refused, and has it escaped and cut.
+"""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+from fleetpulse.core.messages.replay_envelope import TOPIC_PREFIX, Envelope
+from fleetpulse.core.messages.sparkplug import is_command
+from fleetpulse.core.presence.shards import served_sites
+from fleetpulse.core.rows import EVERYONE, FLUSH, Kind, Origin, Reason
+from fleetpulse.io.ingest.segments import Position, SegmentRow
+from fleetpulse.io.mqtt.subscriber import Arrived, Token
+from streaming.bridge.buffer import Waiting
+from streaming.bridge.rate_limit import Floods, Spared
+from streaming.bridge.replay_sequencer import History, Verdict
+
+FLOOD: Final[Reason] = "flood"  # why a row is refused
+ODD_TOPIC: Final[Reason] = "topic"  # likewise
+REFUSED_LINES: Final[Mapping[Verdict, Reason]] = {Verdict.DOUBLED: "field", Verdict.CROWDED: "size"}  # likewise
+MAX_TOPIC: Final = 512  # characters: twice what ours can have
+CONTINUES_MS: Final = 60_000  # history that ended so recently goes on live without a gap
+CANARIES: Final = 1_000  # of ours that may be under way: one each interval, behind a backlog
+SLACK_MS: Final = 5_000
+_OURS: Final = "fleet/"
+_USUAL_TOPICS: Final = 100_000  # remembered, before they are looked at anew
+
+
+class Intake:
+    """The bridge's memory and its rules.
+
+    Args:
+        bridge: its name.
+        position: where it stands, from its newest segment.
+        grace_ms: how long after a return devices may still be on their way back to us.
+        interval_ms: a canary each so many milliseconds.
+        secret: signs our canaries, so that one of an earlier life is known as ours.
+        holds_back: whether verdicts are held back, so that they are asked for where rows come to an end.
+        floods: how much each device may send; without it as much as it likes.
+        others: names of further bridges, see `share`.
+        sites: the sites that it serves, if it is a further bridge.
+        takes_foreign: whether it takes topics of other formats.
+    """
+
+    def __init__(
+        self,
+        bridge: str,
+        position: Position | None,
+        *,
+        grace_ms: int = 120_000,
+        interval_ms: int = 5_000,
+        secret: bytes = b"",
+        holds_back: bool = False,
+        floods: Floods | None = None,
+        others: frozenset[str] = frozenset(),
+        sites: frozenset[str] = frozenset(),
+        takes_foreign: bool = False,
+    ) -> None:
+        self.bridge = bridge
+        self.shared = position.shared if position else frozenset[str]()
+        self.promised_ms: int | None = None
+        self.canary_topic = f"fleet/{EVERYONE}/{bridge}/{Kind.TICK.value}"
+        self.live = False
+        self.last_ms = position.received_at_ms if position else None
+        self.last_canary_ms = position.last_canary_ms if position else None
+        self.gap_open = position.gap_open if position else False
+        self.history = History.after(position)
+        self.counts = {"rejected": 0, "repeated": 0, "retained": 0, "stale_canaries": 0, "flooded": 0}
+        self.counts |= {"elsewhere": 0, "commands": 0}
+        self.rejection: str | None = None
+        self.waiting = Waiting()
+        self._grace_ms = grace_ms
+        self._interval_ms = interval_ms
+        self._secret = secret
+        self._holds_back = holds_back
+        self._floods = floods or Floods(0)
+        self._spared = Spared(self._floods.sender)
+        self._of_others = frozenset(f"fleet/{EVERYONE}/{other}/{Kind.TICK.value}" for other in others)
+        self._sites, self._takes_foreign = sites, takes_foreign
+        self._to_share: tuple[frozenset[str], int] | None = None
+        self._usual: set[str] = set()  # topics that live devices send to
+        self._durable = self._memory()
+        self._own_last = position is not None
+        self._commanded: tuple[int, set[str]] = (-1, set())  # the instant of the newest commands, and which devices they concern
+        self._since_ms: int | None = None  # listening since, where no canary has come back yet
+        self._heard_ms = 0  # on the wall: the newest sign that we are listening
+        self._canaries: dict[str, int] = {}
+        self._sent = 0
+        self._opened_at = 0  # canaries sent when the gap was opened
+
+    # ---- phases
+
+    def go_live(self, now_ms: int) -> None:
+        """Begin to listen. Where we had listened before, the time between is a gap, unless history reaches up to now."""
+        self.live, self._heard_ms = True, now_ms
+        if self.last_ms is None:
+            return
+        self._floods.away_since(self.last_ms)
+        if self.history.ended and now_ms - self.last_ms <= CONTINUES_MS:
+            self._since_ms = self.last_ms
+            return
+        self._open(now_ms, "start", self.last_ms if self.last_canary_ms is None else self.last_canary_ms)
+        self._close_left_open(now_ms)
+
+    def lost(self, now_ms: int, cause: str = "broker") -> None:
+        """The connection is lost: what was not acknowledged comes again, so it is not written now."""
+        let_go, spared, self.waiting = self.waiting, self._spared.places(), Waiting()
+        self._spared = Spared(self._floods.sender)
+        for place, (row, token) in enumerate(zip(let_go.rows(), let_go.tokens, strict=True)) if self.live else ():
+            if token is None:
+                self.waiting.add(row, None)
+            elif row.refused == FLOOD:
+                self.counts["flooded"] -= 1
+            elif place not in spared:
+                self._floods.give_back(row.topic)
+        if not self.live:
+            self.last_ms, self.last_canary_ms, self.gap_open, history = self._durable
+            self.history = history.copy()
+        self._canaries.clear()
+        if self.live:
+            self._floods.away_since(min(self._heard_ms, now_ms))
+            self.open_gap(now_ms, cause)
+
+    # ---- what arrives
+
+    def arrived_together(self, messages: Sequence[Arrived], now_ms: int) -> None:
+        """Take in messages, each as `arrived` does; the usual ones, a live device's, many at a time."""
+        if not messages:
+            return
+        topics, payloads, retained, tokens = zip(*messages, strict=True)
+        begin, unusual = 0, iter(range(len(messages)))
+        if self.live and self._usual.issuperset(topics) and not any(retained):
+            unusual = iter(())
+        elif self.live:  # asked one by one: behind a canary of ours other sites may be left to others
+            unusual = (place for place in unusual if retained[place] or not self._is_usual(topics[place]))
+        for place in unusual:
+            self._arrived_usual(topics[begin:place], payloads[begin:place], tokens[begin:place], now_ms)
+            self.arrived(messages[place], now_ms)
+            begin = place + 1
+        self._arrived_usual(topics[begin:], payloads[begin:], tokens[begin:], now_ms)
+
+    def _arrived_usual(
+        self, topics: Sequence[str], payloads: Sequence[bytes], tokens: Sequence[Token | None], now_ms: int
+    ) -> None:
+        """Take in usual messages that share their instant, since no other came between."""
+        if not topics:
+            return
+        stamp = self._stamp(now_ms)
+        self.last_ms, self._own_last = stamp, False
+        self._since_ms = stamp if self._since_ms is None else self._since_ms
+        first = self.waiting.add_usual(stamp, topics, payloads, tokens)
+        for place in self._floods.exceeding(topics, now_ms):
+            self._refuse_flood(topics[place], stamp, first + place)
+
+    def _refuse_flood(self, topic: str, received_at_ms: int, place: int) -> None:
+        """Refuse a message that is beyond its device's limit, or the one that it follows within the second."""
+        refused = self._spared.newest(topic, received_at_ms, place)
+        if refused is not None:
+            self.counts["flooded"] += 1
+            self.waiting.refuse(refused, FLOOD)
+
+    def _is_usual(self, topic: str) -> bool:
+        """Whether a live device sends to a topic; kept of those that do, see `arrived`."""
+        if topic in self._usual:
+            return True
+        usual = topic.startswith(_OURS) and len(topic) <= MAX_TOPIC and topic.isprintable() and topic != self.canary_topic
+        if not usual or self._is_elsewhere(topic):
+            return False
+        if len(self._usual) >= _USUAL_TOPICS:
+            self._usual.clear()
+        self._usual.add(topic)
+        return True
+
+    def arrived(self, message: Arrived, now_ms: int) -> None:
+        """Take in one message."""
+        if message.retained:
+            self._pass_over("retained", message.token)
+        elif not self.live:
+            self._history_line(message)
+        elif message.topic == self.canary_topic and self._is_ours(message.payload):
+            self._canary_returned(message, now_ms)
+        elif self._is_elsewhere(message.topic):
+            self._pass_over("elsewhere", message.token)
+        elif is_command(message.topic):
+            self._pass_over("commands", message.token)
+        else:
+            stamp, place = self._stamp(now_ms), len(self.waiting)
+            self._row(stamp, message.topic, message.payload, Origin.MQTT, token=message.token)
+            if self._floods.exceeding((message.topic[:MAX_TOPIC],), now_ms):
+                self._refuse_flood(message.topic[:MAX_TOPIC], stamp, place)
+
+    def _is_elsewhere(self, topic: str) -> bool:
+        if not self._of_others:
+            return False
+        return topic in self._of_others or (topic.startswith("fleet/") and topic.split("/", 2)[1] in self.shared)
+
+    def share(self, sites: frozenset[str]) -> None:
+        """Leave sites to other bridges, for which the broker keeps them by now, from the next canary that comes back on.
+
+        What was published before may have reached us alone; what comes behind a canary that is sent now did not.
+        """
+        wanted = self._to_share[0] if self._to_share else self.shared
+        if sites - wanted:
+            self._to_share = (wanted | sites, self._sent)
+
+    def promise(self, now_ms: int) -> int | None:
+        """Return an instant after which all further rows will be received; None while rows wait for their segment."""
+        if self.waiting:
+            return None
+        if self.live:
+            reached_ms = now_ms - 1 if self.last_ms is None else max(now_ms - 1, self.last_ms)
+        elif self.last_ms is None:
+            return None
+        else:  # lines of a history may share an instant; after its last one nothing comes until we are live
+            reached_ms = self.last_ms if self.history.done else self.last_ms - 1
+        self.promised_ms = reached_ms if self.promised_ms is None else max(reached_ms, self.promised_ms)
+        return self.promised_ms
+
+    def _history_line(self, message: Arrived) -> None:
+        for verdict, payload, envelope, token in self.history.take(message.payload, message.token, self.last_ms):
+            if (verdict is Verdict.WRITE or verdict in REFUSED_LINES) and envelope is not None:
+                self._write_line(envelope, token, REFUSED_LINES.get(verdict))
+            elif verdict is Verdict.REPEATED:
+                self._pass_over("repeated", token)
+            elif verdict is Verdict.STRAY and self.history.under_way and self.last_ms is not None:
+                # stamped as the line before it: now would be after all that is still to come
+                where = {"recording": self.history.recording, "line": self.history.line}
+                self._row(self.last_ms, message.topic, payload, Origin.MQTT, token=token, **where)
+            else:
+                self._reject(self.history.why or "not an envelope", token)
+
+    def _write_line(self, envelope: Envelope, token: Token | None, refused: Reason | None) -> None:
+        where = {"recording": envelope.recording, "line": envelope.line}
+        if envelope.end:
+            self._close_left_open(0)
+            self._ask_for_verdicts()
+            self._row(self.last_ms or 0, TOPIC_PREFIX + envelope.recording, b"", Origin.REPLAY, token=token, **where)
+        else:
+            assert envelope.received_at_ms is not None, "only the end has none"
+            assert envelope.topic is not None, "only the end has none"
+            if envelope.line == 0:
+                self._excuse_until(envelope.received_at_ms)
+            row = (envelope.received_at_ms, envelope.topic, envelope.payload, Origin.REPLAY)
+            self._row(*row, token=token, refused=refused, **where)
+        self.last_canary_ms = None
+
+    def _excuse_until(self, first_ms: int) -> None:
+        """A recording begins where there are rows: nobody listened between them and its first line; say so if there is room."""
+        if self.last_ms is None or first_ms - self.last_ms < 3:
+            return
+        self._open(first_ms - 2, "start", self.last_ms if self.last_canary_ms is None else self.last_canary_ms)
+        self.gap_open = False
+        self._gap(first_ms - 1, {"op": "close", "until": first_ms})
+
+    def command(self, name: str, topic: str, payload: Mapping[str, Any], now_ms: int) -> None:
+        """Take in an operator's command; one that flushes is stamped as our own are, see `_ask_for_verdicts`.
+
+        Commands about different devices may share an instant: a million of them are not to run ahead of the clock.
+        """
+        flushes = payload.get("op") == FLUSH
+        now_ms = self.last_ms if flushes and self.last_ms is not None else self._after_promise(now_ms)
+        at_ms, devices = self._commanded
+        levels = topic.split("/")
+        device = levels[2] if len(levels) > 2 and not flushes else EVERYONE
+        if device != EVERYONE and self.last_ms == at_ms >= now_ms and self._own_last and device not in devices:
+            self._row(at_ms, topic, _json(payload), Origin.COMMAND, command=name)
+            self._own_last = True
+            devices.add(device)
+            return
+        self._own(now_ms, topic, payload, Origin.COMMAND, command=name)
+        self._commanded = (self.last_ms or 0, {device}) if device != EVERYONE else (-1, set())
+
+    def stopping(self) -> None:
+        """We stop listening: what is held back is to be said. A recording under way goes on as if nobody had stopped."""
+        if self.live:
+            self._ask_for_verdicts()
+
+    def _ask_for_verdicts(self) -> None:
+        """Write a tick that flushes, at the instant after the newest row: it is no sign that we were listening until now."""
+        if self._holds_back and self.last_ms is not None:
+            self._own(self.last_ms, self.canary_topic, {"bridge": self.bridge, "op": FLUSH})
+
+    # ---- canaries and gaps
+
+    def canary(self, now_ms: int) -> bytes:
+        """Return the payload of the next canary."""
+        self._sent += 1
+        text = f"{now_ms}-{self._sent}"
+        nonce = f"{text}-{self._signature(text)}"
+        self._canaries[nonce] = self._sent
+        while len(self._canaries) > CANARIES:
+            del self._canaries[next(iter(self._canaries))]
+        return _json({"bridge": self.bridge, "nonce": nonce})
+
+    def _signature(self, text: str) -> str:
+        return hmac.new(self._secret, f"{self.bridge} {text}".encode(), hashlib.sha256).hexdigest()[:24]
+
+    def _is_ours(self, payload: bytes) -> bool:
+        text, _, signature = _nonce(payload).rpartition("-")
+        return bool(text) and hmac.compare_digest(signature.encode(), self._signature(text).encode())
+
+    def _canary_returned(self, message: Arrived, now_ms: int) -> None:
+        number = self._canaries.pop(_nonce(message.payload), None)
+        if number is None:
+            self._pass_over("stale_canaries", message.token)
+            return
+        if self._to_share and number > self._to_share[1]:
+            self.shared, self._to_share = self._to_share[0], None
+            self._usual.clear()
+        self._own(now_ms, self.canary_topic, {"bridge": self.bridge})
+        self.last_canary_ms, self._heard_ms = self.last_ms, now_ms
+        if message.token is not None:
+            self.waiting.passed.append(message.token)
+        if self.gap_open and number > self._opened_at:
+            self.gap_open = False
+            assert self.last_ms is not None, "the tick was just written"
+            self._gap(now_ms, {"op": "close", "until": max(now_ms, self.last_ms + 1) + self._grace_ms})
+
+    def overdue(self, now_ms: int) -> bool:
+        """Whether no canary has come back for more than two intervals and `SLACK_MS`."""
+        self._heard_ms = min(self._heard_ms, now_ms)  # the wall clock may be set back
+        return self.live and now_ms - self._heard_ms > 2 * self._interval_ms + SLACK_MS
+
+    def open_gap(self, now_ms: int, why: str) -> None:
+        """Say that we have not been listening since the last canary came back; once, until that is closed."""
+        since_ms = self._since_ms if self.last_canary_ms is None else self.last_canary_ms
+        if since_ms is not None:
+            self._open(now_ms, why, since_ms)
+
+    def _open(self, now_ms: int, why: str, since_ms: int) -> None:
+        if not self.gap_open:
+            self.gap_open = True
+            # Every key group must know how far we had come, also one that had no row of its own.
+            scope = served_sites(self._sites, self.shared, takes_foreign=self._takes_foreign)
+            self._gap(now_ms, {"op": "open", "from": since_ms, "after": self.last_ms, "why": why, **scope.to_plain()})
+        self._opened_at = self._sent
+
+    def _close_left_open(self, now_ms: int) -> None:
+        """A recording is over: of whom its lines still say that they do not listen, nothing more will come to close that."""
+        for bridge in self.history.let_go():
+            if self.last_ms is not None and not (bridge == self.bridge and self.gap_open):
+                self._gap(now_ms, {"op": "close", "until": max(now_ms, self.last_ms + 1)}, bridge)
+
+    def _gap(self, now_ms: int, content: Mapping[str, Any], bridge: str | None = None) -> None:
+        self._own(now_ms, f"fleet/{EVERYONE}/{bridge or self.bridge}/{Kind.GAP.value}", content)
+
+    # ---- rows
+
+    def _stamp(self, now_ms: int) -> int:
+        now_ms = self._after_promise(now_ms)
+        return now_ms if self.last_ms is None else max(now_ms, self.last_ms + self._own_last)
+
+    def _after_promise(self, now_ms: int) -> int:
+        return now_ms if self.promised_ms is None else max(now_ms, self.promised_ms + 1)
+
+    def _own(
+        self, now_ms: int, topic: str, content: Mapping[str, Any], origin: Origin = Origin.BRIDGE, command: str | None = None
+    ) -> None:
+        now_ms = self._after_promise(now_ms)
+        received_at_ms = now_ms if self.last_ms is None else max(now_ms, self.last_ms + 1)
+        self._row(received_at_ms, topic, _json(content), origin, command=command)
+        self._own_last = True
+
+    def _row(
+        self, received_at_ms: int, topic: str, payload: bytes, origin: Origin, *, token: Token | None = None, **more: Any
+    ) -> None:
+        if len(topic) > MAX_TOPIC or not topic.isprintable():  # also of history
+            topic, more["refused"] = ascii(topic[:MAX_TOPIC])[1:-1][:MAX_TOPIC], ODD_TOPIC
+        self.waiting.add(SegmentRow(received_at_ms, topic, payload, origin.value, **more), token)
+        self.last_ms, self._own_last = received_at_ms, False
+        if self.live and self._since_ms is None:
+            self._since_ms = received_at_ms
+
+    def _pass_over(self, why: str, token: Token | None) -> None:
+        self.counts[why] += 1
+        if token is not None:
+            self.waiting.passed.append(token)
+
+    def _reject(self, why: str, token: Token | None) -> None:
+        self.rejection = why
+        self._pass_over("rejected", token)
+
+    def written(self) -> list[Token]:
+        """All that waited is on the disk; return what may be acknowledged now."""
+        tokens = [token for token in self.waiting.tokens if token is not None] + self.waiting.passed
+        self.waiting, self._spared = Waiting(), Spared(self._floods.sender)
+        self._durable = self._memory()
+        return tokens
+
+    def _memory(self) -> tuple[int | None, int | None, bool, History]:
+        return self.last_ms, self.last_canary_ms, self.gap_open, self.history.copy()
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(dict(content), separators=(",", ":")).encode()
+
+
+def _nonce(payload: bytes) -> str:
+    try:
+        content = json.loads(payload)
+    except (ValueError, RecursionError):
+        return ""
+    nonce = cast("dict[str, Any]", content).get("nonce") if isinstance(content, dict) else None
+    return nonce if isinstance(nonce, str) and nonce.isascii() else ""

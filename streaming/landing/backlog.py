@@ -1,0 +1,161 @@
+"""The bridges as landing sees them: what each has, how far each promises to be, and which is given up.
+
+Rule 1: if a bridge does not renew its lease, or ended, landing opens a gap of the bridge's sites, as the next of the bridge's own
+segments, and goes on. Rows that the bridge had written before come first.
+Rule 2: where there is one bridge, none of this is needed: it says of itself where it was deaf, before any other row.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import structlog
+
+from fleetpulse.core.presence.shards import Scope, served_sites
+from fleetpulse.core.rows import EVERYONE, Kind, Origin
+from fleetpulse.io.ingest.leases import LEASE_MS, Lease, read_lease
+from fleetpulse.io.ingest.segments import (
+    Position,
+    SegmentRow,
+    SegmentTakenError,
+    list_segments,
+    position,
+    positions,
+    read_segment,
+    remove_leftovers,
+    rows_table,
+    write_segment,
+)
+from streaming.landing.merge import PLACES, Backlog, Part, place
+
+_LOG: Final = structlog.get_logger("landing")
+
+
+class Bridges:
+    """The bridges of a home.
+
+    Args:
+        folders: of their segments, by name.
+        now_ms: none is given up within a lease of it: they are just starting.
+        lease_ms: how long one may say nothing.
+        sites: of further bridges, by name.
+        takes_foreign: whether the first takes topics of other formats, see `served_sites`.
+    """
+
+    def __init__(
+        self,
+        folders: Mapping[str, Path],
+        now_ms: int,
+        lease_ms: int = LEASE_MS,
+        sites: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        *,
+        takes_foreign: bool = True,
+    ) -> None:
+        self.folders = folders
+        self._sites, self._takes_foreign = sites, takes_foreign
+        self._lease_ms = lease_ms
+        self._since_ms = now_ms
+        for folder in folders.values():
+            remove_leftovers(folder, fences=True)
+        self._landed: dict[str, tuple[int, int]] = {}  # the segment that was read last, and the place behind it
+
+    def backlogs(self, places: Mapping[str, int], now_ms: int, max_rows: int, max_bytes: int) -> list[Backlog]:
+        """Return what each has behind its place.
+
+        Args:
+            places: by bridge, up to where every table has its rows, see `merging.place`.
+            now_ms: on the wall.
+            max_rows: that are read of each, and a segment more; where there are several, an instant is read whole.
+            max_bytes: likewise.
+        """
+        if len(self.folders) == 1:
+            return [self._backlog(name, places[name], max_rows, max_bytes, None) for name in self.folders]
+        leases = {name: read_lease(folder) for name, folder in self.folders.items()}
+        awaited = {name: lease for name, lease in leases.items() if lease is not None and not self._is_silent(lease, now_ms)}
+        for name, lease in leases.items():
+            if name not in awaited and awaited:
+                self._give_up(name, lease, now_ms)
+        through = {name: lease.through_ms for name, lease in awaited.items()}
+        return [self._backlog(name, places[name], max_rows, max_bytes, through.get(name)) for name in self.folders]
+
+    def _is_silent(self, lease: Lease, now_ms: int) -> bool:
+        if lease.stopped and lease.beat_ms > self._since_ms:
+            return True
+        return now_ms - max(lease.beat_ms, self._since_ms) > self._lease_ms
+
+    def _backlog(self, name: str, begin: int, max_rows: int, max_bytes: int, through_ms: int | None) -> Backlog:
+        parts: list[Part] = []
+        rows, size, alone = 0, 0, len(self.folders) == 1
+        for number, path in list_segments(self.folders[name]):
+            if (number + 1) * PLACES <= begin:
+                continue
+            if (rows >= max_rows or size >= max_bytes) and (alone or _instant(parts[0], 0) < _instant(parts[-1], -1)):
+                return Backlog(parts, through_ms, more=True)
+            if (number, begin) == self._landed.get(name):
+                continue  # the newest, which stays
+            table, first = read_segment(path), max(0, begin - number * PLACES)
+            self._landed[name] = (number, place(number, table.num_rows))
+            if first < table.num_rows:
+                parts.append(Part(name, number, first, table.slice(first), positions(table)[first:]))
+                rows, size = rows + table.num_rows - first, size + table.nbytes
+        return Backlog(parts, through_ms)
+
+    def _give_up(self, name: str, lease: Lease | None, now_ms: int) -> None:
+        """Open a gap in a bridge's place, behind all that it received; no effect where one is open, or it never listened.
+
+        A segment that is newer than the lease is of one that has just come back: what it says of itself follows its segment.
+        """
+        stands = position(self.folders[name])
+        if stands is None or stands.gap_open:
+            return
+        back = lease is None or stands.received_at_ms > lease.beat_ms
+        if back and now_ms - stands.received_at_ms <= self._lease_ms:
+            return
+        at_ms = max(stands.received_at_ms, lease.through_ms if lease else 0) + 1
+        try:
+            scope = served_sites(self._sites.get(name, ()), stands.shared, takes_foreign=self._takes_foreign)
+            _write_gap(self.folders[name], name, stands, at_ms, scope)
+        except SegmentTakenError:
+            return  # it is back
+        _LOG.warning("a bridge is not heard of; a gap is open, and what it left in the broker waits for it", bridge=name)
+
+
+def _instant(part: Part, at: int) -> int:
+    return int(part.rows["received_at_ms"].to_numpy()[at])
+
+
+def _write_gap(folder: Path, name: str, stands: Position, at_ms: int, scope: Scope) -> None:
+    since_ms = stands.received_at_ms if stands.last_canary_ms is None else stands.last_canary_ms
+    gap = {"op": "open", "from": since_ms, "after": stands.received_at_ms, "why": "bridge", **scope.to_plain()}
+    topic, payload = f"fleet/{EVERYONE}/{name}/{Kind.GAP.value}", json.dumps(gap, separators=(",", ":")).encode()
+    write_segment(
+        folder,
+        stands.number + 1,
+        rows_table([SegmentRow(at_ms, topic, payload, Origin.BRIDGE.value)]),
+        bridge=name,
+        last_canary_ms=stands.last_canary_ms,
+        gap_open=True,
+        played=stands.played,
+        shared=stands.shared,
+        fence=True,
+        left_open=stands.left_open,
+        tail=stands.tail,
+    )
+
+
+def tidy(folders: Mapping[str, Path], places: Mapping[str, int]) -> None:
+    """Remove segments that every table has and others follow."""
+    for path in landed_segments(folders, places):
+        path.unlink(missing_ok=True)
+
+
+def landed_segments(folders: Mapping[str, Path], places: Mapping[str, int]) -> list[Path]:
+    """Return the segments that every table has and others follow; the newest stays, for it is its bridge's memory."""
+    return [
+        path
+        for name, folder in folders.items()
+        for number, path in list_segments(folder)[:-1]
+        if (number + 1) * PLACES <= places[name]
+    ]

@@ -1,0 +1,167 @@
+"""Gateways in landing: mark deaths and returns in the messages, and keep the records of gateways in a table.
+
+Rule 1: messages are processed in landing order; ``core.gateways`` decides.
+Rule 2: the table ``gateways`` is written before the messages of the same commit. A landing that restarts restores the records as
+of the last message that has landed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from fleetpulse.columnar.compute import pc
+from fleetpulse.core.presence.gateways import Gateway, Gateways
+from fleetpulse.core.rows import Clock, GatewayEvent, Kind, Row
+from fleetpulse.core.tables import GATEWAYS
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
+
+_EVENT: Final = "gateway_event"
+_SESSION: Final = "session"  # the event of a row that names another session or boot, and no more
+_INSTANTS: Final = ("received_at", "event_time")
+_OF_ROW: Final = ("device_id", "site", "kind", "clock", "boot", "gateway", "session")
+_OF_ARRIVAL: Final = ("origin", "recording", "line", "bridge", "segment")
+_NAMES: Final = ("session", "boot")
+_RECORD: Final = ("dead_since", *_NAMES)
+_NEWEST: Final = [(name, "last", pc.ScalarAggregateOptions(skip_nulls=False)) for name in _RECORD]
+
+
+def known_gateways(home: Home, places: Mapping[str, int]) -> list[Gateway]:
+    """Read the newest record of each gateway from the table ``gateways``.
+
+    Args:
+        home: the home.
+        places: of each bridge, the place (`merging.place`) up to which its messages have landed; later records do not count.
+    """
+    paths = tables.paths_of(home, GATEWAYS)
+    if not paths:
+        return []
+    names = ["received_at", "bridge", "place", "device_id", *_RECORD]
+    records = pa.concat_tables([pq.ParquetFile(path).read(names) for path in paths])
+    for bridge, place in places.items():
+        beyond = pc.and_(pc.equal(records["bridge"], bridge), pc.greater_equal(records["place"], place))
+        records = records.filter(pc.invert(beyond))
+    records = records.sort_by([("received_at", "ascending"), ("place", "ascending")])
+    newest = records.group_by("device_id", use_threads=False).aggregate(_NEWEST)
+    columns = (newest["device_id"], _millis(newest["dead_since_last"]), newest["session_last"], newest["boot_last"])
+    return [Gateway(*values) for values in zip(*(column.to_pylist() for column in columns), strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Messages of one segment that land.
+
+    Attributes:
+        places: of each, see `merging.place`.
+        rows: columns of `MESSAGES`.
+    """
+
+    places: NDArray[np.int64]
+    rows: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A message that may change the record of a gateway: its segment's number, its index there, and its columns."""
+
+    part: int
+    index: int
+    row: Row
+    arrival: Mapping[str, Any]
+
+
+def with_events(parts: Sequence[Arrived], gateways: Gateways) -> tuple[list[pa.Table], list[dict[str, Any]]]:
+    """Mark deaths and returns of gateways in messages.
+
+    Args:
+        parts: the messages that land at once.
+        gateways: the records; updated in place.
+
+    Returns:
+        The messages of each part with the column ``gateway_event``, and rows of `GATEWAYS`.
+    """
+    records: list[dict[str, Any]] = []
+    events: list[dict[int, GatewayEvent]] = [{} for _ in parts]
+    for one in _candidates(parts, gateways):
+        before = gateways.known.get(one.row.device_id)
+        event = gateways.read(one.row)
+        after = gateways.known.get(one.row.device_id)
+        if event is not None:
+            events[one.part][one.index] = event
+        if event is not None or after != before:
+            records.append({**_record(one.row, event, after or Gateway(one.row.device_id)), **one.arrival})
+    return [_marked(part.rows, its) for part, its in zip(parts, events, strict=True)], records
+
+
+def _record(row: Row, event: GatewayEvent | None, gateway: Gateway) -> dict[str, Any]:
+    return {
+        "received_at_ms": row.received_at_ms,
+        "device_id": row.device_id,
+        "event": event or _SESSION,
+        "dead_since_ms": gateway.dead_since_ms,
+        "session": gateway.session,
+        "boot": gateway.boot,
+    }
+
+
+def _candidates(parts: Sequence[Arrived], gateways: Gateways) -> Iterator[_Candidate]:
+    """Yield the messages that may change a record, in landing order.
+
+    They are chosen in columns, since nearly all messages change none: those of gateways that are dead or die in this call, and
+    of gateways of which a message names another session or boot than the record.
+    """
+    chosen = {name for name, record in gateways.known.items() if record.dead_since_ms is not None}
+    known = pa.array(sorted(gateways.known), pa.string())
+    for part in parts:
+        rows = part.rows.select(["device_id", *_NAMES])
+        itself = pc.fill_null(pc.equal(part.rows["gateway"], rows["device_id"]), fill_value=False)
+        died = pc.and_(itself, pc.equal(part.rows["kind"], Kind.DEATH.value))
+        chosen.update(pc.unique(rows["device_id"].filter(died)).to_pylist())
+        named = pc.or_(*(pc.is_valid(rows[name]) for name in _NAMES))
+        is_gateway = pc.or_(itself, pc.is_in(rows["device_id"], value_set=known))
+        chosen.update(_with_another_name(rows.filter(pc.and_(is_gateway, named)), gateways))
+    if not chosen:
+        return
+    found: list[_Candidate] = []
+    for number, part in enumerate(parts):
+        theirs = pc.is_in(part.rows["device_id"], value_set=pa.array(sorted(chosen)))
+        found += _taken(part, number, pc.indices_nonzero(theirs))
+    yield from sorted(found, key=lambda one: one.row.received_at_ms)  # stable: of one instant in the order of the parts
+
+
+def _with_another_name(rows: pa.Table, gateways: Gateways) -> Iterator[str]:
+    """Yield the gateways that name another session or boot than their records; each combination is looked at once."""
+    for device_id, *names in zip(*rows.group_by(rows.column_names).aggregate([]).to_pydict().values(), strict=True):
+        record = gateways.known.get(device_id, Gateway(device_id))
+        if any(name not in (None, known) for name, known in zip(names, (record.session, record.boot), strict=True)):
+            yield device_id
+
+
+def _taken(part: Arrived, number: int, indexes: pa.Array) -> Iterator[_Candidate]:
+    rows = part.rows.select([*_INSTANTS, *_OF_ROW, *_OF_ARRIVAL]).take(indexes)
+    received, happened = (_millis(rows[name]).to_pylist() for name in _INSTANTS)
+    places = part.places[indexes.to_numpy()].tolist()
+    values = rows.select([*_OF_ROW, *_OF_ARRIVAL]).to_pylist()
+    for index, at_ms, event_ms, place, of_it in zip(indexes.to_pylist(), received, happened, places, values, strict=True):
+        words: dict[str, Any] = {name: of_it[name] for name in _OF_ROW}
+        row = Row(at_ms, event_time_ms=event_ms, **{**words, "kind": Kind(words["kind"]), "clock": Clock(words["clock"])})
+        yield _Candidate(number, index, row, {**{name: of_it[name] for name in _OF_ARRIVAL}, "place": place})
+
+
+def _millis(instants: pa.ChunkedArray) -> pa.ChunkedArray:
+    return instants.cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())
+
+
+def _marked(rows: pa.Table, events: Mapping[int, GatewayEvent]) -> pa.Table:
+    if not events:
+        return rows
+    words: list[str | None] = [None] * rows.num_rows
+    for index, event in events.items():
+        words[index] = event.value
+    place = rows.schema.get_field_index(_EVENT)
+    return rows.set_column(place, rows.schema.field(place), pa.array(words, rows.schema.field(place).type))

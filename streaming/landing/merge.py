@@ -1,0 +1,201 @@
+"""One order for the rows of several bridges: by ``received_at``, as far as each that is waited for has promised.
+
+Rule 1: rows that share an instant land together, so that what is read of an instant is read at once.
+Rule 2: what surfaces at or behind what has landed is lifted to the instant after it, and a gap row that others precede to one
+of its own; of each bridge the order stays.
+Rule 3: a row that opens a gap says how far all bridges together had come: each knows of itself
+alone, and a recording may not say it.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fleetpulse.columnar.compute import pc
+from fleetpulse.core.rows import EVERYONE, Kind, Origin
+from fleetpulse.io.ingest.segments import SEGMENT_SCHEMA, runs
+
+PLACES: Final = 2**20  # more than a segment has rows
+_NEVER: Final = np.iinfo(np.int64).max
+_GAPS: Final = (f"fleet/{EVERYONE}/", f"/{Kind.GAP.value}")
+
+
+def place(segment: int, rows: int) -> int:
+    """Return a number for so many rows of a segment, greater than those of all segments before it."""
+    assert rows < PLACES, "a segment has fewer rows"
+    return segment * PLACES + rows
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one segment.
+
+    Attributes:
+        bridge: whose.
+        segment: its number.
+        first: how many of its rows come before.
+        rows: columns of `SEGMENT_SCHEMA`.
+        positions: of each, see `Row.position`; None: none of its instants began before it.
+        stamped: ``received_at_ms`` as the bridge had it, where rows were lifted.
+    """
+
+    bridge: str
+    segment: int
+    first: int
+    rows: pa.Table
+    positions: NDArray[np.int64] | None = None
+    stamped: pa.Array | None = None
+
+    def placed(self) -> NDArray[np.int64]:
+        """Return ``positions``; without any, counted from its first row on."""
+        return runs(_received(self)) if self.positions is None else self.positions
+
+    @property
+    def end(self) -> int:
+        """The `place` behind its rows."""
+        return place(self.segment, self.first + self.rows.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a bridge has that has not landed.
+
+    Attributes:
+        parts: in order.
+        through_ms: up to when it promises to have no more than this; None where it is not waited for.
+        more: whether there is more than was read, which then is of more than one instant.
+    """
+
+    parts: Sequence[Part]
+    through_ms: int | None = None
+    more: bool = False
+
+
+def merged(backlogs: Sequence[Backlog], landed_ms: int | None, max_rows: int) -> list[Part]:
+    """Return what lands next, each part's rows lifted where they must be.
+
+    Args:
+        backlogs: of every bridge; the rows of one alone are in order, and land as they were read.
+        landed_ms: the newest ``received_at`` that has landed; None at first.
+        max_rows: that land at once, unless a single instant has more.
+    """
+    if len(backlogs) == 1:
+        return _told_how_far(backlogs[0].parts, landed_ms, alone=True)
+    lifted = [_lifted(backlog, landed_ms) for backlog in backlogs]
+    limit_ms = min((backlog.through_ms for backlog in backlogs if backlog.through_ms is not None), default=_NEVER)
+    limit_ms = min([limit_ms, *(_read_through(backlog, landed_ms) for backlog in lifted if backlog.more)])
+    ready = [part for backlog in lifted for part in _until(backlog.parts, limit_ms)]
+    if sum(part.rows.num_rows for part in ready) > max_rows:
+        instants = np.sort(np.concatenate([_received(part) for part in ready]))
+        limit_ms = int(instants[max_rows])
+        limit_ms = limit_ms - 1 if instants[0] < limit_ms else limit_ms
+        ready = [part for backlog in lifted for part in _until(backlog.parts, limit_ms)]
+    return _told_how_far(ready, landed_ms)
+
+
+def _received(part: Part) -> NDArray[np.int64]:
+    return part.rows["received_at_ms"].to_numpy()
+
+
+def _column(part: Part, name: str, values: pa.Array) -> pa.Table:
+    return part.rows.set_column(SEGMENT_SCHEMA.get_field_index(name), SEGMENT_SCHEMA.field(name), values)
+
+
+def _lifted(backlog: Backlog, landed_ms: int | None) -> Backlog:
+    first = backlog.parts[0].rows if backlog.parts else None
+    if landed_ms is None or first is None or first["received_at_ms"][0].as_py() > landed_ms:
+        return backlog
+    parts: list[Part] = []
+    reached_ms, said = landed_ms, 0  # what the row before has, less the gap rows up to it; how many those are
+    for part in backlog.parts:
+        stamps = _received(part)
+        gaps = np.zeros(len(stamps), np.int64)
+        gaps[_gaps(part)] = 1  # each has an instant after the row before it: at one instant nothing tells which came first
+        numbers = said + np.cumsum(gaps)
+        reached = np.maximum.accumulate(np.maximum(np.maximum(stamps, landed_ms + 1) - numbers, reached_ms))
+        reached_ms, said = int(reached[-1]), int(numbers[-1])
+        lifted = reached + numbers
+        rows = _column(part, "received_at_ms", pa.array(lifted))
+        parts.append(replace(part, rows=rows, stamped=pa.array(stamps, mask=stamps == lifted)))
+    return replace(backlog, parts=_placed(parts))
+
+
+def _placed(parts: Sequence[Part]) -> list[Part]:
+    """Return lifted parts with their positions: rows that were lifted to one instant land at once, in their order."""
+    places = runs(np.concatenate([_received(part) for part in parts]))
+    edges = np.cumsum([0, *(part.rows.num_rows for part in parts)])
+    return [replace(part, positions=places[begin:end]) for part, (begin, end) in zip(parts, pairwise(edges), strict=True)]
+
+
+def _read_through(backlog: Backlog, landed_ms: int | None) -> int:
+    """Return the instant up to which all of a bridge was read: its newest may have been read in part.
+
+    The first instant that rows are lifted to is always one: what was not read of them is lifted to the one after it.
+    """
+    newest_ms = int(_received(backlog.parts[-1])[-1]) - 1
+    return newest_ms if landed_ms is None else max(newest_ms, landed_ms + 1)
+
+
+def _until(parts: Sequence[Part], limit_ms: int) -> list[Part]:
+    kept: list[Part] = []
+    for part in parts:
+        count = int(np.searchsorted(_received(part), limit_ms, side="right"))
+        if count:
+            stamped = None if part.stamped is None else part.stamped.slice(0, count)
+            kept.append(replace(part, rows=part.rows.slice(0, count), positions=part.placed()[:count], stamped=stamped))
+        if count < part.rows.num_rows:
+            break
+    return kept
+
+
+def _told_how_far(parts: Sequence[Part], landed_ms: int | None, *, alone: bool = False) -> list[Part]:
+    """Let gap rows say the instant of the row before them, of whichever bridge.
+
+    One that is alone has said so, if it could; a recording may name an earlier one, of the home that it is from.
+    """
+    gaps = [_gaps(part) for part in parts]
+    if not any(gaps):
+        return list(parts)
+    received = np.concatenate([_received(part) for part in parts])
+    instants = received if alone else np.unique(received)  # of one bridge rows are in order; one before may share an instant
+    told: list[Part] = []
+    first = 0
+    for part, places in zip(parts, gaps, strict=True):
+        payloads = part.rows["payload"].to_pylist() if places else []
+        for at in places:
+            before = first + at if alone else int(np.searchsorted(instants, _received(part)[at]))
+            after_ms = int(instants[before - 1]) if before else landed_ms
+            payloads[at] = _saying(payloads[at], after_ms, at_least=alone)
+        first += part.rows.num_rows
+        told.append(replace(part, rows=_column(part, "payload", pa.array(payloads, pa.binary()))) if places else part)
+    return told
+
+
+def _gaps(part: Part) -> list[int]:
+    """Return the places of gap rows of ours; what comes through another door is refused when it is decoded."""
+    topics, origins = part.rows["topic"], part.rows["origin"]
+    ours = pc.or_(pc.equal(origins, Origin.BRIDGE.value), pc.equal(origins, Origin.REPLAY.value))
+    if not pc.any(ours).as_py():
+        return []
+    named = pc.and_(pc.starts_with(topics, _GAPS[0]), pc.ends_with(topics, _GAPS[1]))
+    return pc.indices_nonzero(pc.and_(named, ours)).to_pylist()
+
+
+def _saying(payload: bytes, after_ms: int | None, *, at_least: bool) -> bytes:
+    """Let a gap row say after which instant it came; with ``at_least`` a later one that it says already stays."""
+    try:
+        content = json.loads(payload)
+    except (ValueError, RecursionError):
+        return payload  # of a recording: it is refused when it is decoded
+    if not isinstance(content, dict) or content.get("op") != "open":
+        return payload
+    said_ms: object = content.get("after")
+    if at_least and type(said_ms) is int and (after_ms is None or said_ms >= after_ms):
+        return payload
+    return json.dumps({**content, "after": after_ms}, separators=(",", ":")).encode()

@@ -1,0 +1,255 @@
+"""What landing makes of segments: the rows of each table that it writes.
+
+Rule 1: `Decoder` is the definition; plain messages of devices are read in columns, whose rows are equal to its own.
+Rule 2: a message is a row of ``messages`` or of ``quarantine``; our own rows are in their table as well.
+Rule 3: rows are in the order of ``received_at``, and those of a segment in the order that they have there.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from operator import attrgetter
+from typing import Any, Final, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fleetpulse.columnar.codec.hashing import hashes_of
+from fleetpulse.columnar.compute import pc
+from fleetpulse.core.messages.decode import Rejection
+from fleetpulse.core.messages.replay_envelope import TOPIC_PREFIX, is_end
+from fleetpulse.core.presence.coverage import MAX_RECORDED
+from fleetpulse.core.presence.gateways import Gateways
+from fleetpulse.core.presence.identities import SEPARATOR, DeviceIdentity, identified
+from fleetpulse.core.registry.registry import LIMITS, limits
+from fleetpulse.core.rows import OF_READING, Kind, Origin, Reason, Row, hash64
+from fleetpulse.core.tables import COVERAGE, DEVICES, GATEWAYS, MESSAGES, QUARANTINE, Table
+from fleetpulse.io.ingest.batch_decode import read_arrivals
+from fleetpulse.io.ingest.segments import SegmentRow
+from fleetpulse.io.tables import tables
+from streaming.landing.gateways import Arrived, with_events
+from streaming.landing.merge import Part, place
+
+_OF_ROW: Final = tuple(field.name for field in fields(Row) if field.name not in OF_READING)
+_OF_MESSAGE: Final = (*_OF_ROW, "device_hash", "origin", "recording", "line")
+_OF_SEGMENT: Final = ("origin", "recording", "line")
+_OF_END: Final = ("origin", "topic", "recording")
+_values: Final = attrgetter(*_OF_ROW)
+_REFUSALS: Final[Mapping[Reason, str]] = {
+    "flood": "its device sends more than the setting flood_limit allows; of such messages the newest of each second is judged",
+    "field": "a gap row shares its instant with no other of its bridge: nothing tells which of them came first",
+    "size": f"of a recording at most {MAX_RECORDED:,} bridges do not listen at the same time, or have a gap row at one instant",
+    "topic": "a topic has at most 512 characters, all of them printable; it is kept escaped, and cut",
+}
+_ORIGINS: Final = {origin.value: origin for origin in Origin}
+Decoder = Callable[[str, bytes, int, Origin], Row | Rejection]
+
+
+@dataclass(slots=True)
+class Landed:
+    """The rows of some segments, by the table that they go to.
+
+    Attributes:
+        messages: parts of segments, each with the places of its rows of ``messages`` and those rows.
+        quarantine, coverage, devices, gateways: by column.
+    """
+
+    messages: list[tuple[Part, NDArray[np.int64], pa.Table]] = field(default_factory=list[Any])
+    quarantine: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    coverage: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    devices: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    gateways: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    def by_table(self, places: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[Table, pa.Table]]:
+        """Yield tables with their rows; messages last: what the stream reads is complete by then.
+
+        Args:
+            places: by table and bridge, up to where it has come already.
+        """
+        of_tables = (QUARANTINE, self.quarantine), (COVERAGE, self.coverage), (DEVICES, self.devices), (GATEWAYS, self.gateways)
+        for table, found in of_tables:
+            come = places[table.name]
+            yield table, tables.to_table(table, (row for row in found if row["place"] >= come[row["bridge"]]))
+        come = places[MESSAGES.name]
+        fresh = [rows.slice(int(np.searchsorted(at, come[part.bridge]))) for part, at, rows in self.messages]
+        yield MESSAGES, _by_receipt(pa.concat_tables(fresh)) if fresh else tables.from_columns(MESSAGES, {}, 0)
+
+    def mark_gateway_events(self, gateways: Gateways) -> None:
+        """Mark deaths and returns of gateways, see `gateways.with_events`."""
+        arrived = [Arrived(places, rows) for _, places, rows in self.messages]
+        marked, self.gateways = with_events(arrived, gateways)
+        self.messages = [(part, places, rows) for (part, places, _), rows in zip(self.messages, marked, strict=True)]
+
+    def refused(self, come: Mapping[str, int]) -> int:
+        """Return how many rows belong in quarantine, of those behind where each bridge's have come, whatever is there already."""
+        return sum(row["place"] >= come[row["bridge"]] for row in self.quarantine)
+
+
+def taken_of(parts: Sequence[Part], come: Mapping[str, int]) -> int:
+    """Return how many rows of segments belong in ``messages`` or in ``quarantine``: told by them, not by what is made of them.
+
+    Args:
+        parts: of segments.
+        come: by bridge, up to where it has come already.
+    """
+    fresh = (part.rows.slice(max(0, come[part.bridge] - place(part.segment, part.first))) for part in parts)
+    return sum(rows.num_rows - _ends(rows) for rows in fresh)
+
+
+def _ends(rows: pa.Table) -> int:
+    """Return how many rows are the line after a recording's last: they tell the bridge, not the tables."""
+    played = pc.equal(rows["origin"], Origin.REPLAY.value)
+    if not pc.any(played).as_py():
+        return 0
+    named = rows.select(_OF_END).filter(pc.and_(played, pc.starts_with(rows["topic"], TOPIC_PREFIX)))
+    return sum(is_end(**row) for row in named.to_pylist())
+
+
+def _by_receipt(rows: pa.Table) -> pa.Table:
+    received = rows["received_at"].cast(pa.int64()).to_numpy()
+    return rows if (np.diff(received) >= 0).all() else rows.take(np.argsort(received, kind="stable"))
+
+
+def decode_parts(parts: Sequence[Part], decoder: Decoder, identity: DeviceIdentity = DeviceIdentity.ID) -> Landed:
+    """Decode what lands at once.
+
+    Args:
+        parts: of segments, see `merging.merged`.
+        decoder: makes a row of a message, or says why not; of topics below ``fleet/`` it says what `decode` says.
+        identity: what identifies a device.
+    """
+    landed = Landed()
+    if identity is not DeviceIdentity.ID:
+        decoder = partial(_identified, decoder, identity)
+    for part in parts:
+        part = replace(part, rows=part.rows.combine_chunks())
+        plain, rows = _in_columns(part)
+        if identity is DeviceIdentity.SITE_AND_ID:
+            rows = _with_sites(rows)
+        if len(plain) < part.rows.num_rows:
+            odd = np.setdiff1d(np.arange(part.rows.num_rows), plain, assume_unique=True)
+            at, others = _row_by_row(landed, part, odd, decoder)
+            plain, rows = _in_order([(plain, rows), (at, others)])
+        landed.messages.append((part, plain + place(part.segment, part.first), rows))
+    return landed
+
+
+def _in_columns(part: Part) -> tuple[NDArray[np.int64], pa.Table]:
+    """Return which rows of a part are plain, and what they are in ``messages``."""
+    topics, payloads = (part.rows[name].chunk(0) for name in ("topic", "payload"))
+    wanted = part.rows["refused"].is_null().to_numpy()
+    read = read_arrivals(topics, payloads, part.rows["received_at_ms"].to_numpy(), wanted)
+    kept = part.rows.select(["received_at_ms", *_OF_SEGMENT])
+    kept = kept if len(read.places) == kept.num_rows else kept.take(read.places)
+    columns = {name: table[name] for table in (read.columns, kept) for name in table.column_names}
+    return read.places, _messages(columns, part, read.places)
+
+
+def _with_sites(rows: pa.Table) -> pa.Table:
+    """Return messages with the site as a part of their devices' and gateways' ids, see `core.identities`."""
+    for name in ("device_id", "gateway"):
+        joined = pc.binary_join_element_wise(rows["site"], rows[name], SEPARATOR)  # null without a gateway
+        joined = pc.if_else(pc.match_substring(rows[name], SEPARATOR), rows[name], joined)
+        rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), joined.cast(pa.string()))
+    ids = rows["device_id"].combine_chunks().dictionary_encode()
+    hashes = pa.array(hashes_of(ids.dictionary)).take(ids.indices)
+    return rows.set_column(rows.schema.get_field_index("device_hash"), rows.schema.field("device_hash"), hashes)
+
+
+def _identified(
+    decoder: Decoder, identity: DeviceIdentity, topic: str, payload: bytes, received_at_ms: int, origin: Origin
+) -> Row | Rejection:
+    row = decoder(topic, payload, received_at_ms, origin)
+    return identified(row, identity) if isinstance(row, Row) else row
+
+
+def _messages(columns: Mapping[str, Any], part: Part, at: NDArray[np.int64]) -> pa.Table:
+    where = {"bridge": pa.repeat(pa.scalar(part.bridge), len(at)), "segment": pa.repeat(pa.scalar(part.segment), len(at))}
+    stamped = {} if part.stamped is None else {"stamped_at_ms": part.stamped.take(pa.array(at))}
+    placed = {"position": pa.array(part.placed()[at])}
+    return tables.from_columns(MESSAGES, {**columns, **where, **stamped, **placed}, len(at))
+
+
+def _in_order(parts: list[tuple[NDArray[np.int64], pa.Table]]) -> tuple[NDArray[np.int64], pa.Table]:
+    """Return rows in the order of their places."""
+    filled = [(at, rows) for at, rows in parts if len(at)]
+    if len(filled) < 2:
+        return filled[0] if filled else parts[0]
+    places = np.concatenate([at for at, _ in filled])
+    order = np.argsort(places)
+    return places[order], pa.concat_tables([rows for _, rows in filled]).combine_chunks().take(order)
+
+
+def _row_by_row(landed: Landed, part: Part, odd: NDArray[np.int64], decoder: Decoder) -> tuple[NDArray[np.int64], pa.Table]:
+    """Sort rows into their tables; return the places of those that are messages, and what they are there."""
+    values: list[tuple[Any, ...]] = []
+    kept: list[int] = []
+    columns = (column.to_pylist() for column in part.rows.take(odd).columns)
+    for at, raw in zip(odd.tolist(), map(SegmentRow._make, zip(*columns, strict=True)), strict=True):
+        if is_end(raw.origin, raw.topic, raw.recording):
+            continue  # see `_ends`
+        row = _decoded(raw, decoder)
+        if isinstance(row, Row):
+            kept.append(at)
+            values.append((*_values(row), hash64(row.device_id), raw.origin, raw.recording, raw.line))
+            _keep_own(landed, row, _arrival(raw, part, at))
+        else:
+            refused = {"topic": raw.topic, "payload": raw.payload, "reason": row.reason, "detail": row.detail}
+            landed.quarantine.append({**refused, **_arrival(raw, part, at)})
+    by_name = dict(zip(_OF_MESSAGE, zip(*values, strict=True), strict=True)) if values else {}
+    places = np.array(kept, np.int64)
+    return places, _messages(by_name, part, places)
+
+
+def _decoded(raw: SegmentRow, decoder: Decoder) -> Row | Rejection:
+    if raw.refused is not None:
+        reason = cast("Reason", raw.refused)
+        return Rejection(reason, _REFUSALS.get(reason, reason))
+    return decoder(raw.topic, raw.payload, raw.received_at_ms, _ORIGINS[raw.origin])
+
+
+def _keep_own(landed: Landed, row: Row, arrival: Mapping[str, Any]) -> None:
+    if row.kind is Kind.GAP:
+        landed.coverage.append({**_gap(row), **arrival})
+    elif row.kind is Kind.REGISTRY:
+        landed.devices.append({**_change(row), **arrival})
+
+
+def _arrival(raw: SegmentRow, part: Part, at: int) -> dict[str, Any]:
+    return {
+        "received_at_ms": raw.received_at_ms,
+        "origin": raw.origin,
+        "recording": raw.recording,
+        "line": raw.line,
+        "bridge": part.bridge,
+        "segment": part.segment,
+        "place": place(part.segment, part.first + at),
+    }
+
+
+def _gap(row: Row) -> dict[str, Any]:
+    content = row.contents()
+    opened = content.get("op") == "open"
+    at_ms = content.get("from" if opened else "until")
+    return {"op": str(content.get("op")), "at_ms": at_ms if type(at_ms) is int else None, "why": content.get("why")}
+
+
+def _change(row: Row) -> dict[str, Any]:
+    content = row.contents()
+    return {
+        "effective_from_ms": row.event_time_ms,
+        "device_id": row.device_id,
+        "site": row.site,
+        "op": str(content.get("op")),
+        "device_class": content.get("class"),
+        "gateway": content.get("gateway"),
+        **dict(zip(LIMITS, _limits(content), strict=True)),
+    }
+
+
+def _limits(content: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    try:
+        return limits(content)
+    except ValueError:
+        return None, None  # the job refuses the row

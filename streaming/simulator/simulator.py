@@ -1,0 +1,144 @@
+"""The simulated fleet on the broker: its past as history, as fast as it goes, then its present at its own pace."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from fleetpulse.core.policy import Policy, from_normalised, parse_policy
+from fleetpulse.core.rows import EVERYONE, Kind
+from fleetpulse.core.scenario import Scenario, Sent, scenario_policy, simulate
+from fleetpulse.io.home.command_spool import spool
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.ingest.recording import Recorded
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.io.system.fsync import atomic_write
+from fleetpulse.io.system.process import Stop, read_status, write_status
+from fleetpulse.io.system.wall_clock import wall_clock_ms
+from streaming.simulator.replay_publisher import play
+
+_LOG: Final = structlog.get_logger("simulator")
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """The simulated fleet of a home, as it was written down when it began.
+
+    Attributes:
+        scenario: what is simulated.
+        policy: what it is judged by.
+    """
+
+    scenario: Scenario
+    policy: Policy
+
+    @classmethod
+    def begin(cls, seed: int, devices: int, now_ms: int, policy: Policy | None) -> "Simulated":
+        """Return a fleet whose history ends now."""
+        policy = policy or parse_policy(scenario_policy())
+        longest_ms = max(rules.timeout_ms for rules in (policy.rules, *policy.classes.values()))
+        history_ms = max(2 * longest_ms, 60 * 60_000) + 15 * 60_000
+        return cls(Scenario(seed, devices, now_ms - history_ms, history_ms), policy)
+
+    @property
+    def recording(self) -> str:
+        """The id under which its history is played."""
+        return f"simulated-{self.scenario.seed}-{self.scenario.start_ms}"
+
+    def history(self) -> Iterator[Recorded]:
+        """Yield its policy, then all that it sends, for ever."""
+        content = {"policy": self.policy.normalised(), "effective_from": 0}
+        topic = f"fleet/{EVERYONE}/{EVERYONE}/{Kind.POLICY.value}"
+        first = Recorded(self.scenario.start_ms, topic, json.dumps(content, separators=(",", ":")).encode())
+        sent = (Recorded(one.received_at_ms, one.topic, one.payload) for one in simulate(self.scenario))
+        return chain([first], sent)
+
+    def remember(self, home: Home) -> None:
+        """Write it down, so that a later start goes on with the same fleet."""
+        atomic_write(_file(home), json.dumps({"scenario": asdict(self.scenario), "policy": self.policy.normalised()}))
+
+
+def _file(home: Home) -> Path:
+    return home.path / "scenario.json"
+
+
+def remembered(home: Home) -> Simulated | None:
+    """Return the simulated fleet of a home; None where it has none."""
+    try:
+        content: Any = json.loads(_file(home).read_text())
+    except FileNotFoundError:
+        return None
+    return Simulated(Scenario(**content["scenario"]), from_normalised(content["policy"]))
+
+
+class _Past:
+    """A history that ends when it has caught up with the present; it remembers the first message of the present."""
+
+    def __init__(self, history: Iterator[Recorded], now_ms: Callable[[], int]) -> None:
+        self.history = history
+        self.now_ms = now_ms
+        self.next: Recorded | None = None
+        self.through_ms = 0
+
+    def __iter__(self) -> Iterator[Recorded]:
+        for recorded in self.history:
+            if recorded.received_at_ms > self.now_ms():
+                self.next = recorded
+                return
+            self.through_ms = recorded.received_at_ms
+            yield recorded
+
+
+def run_simulator(home: Home, address: BrokerAddress, stop: Stop, *, play_history: bool) -> None:
+    """Play the history of a home's simulated fleet, if it is to be, then keep pace with the present."""
+    simulated = remembered(home)
+    if simulated is None:
+        _LOG.error("this home has no simulated fleet")
+        return
+    past = _Past(simulated.history(), wall_clock_ms)
+    with Publisher(address, f"fleetpulse-simulator-{os.getpid()}", cancelled=stop.is_set) as publisher:
+        if play_history:
+            _await_bridge(home, stop)
+            _say(home, "history", publisher)
+            play(past, simulated.recording, publisher, stopped=stop.is_set)
+        else:
+            for _ in past:  # what was sent while nobody listened is gone
+                pass
+        live = (Sent(one.received_at_ms, one.topic, one.payload) for one in past.history)
+        if past.next is not None:
+            live = chain([Sent(past.next.received_at_ms, past.next.topic, past.next.payload)], live)
+        _keep_pace(home, live, publisher, stop)
+
+
+def _await_bridge(home: Home, stop: Stop) -> None:
+    """History is taken whole: its first line is not sent before somebody listens."""
+    while not read_status(home.run("bridge")).get("subscribed") and not stop.wait(0.1):
+        pass
+
+
+def _keep_pace(home: Home, live: Iterator[Sent], publisher: Publisher, stop: Stop) -> None:
+    said_at = 0.0
+    for sent in live:
+        while (wait_s := (sent.received_at_ms - wall_clock_ms()) / 1000) > 0:
+            if stop.wait(min(wait_s, 0.5)):
+                return
+        if stop.is_set():
+            return
+        if sent.topic.endswith("/registry"):
+            spool(home, [(sent.topic, json.loads(sent.payload))])
+        else:
+            publisher.publish(sent.topic, sent.payload)
+        if time.monotonic() - said_at > 1:
+            _say(home, "live", publisher)
+            said_at = time.monotonic()
+
+
+def _say(home: Home, state: str, publisher: Publisher) -> None:
+    write_status(home.run("simulator"), {"pid": os.getpid(), "state": state, "published": publisher.published})
