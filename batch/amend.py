@@ -16,7 +16,7 @@ from typing import Any, Final
 from batch.common.progress import Paced, Say, silent
 from fleetpulse.core.amendments import Histories, amend, content, corrections, histories, transitions
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import AMENDMENTS, Judgement, Verdict
+from fleetpulse.core.judgements import AMENDMENTS, Judgement, JudgementKind
 from fleetpulse.core.replay import Deployment, Outcome
 from fleetpulse.core.rows import Kind
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
@@ -24,18 +24,18 @@ from fleetpulse.core.times import format_instant
 from fleetpulse.io.checkpoints.checkpoint import WATERMARK_DELAY_MS, judged_up_to
 from fleetpulse.io.delta.corruption import open_table
 from fleetpulse.io.delta.log import holds_table
-from fleetpulse.io.home.amend_progress import Reached, write_reached
+from fleetpulse.io.home.amend_progress import AmendProgress, write_reached
 from fleetpulse.io.home.command_spool import commanded, spool
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms
 from fleetpulse.io.system.locks import held
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables
-from fleetpulse.reports.device_judgements import said_by_device
+from fleetpulse.reports.device_judgements import judgements_by_device
 from fleetpulse.reports.replay_origin import CAME_LATE, DONE, Begun, reach
 
 _AT_ONCE: Final = 500  # devices whose rows are in memory together
-LOOKED_AT: Final = f"(kind = '{Verdict.LATE}' OR (kind = '{Verdict.REFUSED}' AND message_kind = '{Kind.REGISTRY}'))"
+LOOKED_AT: Final = f"(kind = '{JudgementKind.LATE}' OR (kind = '{JudgementKind.REFUSED}' AND message_kind = '{Kind.REGISTRY}'))"
 _CONCERNED: Final = f"""
     SELECT device_id, epoch_ms(min(received_at)) AS first_ms FROM judgements
     WHERE {LOOKED_AT} AND epoch_ms(received_at) > ? AND epoch_ms(received_at) <= ? GROUP BY device_id ORDER BY device_id
@@ -43,7 +43,7 @@ _CONCERNED: Final = f"""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class AmendRequest:
     """What is to be amended.
 
     Attributes:
@@ -80,7 +80,7 @@ class Amended:
     effective_from_ms: int | None = None
 
 
-def amend_and_settle(home: Home, wanted: Wanted, judged: Callable[[int], bool], say: Say = silent) -> list[Amended]:
+def amend_and_settle(home: Home, wanted: AmendRequest, judged: Callable[[int], bool], say: Say = silent) -> list[Amended]:
     """Amend, see `amend_home`, and once more when what corrects is in effect: only then is a device done with.
 
     Args:
@@ -108,8 +108,8 @@ def amend_and_settle(home: Home, wanted: Wanted, judged: Callable[[int], bool], 
     return [done[device_id] for device_id in sorted(done)]
 
 
-def amend_home(home: Home, wanted: Wanted, say: Say = silent) -> list[Amended]:
-    """Amend the judgements of a home, see `Wanted`; return what became of each device that was looked at.
+def amend_home(home: Home, wanted: AmendRequest, say: Say = silent) -> list[Amended]:
+    """Amend the judgements of a home, see `AmendRequest`; return what became of each device that was looked at.
 
     Args:
         home: the home; its jobs may run.
@@ -154,7 +154,7 @@ def amend_home(home: Home, wanted: Wanted, say: Say = silent) -> list[Amended]:
             unmet = sorted(one.device_id for one in done.values() if _is_unmet(one))
             last_ms = through_ms - 1  # at that instant more may come
             done_ms = max(before_ms, min([last_ms, *(concerned[device_id] - 1 for device_id in unmet)]))
-            write_reached(home, Reached(done_ms, through_ms, tuple(unmet)))
+            write_reached(home, AmendProgress(done_ms, through_ms, tuple(unmet)))
             if done_ms > before_ms:
                 tables.append_of(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, []), {DONE: done_ms})
         return [done[device_id] for device_id in sorted(done)]
@@ -192,7 +192,7 @@ def _require_kept(home: Home, since_ms: int) -> None:
         )
 
 
-def _concerned(home: Home, wanted: Wanted, before_ms: int, through_ms: int) -> dict[str, int]:
+def _concerned(home: Home, wanted: AmendRequest, before_ms: int, through_ms: int) -> dict[str, int]:
     """Return the devices to be looked at, with the ``received_at`` of what first came late for them."""
     if wanted.device_ids and wanted.since_ms is None:
         return dict.fromkeys(wanted.device_ids, 0)
@@ -216,11 +216,11 @@ class _Group:
     why: Mapping[str, str]
 
 
-def _amend_some(home: Home, group: _Group, through_ms: int, wanted: Wanted) -> list[Amended]:
+def _amend_some(home: Home, group: _Group, through_ms: int, wanted: AmendRequest) -> list[Amended]:
     deployment, device_ids = home.deployment(), group.device_ids
     before = group.begun.outcome(home, device_ids)
     told = histories(group.begun.rows(home, device_ids, through_ms), deployment, before)
-    said = said_by_device(home, device_ids)
+    said = judgements_by_device(home, device_ids)
     strange = _strange(told, said, deployment)
     ours = {one: [each for each in said[one] if each.kind in AMENDMENTS] for one in device_ids if one not in strange}
     fresh = amend(told, ours)
@@ -236,8 +236,8 @@ def _amend_some(home: Home, group: _Group, through_ms: int, wanted: Wanted) -> l
     return [
         Amended(
             device_id,
-            sum(one.kind is Verdict.RETRACT for one in fresh.get(device_id, [])),
-            sum(one.kind is Verdict.ADD for one in fresh.get(device_id, [])),
+            sum(one.kind is JudgementKind.RETRACT for one in fresh.get(device_id, [])),
+            sum(one.kind is JudgementKind.ADD for one in fresh.get(device_id, [])),
             device_id in corrected,
             left.get(device_id),
             device_id in final,
@@ -254,7 +254,7 @@ def _strange(told: Histories, said: Mapping[str, Sequence[Judgement]], deploymen
     def counted(device_id: str, some: Iterable[Judgement]) -> Counter[tuple[Any, ...]]:
         through_ms = told.through_ms(device_id)
         last_ms = -1 if through_ms is None else deployment.said_through_ms(through_ms)
-        transition = (one for one in some if one.kind is Verdict.TRANSITION and told.is_after(one))
+        transition = (one for one in some if one.kind is JudgementKind.TRANSITION and told.is_after(one))
         judged = (one for one in transition if (one.event_time_ms or 0) <= last_ms)
         return Counter((one.transition_no, *content(one)) for one in judged)
 
@@ -263,7 +263,7 @@ def _strange(told: Histories, said: Mapping[str, Sequence[Judgement]], deploymen
 
 def _began_before(said: Iterable[Judgement], kept_ms: int | None) -> bool:
     """Whether some of what was said of a device follows from rows that retention has removed."""
-    told = (one.event_time_ms for one in said if one.kind is Verdict.TRANSITION and one.event_time_ms is not None)
+    told = (one.event_time_ms for one in said if one.kind is JudgementKind.TRANSITION and one.event_time_ms is not None)
     return kept_ms is not None and min(told, default=kept_ms) < kept_ms
 
 
@@ -277,7 +277,9 @@ def _row(one: Judgement) -> Mapping[str, Any]:
     return {**asdict(one), "last_errors": errors, "judged_at_ms": wall_clock_ms()}
 
 
-def _correct(home: Home, device_ids: Sequence[str], begun: Begun, before: Outcome, wanted: Wanted) -> tuple[dict[str, int], str]:
+def _correct(
+    home: Home, device_ids: Sequence[str], begun: Begun, before: Outcome, wanted: AmendRequest
+) -> tuple[dict[str, int], str]:
     """Send rows that correct to devices whose histories have not met.
 
     Returns:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from batch.common.progress import Paced, Say, Steps, silent, watched
-from fleetpulse.columnar.backtest.replay import Found, Question, Rejudged, together
+from fleetpulse.columnar.backtest.replay import BacktestRequest, BacktestResult, DualReplay, together
 from fleetpulse.columnar.codec.arrow import NO_SIGNALS, batch_to_rows, from_bytes
 from fleetpulse.columnar.codec.wire import from_wire
 from fleetpulse.core.errors import FleetError, Misuse
@@ -27,9 +27,9 @@ from fleetpulse.core.tables import MESSAGES
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms, require_kept
-from fleetpulse.io.spark.python_worker import settle
-from fleetpulse.io.system.process import do_with
-from fleetpulse.io.tables.bronze_slices import Piece, Slice, blocks_of, pieces_of, slices_of
+from fleetpulse.io.spark.python_worker import freeze_gc
+from fleetpulse.io.system.process import unblock_imports
+from fleetpulse.io.tables.bronze_slices import BronzePiece, Slice, blocks_of, pieces_of, slices_of
 from fleetpulse.reports.backtest import Backtest, figures
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Answer:
         figures: what they come to.
     """
 
-    found: Found
+    found: BacktestResult
     figures: Backtest
 
 
@@ -74,8 +74,8 @@ class Planned:
         on_spark: whether Spark judges them, or this process.
     """
 
-    question: Question
-    pieces: Sequence[Piece]
+    question: BacktestRequest
+    pieces: Sequence[BronzePiece]
     rows: int
     on_spark: bool
 
@@ -136,7 +136,9 @@ def backtest(
     return Answer(found, figures(found, policy.version, plan.begin_ms, end_ms, plan.rows))
 
 
-def _question(home: Home, policy: Policy, pieces: Sequence[Piece], from_ms: int | None, to_ms: int | None) -> Question:
+def _question(
+    home: Home, policy: Policy, pieces: Sequence[BronzePiece], from_ms: int | None, to_ms: int | None
+) -> BacktestRequest:
     if from_ms is not None and to_ms is not None and from_ms > to_ms:
         raise Misuse(
             f"--from lies before --to; got {format_instant(from_ms)} and {format_instant(to_ms)}; exchange them",
@@ -160,12 +162,12 @@ def _question(home: Home, policy: Policy, pieces: Sequence[Piece], from_ms: int 
             raise FleetError(f"{kept}; got {name} {format_instant(instant_ms)}; {cure}", code="interval-not-retained")
     if from_ms is None:
         from_ms = kept_ms  # what is left of older rows (registry, policies) is folded, and nothing of it compared
-    return Question(home.deployment(), policy.normalised(), from_ms, to_ms, started_ms, newest_ms)
+    return BacktestRequest(home.deployment(), policy.normalised(), from_ms, to_ms, started_ms, newest_ms)
 
 
-def here(question: Question, slices: Sequence[Slice], say: Say = silent) -> Found:
+def here(question: BacktestRequest, slices: Sequence[Slice], say: Say = silent) -> BacktestResult:
     """Judge in this process, as one key group: slice by slice, so that memory stays bounded."""
-    rejudged, far = Rejudged(question, 0), Paced(say)
+    rejudged, far = DualReplay(question, 0), Paced(say)
     for each in slices:
         for signals, others in unpacked(blocks_of(each, 1, question.started_ms)):
             rejudged.fold(signals, others, each.newest_ms)
@@ -187,12 +189,12 @@ def unpacked(blocks: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, list[Row]
         )
 
 
-def _on_spark(question: Question, slices: Sequence[Slice], home: Home, say: Say) -> Found:
-    do_with("pandas")  # Spark asks for it
-    from fleetpulse.io.spark.session import Size, spark_session
+def _on_spark(question: BacktestRequest, slices: Sequence[Slice], home: Home, say: Say) -> BacktestResult:
+    unblock_imports("pandas")  # Spark asks for it
+    from fleetpulse.io.spark.session import SparkResources, spark_session
     from fleetpulse.settings import load_settings
 
-    size = Size(max(2, os.cpu_count() or 1), load_settings(home.path).heap)
+    size = SparkResources(max(2, os.cpu_count() or 1), load_settings(home.path).heap)
     steps = Steps(say)
     with TemporaryDirectory(prefix="fleet-backtest-") as folder:
         steps("starting Spark")
@@ -205,7 +207,7 @@ def _on_spark(question: Question, slices: Sequence[Slice], home: Home, say: Say)
             session.stop()
 
 
-def on_spark(session: "SparkSession", question: Question, slices: Sequence[Slice], key_groups: int) -> Found:
+def on_spark(session: "SparkSession", question: BacktestRequest, slices: Sequence[Slice], key_groups: int) -> BacktestResult:
     """Judge with Spark: slices are packed in parallel, sorted to their key groups, and these folded in parallel.
 
     Args:
@@ -223,7 +225,7 @@ def on_spark(session: "SparkSession", question: Question, slices: Sequence[Slice
         found = ordered.mapInArrow(_folder(question), "found binary").collect()  # a row a key group
     finally:
         session.conf.set(_RECORDS, usual)
-    return together(Found.from_bytes(bytes(row.found)) for row in found)
+    return together(BacktestResult.from_bytes(bytes(row.found)) for row in found)
 
 
 Batches = Iterator[pa.RecordBatch]
@@ -242,15 +244,15 @@ def _packer(slices: list[Slice], key_groups: int, started_ms: int) -> Callable[[
                     for field in _BLOCK
                 ]
                 yield pa.RecordBatch.from_arrays(columns, schema=_BLOCK)
-                settle()
+                freeze_gc()
 
     return packed
 
 
-def _folder(question: Question) -> Callable[[Batches], Batches]:
+def _folder(question: BacktestRequest) -> Callable[[Batches], Batches]:
     """Return what folds blocks, sorted by key group and slice: one row a group."""
 
-    def written(rejudged: Rejudged) -> pa.RecordBatch:
+    def written(rejudged: DualReplay) -> pa.RecordBatch:
         return pa.record_batch([pa.array([rejudged.finish().to_bytes()], pa.binary())], ["found"])
 
     def folded(batches: Batches) -> Batches:
@@ -260,12 +262,12 @@ def _folder(question: Question) -> Callable[[Batches], Batches]:
                 if rejudged is None or key_group != group:
                     if rejudged is not None:
                         yield written(rejudged)
-                    group, rejudged = key_group, Rejudged(question, key_group)
+                    group, rejudged = key_group, DualReplay(question, key_group)
                 block = batch.slice(place, 1)
                 for signals, others in unpacked(block):
                     rejudged.fold(signals, others, block["newest_ms"][0].as_py())
         if rejudged is not None:
             yield written(rejudged)
-        settle()
+        freeze_gc()
 
     return folded

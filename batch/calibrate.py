@@ -18,16 +18,16 @@ from deltalake import write_deltalake
 
 from fleetpulse.columnar.codec.arrow import KINDS, SIGNAL_SCHEMA
 from fleetpulse.columnar.compute import pc
-from fleetpulse.columnar.fold.key_group import KeyGroup, Step, begin
+from fleetpulse.columnar.fold.key_group import FoldResult, KeyGroup, begin
 from fleetpulse.columnar.snapshot.rows import taken
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Kind, hash64
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, STREAM_HEALTH
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.maintenance import compaction
-from fleetpulse.io.maintenance.readers import Need
+from fleetpulse.io.maintenance.readers import ReaderPin
 from fleetpulse.io.tables import tables
 from fleetpulse.planning.model import Figures, Fleet, Parquet, group_bytes
 
@@ -137,7 +137,7 @@ def _end_ms(call: int) -> int:
     return START_MS + (call + 1) * _CALL_MS
 
 
-def built(devices: int, calls: int, errors: float, away: float) -> tuple[KeyGroup, Step]:
+def built(devices: int, calls: int, errors: float, away: float) -> tuple[KeyGroup, FoldResult]:
     """Return a key group in which each device was heard so many times, but for who was away (`signals`), and its last step."""
     group, chunks = begin(START_MS), dict[int, bytes]()
     step = None
@@ -230,7 +230,9 @@ def piece_bytes(home: Home, rows: int, devices: int, versions: int = 12) -> floa
     tables.create(home, MESSAGES)
     for number in range(1, versions + 1):
         tables.append(home, MESSAGES, bronze(rows // versions, devices, number), "calibrate", number)
-    planned = compaction.plan(home.table(MESSAGES.name), [Need("calibration", versions + 1, by_version=True)], None, START_MS)
+    planned = compaction.plan(
+        home.table(MESSAGES.name), [ReaderPin("calibration", versions + 1, by_version=True)], None, START_MS
+    )
     assert planned is not None, "there are rows"
     assert len(planned.merges) == 1, "they are a day's"
     part = compaction.put_together(home.table(MESSAGES.name), planned.merges[0])
@@ -256,8 +258,8 @@ def _fit(sizes: tuple[tuple[int, int], ...], found: list[float]) -> Parquet:
 def transitions(devices: int) -> pa.Table:
     """Return, as they are stored, the judgements of devices most of which fall silent, and are back later."""
     calls = (_AWAY.start + 5, _AWAY.start + 6, _AWAY.start + 7, _AWAY.stop + 1)
-    told = pa.concat_tables([pa.Table.from_batches([built(devices, call, 0, 0.9)[1].told]) for call in calls])
-    changes = told.filter(pc.equal(told["kind"], Verdict.TRANSITION.value))
+    told = pa.concat_tables([pa.Table.from_batches([built(devices, call, 0, 0.9)[1].judgements]) for call in calls])
+    changes = told.filter(pc.equal(told["kind"], JudgementKind.TRANSITION.value))
     columns: dict[str, Any] = {name: changes[name] for name in changes.schema.names}
     columns["judged_at_ms"] = pa.array(np.full(changes.num_rows, _end_ms(_AWAY.stop)))
     columns["generation"] = pa.array(np.ones(changes.num_rows, np.int32))

@@ -16,7 +16,7 @@ import pyarrow as pa
 from batch.common.progress import silent
 from batch.state import snapshot
 from batch.state.generation import await_end
-from batch.state.operations import Work, rescale
+from batch.state.operations import StateOperation, rescale
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Origin, Row, hash64
@@ -24,7 +24,7 @@ from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.home.home import KEY_GROUPS, Home
 from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.spark.cds_archive import making
-from fleetpulse.io.spark.session import OPTIONS, Size, settings, spark_session
+from fleetpulse.io.spark.session import OPTIONS, SparkResources, settings, spark_session
 from fleetpulse.io.system.process import Stop
 from fleetpulse.io.tables import tables
 
@@ -44,12 +44,12 @@ def rehearse(folder: Path, archive: Path) -> None:
     tables.create(home, MESSAGES)
     tables.append(home, MESSAGES, _messages(), "rehearsal", 1)
     quick = "-XX:TieredStopAtLevel=1"  # what its second compiler made would be thrown away with it
-    extra = {OPTIONS: f"{settings(local, Size())[OPTIONS]} {quick} {making(archive)}"}
+    extra = {OPTIONS: f"{settings(local, SparkResources())[OPTIONS]} {quick} {making(archive)}"}
     spark = spark_session("fleetpulse-rehearsal", local_dir=local, extra=extra)
     await_end(start(spark, home, None))
     snapshot.take(spark, home, None, silent)
     with home.state_held("fleet fetch"):
-        rescale(Work(spark, home, silent), KEY_GROUPS + 1)
+        rescale(StateOperation(spark, home, silent), KEY_GROUPS + 1)
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - pyspark has no other way to its process
     spark.stop()
     gateway.proc.stdin.close()  # by which it ends

@@ -41,7 +41,7 @@ from fleetpulse.core.times import format_duration
 from fleetpulse.io.checkpoints.generations import Generation
 from fleetpulse.io.lifecycle.initial_state import initial_state
 from fleetpulse.io.lifecycle.query import Begin, judged
-from fleetpulse.io.spark.session import Size, spark_session
+from fleetpulse.io.spark.session import SparkResources, spark_session
 from fleetpulse.io.tables.tables import arrow_schema, to_table
 from fleetpulse.paths import ROOT, cache_dir
 
@@ -109,7 +109,7 @@ def _in_a_process(work: Path, devices: int, jitter_ms: int) -> list[dict[str, An
 def run_cases(work: Path, devices: int, jitter_ms: int) -> None:
     """Run warm-up and both cases; print a row a case as JSON."""
     extra = {"spark.sql.streaming.numRecentProgressUpdates": _REPORTS}
-    spark = spark_session("bench-expiry", local_dir=work / "spark", size=Size(memory=MEMORY), extra=extra)
+    spark = spark_session("bench-expiry", local_dir=work / "spark", size=SparkResources(memory=MEMORY), extra=extra)
     _land(work / "few", _ticks(0))
     _land(work / "many", _ticks(jitter_ms))
     _run(spark, work / "few", work / "warm", WARMING_DEVICES, 0)

@@ -31,11 +31,11 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Kind
 from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS, MESSAGES, TABLES
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.spark.session import Size
+from fleetpulse.io.spark.session import SparkResources
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.bronze_slices import blocks_of, pieces_of, slices_of
-from fleetpulse.io.tables.row_accounting import Counted
-from fleetpulse.io.tables.snapshots import Taken
+from fleetpulse.io.tables.row_accounting import IngestCounters
+from fleetpulse.io.tables.snapshots import SnapshotInfo
 
 pc: Any = pyarrow.compute  # its functions are made at run time: no checker knows them
 _DAY: Final = Load(devices=230, leaving=1)  # a message each in 20 s: 1,000,000 a day
@@ -65,7 +65,7 @@ def bench_quality(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[s
         judged = _judge(home)
         made = read(tree)
         say(f"{judged:,} judgements; looking at them")
-        with lazy_session(home, Size()) as session:
+        with lazy_session(home, SparkResources()) as session:
             report = run(home, session=session)
             told = read(tree)
         for one in report.looked:
@@ -95,7 +95,7 @@ def _land(home: Home, steps: int) -> int:
         for table, kind in ((COVERAGE, Kind.GAP), (DEVICES, Kind.REGISTRY)):
             tables.append(home, table, tables.to_table(table, _own(rows, kind)), "bench", number)
         count += rows.num_rows
-        tables.append_of(home, MESSAGES, rows, {"bench": number, **Counted(count, 0).numbers()})
+        tables.append_of(home, MESSAGES, rows, {"bench": number, **IngestCounters(count, 0).numbers()})
     return count
 
 
@@ -128,7 +128,7 @@ def _judge(home: Home) -> int:
         for gone in step.gone:
             del chunks[number][gone]
         chunks[number].update(step.chunks)
-        return step.told
+        return step.judgements
 
     for each in slices_of(pieces, _BATCH_ROWS):
         blocks = blocks_of(each, _GROUPS, started_ms)
@@ -156,7 +156,7 @@ def _publish(home: Home, groups: list[KeyGroup], chunks: list[dict[int, bytes]],
         for number, group in enumerate(groups)
         for batch in taken(number, group.to_bytes(), chunks[number], newest_ms, home.deployment())
     ]
-    about = Taken(1, 1, 1, newest_ms, groups[0].shards.frontier_ms, sum(len(group.devices) for group in groups), _GROUPS)
+    about = SnapshotInfo(1, 1, 1, newest_ms, groups[0].shards.frontier_ms, sum(len(group.devices) for group in groups), _GROUPS)
     note = {name: value for name, value in asdict(about).items() if name not in ("version", "at_ms")}
     properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(note)})
     place = str(home.table(DEVICE_SNAPSHOTS.name))

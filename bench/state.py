@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from batch.common.spark_session import batch_session
 from batch.state import snapshot
 from batch.state.generation import await_end
-from batch.state.operations import Work, bootstrap, migrate, repartition, rollback
+from batch.state.operations import StateOperation, bootstrap, migrate, repartition, rollback
 from bench.contenders import key_groups
 from bench.generate import LATENESS_MS, Fleet, prepare
 from bench.measure import Meter, size_bytes
@@ -26,12 +26,12 @@ from fleetpulse.columnar.codec.versions import WRITTEN_FORMS
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import stand
+from fleetpulse.io.checkpoints.checkpoint import position_after
 from fleetpulse.io.checkpoints.generations import Generation, Generations, save_generations
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.lifecycle.state_reader import overview
-from fleetpulse.io.spark.session import Size
+from fleetpulse.io.spark.session import SparkResources
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import find_snapshot, snapshots
 
@@ -67,7 +67,7 @@ def bench_state(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[str
     place = Path(tempfile.mkdtemp(prefix="fleet-bench-state-"))
     try:
         home = _judged(Home(place / "home"), devices, say)
-        with batch_session(home, Size(memory="4g")) as spark, Meter() as meter:
+        with batch_session(home, SparkResources(memory="4g")) as spark, Meter() as meter:
             yield from _measured(spark, home, devices, meter, say)
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -89,7 +89,7 @@ def _measured(
 ) -> Iterable[dict[str, Any]]:
     say("judging them")
     await_end(start(spark, home, None))
-    work = Work(spark, home, say)
+    work = StateOperation(spark, home, say)
     yield _size(spark, home)
     taken = snapshot.take(spark, home, None, say)
     if taken.devices < devices * _JUDGED:
@@ -99,7 +99,7 @@ def _measured(
         "snapshot": lambda: snapshot.take(spark, home, None, say),
         "bootstrap": lambda: bootstrap(work, find_snapshot(home)),
         "migrate": lambda: migrate(work, next(form for form in WRITTEN_FORMS if form != home.generation().form)),
-        "repartition": lambda: repartition(work, stand(home.checkpoint).partitions + 1),
+        "repartition": lambda: repartition(work, position_after(home.checkpoint).partitions + 1),
         "rollback": lambda: rollback(work, home.generation().number - 1),
     }
     yardsticks: list[Cost] = []
@@ -127,7 +127,7 @@ def _measured(
 
 def _size(spark: SparkSession, home: Home) -> dict[str, Any]:
     """Return how large the state is: values of the newest version, without what waits; and the checkpoint on disk."""
-    groups = overview(spark, home.checkpoint, stand(home.checkpoint).batch)
+    groups = overview(spark, home.checkpoint, position_after(home.checkpoint).batch)
     devices = sum(group.devices for group in groups)
     return {
         "what": "the state",

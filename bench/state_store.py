@@ -33,13 +33,13 @@ def run(provider: str, folder: Path, keys: int, batches: int) -> dict[str, Any]:
     """Run so many batches on a checkpoint, and say what they took."""
     from pyspark.sql import functions as F  # noqa: N812 - the field's name for them
 
-    from fleetpulse.io.spark.session import Size, spark_session
+    from fleetpulse.io.spark.session import SparkResources, spark_session
 
     extra = {
         "spark.sql.streaming.stateStore.providerClass": PROVIDERS[provider],
         "spark.sql.streaming.stateStore.encodingFormat": "unsaferow",
     }
-    spark = spark_session("state-store", local_dir=folder / "spark", size=Size(memory="2g"), extra=extra)
+    spark = spark_session("state-store", local_dir=folder / "spark", size=SparkResources(memory="2g"), extra=extra)
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS_A_BATCH).option("numPartitions", 2).load()
     keyed = rows.select(
         F.pmod(F.xxhash64("value"), F.lit(keys)).alias("key"), F.sha2(F.col("value").cast("string"), 256).alias("p")

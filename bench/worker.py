@@ -14,7 +14,7 @@ from bench.generate import Fleet, Input
 from bench.scala_jobs import compiled
 from bench.serving import serve
 from fleetpulse.io.spark.jars import resolve_jars
-from fleetpulse.io.spark.session import Size, spark_session
+from fleetpulse.io.spark.session import SparkResources, spark_session
 
 MEMORY: Final = "4g"  # heap of the JVM, for everyone
 _REPORTS: Final = "1000"  # progress reports kept: more than a run has batches
@@ -26,7 +26,7 @@ def runner(name: str, local_dir: Path) -> Callable[[dict[str, Any]], dict[str, A
         "spark.driver.extraClassPath": os.pathsep.join(map(str, [*resolve_jars(), compiled()])),
         "spark.sql.streaming.numRecentProgressUpdates": _REPORTS,
     }
-    spark = spark_session(f"bench-{name}", local_dir=local_dir, size=Size(memory=MEMORY), extra=extra)
+    spark = spark_session(f"bench-{name}", local_dir=local_dir, size=SparkResources(memory=MEMORY), extra=extra)
     contender = ON_SPARK[name]
 
     def run(request: dict[str, Any]) -> dict[str, Any]:

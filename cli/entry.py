@@ -9,7 +9,7 @@ import sys
 import typer
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.delta.corruption import DamagedError, damage_in
+from fleetpulse.io.delta.corruption import DamagedError, corruption_message
 from fleetpulse.io.system.fsync import no_room
 
 _JOB = "job"
@@ -43,5 +43,5 @@ def _refused(error: Exception) -> FleetError | None:
         return FleetError(
             f"the disk is full{where}; free some space, as ./fleet maintain does, and give the command again", code="disk-full"
         )
-    told = damage_in(error)
+    told = corruption_message(error)
     return None if told is None else DamagedError("what the command needs", told)

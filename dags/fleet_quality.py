@@ -18,7 +18,7 @@ from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable, Param, c
 
 from fleetpulse.orchestration.assets import ALERTS, DEVICE_SNAPSHOTS, QUALITY_FAILURES, QUALITY_RESULTS
 from fleetpulse.orchestration.dag_factory import fleet_dag
-from fleetpulse.orchestration.operators import BuildDocs, Looks, Outcome
+from fleetpulse.orchestration.operators import BuildDocs, QualityOperator, RunResultOperator
 from fleetpulse.orchestration.pools import HEAVY_POOL
 
 FORM = {"suite": Param(None, type=["null", "string"], title="Suite", description="empty: all of them")}
@@ -36,7 +36,7 @@ def build(*, alarmed: bool = True) -> DAG:
         params=FORM,
         alarmed=alarmed,
     ) as made:
-        check = Looks(
+        check = QualityOperator(
             task_id="check",
             words=["quality", "run", "--suite={{ params.suite or '' }}", "--json"],
             gives="json",
@@ -46,7 +46,7 @@ def build(*, alarmed: bool = True) -> DAG:
         docs = BuildDocs(  # of what failed above all: so the tables' events are its, too, and not those of a look that may fail
             task_id="docs", pool=HEAVY_POOL, trigger_rule="all_done", outlets=[QUALITY_RESULTS, QUALITY_FAILURES]
         )
-        chain(check, docs, Outcome(task_id="outcome", of=["check", "docs"]))
+        chain(check, docs, RunResultOperator(task_id="outcome", of=["check", "docs"]))
     return made
 
 

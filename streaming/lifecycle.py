@@ -21,7 +21,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.maintenance.vacuum import shorten_log
 from fleetpulse.io.spark.scratch import remains_of, remove_folders
-from fleetpulse.io.spark.session import Size, spark_session
+from fleetpulse.io.spark.session import SparkResources, spark_session
 from fleetpulse.io.system.kernel_cache import compile_beside
 from fleetpulse.io.system.process import Stop, write_status
 from fleetpulse.io.tables.adaptive_batching import trigger_ms
@@ -36,7 +36,7 @@ _JVM_GONE: Final = (Py4JNetworkError, ConnectionError)  # how py4j says that nob
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
+class LifecycleOptions:
     """How often the job makes a batch, and for how long it keeps what it has written, in milliseconds.
 
     Attributes:
@@ -52,7 +52,7 @@ class Habits:
     versions_ms: int
 
 
-def run_lifecycle(home: Home, stop: Stop, habits: Habits, size: Size) -> None:
+def run_lifecycle(home: Home, stop: Stop, habits: LifecycleOptions, size: SparkResources) -> None:
     """Run the job of a home until stopped.
 
     Args:
@@ -77,7 +77,7 @@ def run_lifecycle(home: Home, stop: Stop, habits: Habits, size: Size) -> None:
         _run(home, stop, habits, size)
 
 
-def _run(home: Home, stop: Stop, habits: Habits, size: Size) -> None:
+def _run(home: Home, stop: Stop, habits: LifecycleOptions, size: SparkResources) -> None:
     compiling = compile_beside()  # while the JVM starts; Spark's daemon of Python workers finds it done
     spark = spark_session("fleetpulse-lifecycle", local_dir=home.path / _SPARK, size=size)
     if compiling:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from fleetpulse.core.judgements import COMPARED, Judgement, Verdict
+from fleetpulse.core.judgements import COMPARED, Judgement, JudgementKind
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.presence.gateways import Gateways
@@ -213,7 +213,7 @@ def compared_columns(batch: pa.RecordBatch) -> Counter[tuple[Any, ...]]:
     """Return judgements in columns as the same bag."""
     columns = {name: batch[name].to_pylist() for name in COMPARED}
     columns["last_errors"] = [tuple(json.loads(codes or "[]")) for codes in columns["last_errors"]]
-    return Counter(one for one in zip(*columns.values(), strict=True) if one[0] != Verdict.SUMMARY)
+    return Counter(one for one in zip(*columns.values(), strict=True) if one[0] != JudgementKind.SUMMARY)
 
 
 def changes(judgements: Iterable[Judgement]) -> list[tuple[float, str, str, str]]:
@@ -221,6 +221,6 @@ def changes(judgements: Iterable[Judgement]) -> list[tuple[float, str, str, str]
     found = [
         ((one.event_time_ms or 0) - START, one.transition_no or 0, one.from_mode, one.to_mode, one.trigger)
         for one in judgements
-        if one.kind is Verdict.TRANSITION
+        if one.kind is JudgementKind.TRANSITION
     ]
     return [(at / 1000, str(old), str(new), str(why)) for at, _, old, new, why in sorted(found, key=lambda item: item[:2])]

@@ -18,9 +18,9 @@ from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, TABLE
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import promise
 from fleetpulse.io.maintenance import compaction
-from fleetpulse.io.maintenance.readers import Need
+from fleetpulse.io.maintenance.readers import ReaderPin
 from fleetpulse.io.tables import tables
-from fleetpulse.io.tables.row_accounting import Counted, counted_in
+from fleetpulse.io.tables.row_accounting import IngestCounters, read_counters
 
 
 def empty(path: Path, deployment: Deployment) -> Home:
@@ -36,7 +36,7 @@ def land(home: Home, rows: Sequence[Row], number: int, refused: int = 0) -> None
     """Append rows to bronze, counted as landing counts them: so many more were refused."""
     arrival = {"origin": "replay", "bridge": "b", "segment": number}
     table = [{**asdict(one), "device_hash": hash64(one.device_id), **arrival} for one in rows]
-    counted = counted_in(DeltaTable(str(home.table(MESSAGES.name)))) or Counted(0, 0)
+    counted = read_counters(DeltaTable(str(home.table(MESSAGES.name)))) or IngestCounters(0, 0)
     numbers = {"test": number, **counted.more(len(rows) + refused, refused).numbers()}
     tables.append_of(home, MESSAGES, tables.to_table(MESSAGES, table), numbers)
 
@@ -88,7 +88,7 @@ def take_snapshot(home: Home, batch: int = 1, mode: Any = "overwrite", **more: A
 def shorten(home: Home, version: int, keep_ms: int) -> int:
     """Remove old rows of bronze below a version as maintenance does; return from when on all are kept."""
     table = home.table(MESSAGES.name)
-    planned = compaction.plan(table, [Need("a test", version, by_version=True)], keep_ms, time.time_ns() // 1_000_000)
+    planned = compaction.plan(table, [ReaderPin("a test", version, by_version=True)], keep_ms, time.time_ns() // 1_000_000)
     assert planned is not None, "there are rows"
     promise(home, MESSAGES.name, planned.cutoff_ms)
     assert compaction.cut_off(table, planned), "some are old"

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from fleetpulse.core.messages.replay_envelope import Envelope, wrap
-from fleetpulse.io.ingest.segments import Position
+from fleetpulse.io.ingest.segments import BridgeOffset
 from fleetpulse.io.mqtt.subscriber import Arrived
-from streaming.bridge.sequencer import Intake
+from streaming.bridge.sequencer import BridgeSequencer
 
 NOW = 1_700_000_000_000
 TOPIC = "fleet/s/d/heartbeat"
@@ -32,30 +32,30 @@ class Broker:
         return self.deliver(f"replay/{recording}", wrap(envelope))
 
 
-def make(position: Position | None = None) -> Intake:
-    return Intake("b", position, grace_ms=120_000, interval_ms=5_000, secret=b"s")
+def make(position: BridgeOffset | None = None) -> BridgeSequencer:
+    return BridgeSequencer("b", position, grace_ms=120_000, interval_ms=5_000, secret=b"s")
 
 
-def rows(intake: Intake) -> list[dict[str, Any]]:
+def rows(intake: BridgeSequencer) -> list[dict[str, Any]]:
     return [row._asdict() for row in intake.waiting.rows()]
 
 
-def stamps(intake: Intake) -> list[int]:
+def stamps(intake: BridgeSequencer) -> list[int]:
     return [row["received_at_ms"] for row in rows(intake)]
 
 
-def bodies(intake: Intake, kind: str) -> list[dict[str, Any]]:
+def bodies(intake: BridgeSequencer, kind: str) -> list[dict[str, Any]]:
     told = [json.loads(row["payload"]) for row in rows(intake) if row["topic"] == f"fleet/_/b/{kind}"]
     return [{key: value for key, value in body.items() if key != "after"} for body in told]
 
 
-def closed(intake: Intake) -> list[str]:
+def closed(intake: BridgeSequencer) -> list[str]:
     """Return the bridges of which the intake itself says that they listen again."""
     ours = [row for row in rows(intake) if row["recording"] is None and row["topic"].endswith("/gap")]
     return [row["topic"].split("/")[2] for row in ours if json.loads(row["payload"])["op"] == "close"]
 
 
-def fly(intake: Intake, broker: Broker, sent_ms: int, back_ms: int) -> None:
+def fly(intake: BridgeSequencer, broker: Broker, sent_ms: int, back_ms: int) -> None:
     intake.arrived(broker.deliver(intake.canary_topic, intake.canary(sent_ms)), back_ms)
 
 

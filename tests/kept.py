@@ -14,8 +14,8 @@ from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
 from fleetpulse.io.tables import tables
-from fleetpulse.io.tables.snapshots import Taken, snapshots
-from fleetpulse.reports.device_judgements import said_by_device
+from fleetpulse.io.tables.snapshots import SnapshotInfo, snapshots
+from fleetpulse.reports.device_judgements import judgements_by_device
 from fleetpulse.reports.replay_origin import done_with
 from tests.histories import row, signal, tick
 from tests.homes import Judged, empty, shorten
@@ -31,14 +31,14 @@ RULES: dict[str, Any] = {"rules": {"timeout": "1h", "forget_after": "100d"}, "cl
 class Kept(Judged):
     """A home of several days, of which snapshots are taken, and from which what is old is removed."""
 
-    def snapshot(self) -> Taken:
+    def snapshot(self) -> SnapshotInfo:
         """Write the state after all that was taken in so far, as the job would have it."""
         newest_ms, frontier_ms = self.rows[-1].received_at_ms, outcome(self.rows, DEPLOYMENT).frontier_ms
         bronze = tables.version(self.home.table(MESSAGES.name)) + 1
         amended_ms, unmet = done_with(self.home, newest_ms)
-        return self.write(Taken(1, 0, bronze, newest_ms, frontier_ms, 2, 2, amended_ms, unmet=unmet))
+        return self.write(SnapshotInfo(1, 0, bronze, newest_ms, frontier_ms, 2, 2, amended_ms, unmet=unmet))
 
-    def write(self, taken: Taken) -> Taken:
+    def write(self, taken: SnapshotInfo) -> SnapshotInfo:
         """Write the state after the rows up to which a snapshot was taken."""
         stream = Stream(DEPLOYMENT, 2, {})
         stream.batch([one for one in self.rows if one.received_at_ms <= (taken.newest_ms or 0)])
@@ -59,7 +59,7 @@ class Kept(Judged):
     def agrees(self, device_id: str = "d", after_ms: int = 0) -> bool:
         """Whether what is shown is what the whole history, with all that was removed, says."""
         wanted = transitions(histories(self.rows, DEPLOYMENT).amended).get(device_id, [])
-        known = shown(said_by_device(self.home, [device_id])[device_id])
+        known = shown(judgements_by_device(self.home, [device_id])[device_id])
         first, second = ([content(o) for o in some if (o.event_time_ms or 0) > after_ms] for some in (known, wanted))
         return first == second
 

@@ -21,7 +21,7 @@ from fleetpulse.core.rows import Kind, Row, for_everyone
 from fleetpulse.core.tables import COVERAGE, DEVICE_SNAPSHOTS, DEVICES, JUDGEMENTS, QUARANTINE
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
-from fleetpulse.io.tables.snapshots import Taken
+from fleetpulse.io.tables.snapshots import SnapshotInfo
 from tests.histories import OWN, START, any_own_row, any_signal, positioned, row
 from tests.homes import commit_batch, empty, land
 
@@ -104,7 +104,7 @@ def write_state(
     world = json.loads(next(row["content"] for row in said.to_pylist() if row["part"] == "group"))
     frontier_ms = world_from_plain(world)[0].frontier_ms
     count = sum(part == "device" for part in said["part"].to_pylist()) if devices is None else devices
-    about = Taken(generation, 1, bronze, world["newest_ms"], frontier_ms, count, key_groups)
+    about = SnapshotInfo(generation, 1, bronze, world["newest_ms"], frontier_ms, count, key_groups)
     note = {name: value for name, value in asdict(replace(about)).items() if name not in ("version", "at_ms")}
     properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(note)})
     path = str(home.table(DEVICE_SNAPSHOTS.name))

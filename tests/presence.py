@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
@@ -35,7 +35,7 @@ class Case:
     rows: Sequence[Row]
     want: Mapping[str, Sequence[Change]]
     reboots: Mapping[str, int] = field(default_factory=dict[str, int])
-    listed: Mapping[tuple[str, Verdict], int] = field(default_factory=dict[tuple[str, Verdict], int])
+    listed: Mapping[tuple[str, JudgementKind], int] = field(default_factory=dict[tuple[str, JudgementKind], int])
     until_s: float = 7_000
 
 
@@ -214,7 +214,7 @@ def _identities() -> dict[str, Case]:
         return [row(at_s, f"fleet/{site}/{device}/heartbeat", boot=site) for at_s, site in sites]
 
     in_turn = [(300 * number, ("oslo", "rome")[number % 2]) for number in range(20)]
-    conflict = Verdict.IDENTITY_CONFLICT
+    conflict = JudgementKind.IDENTITY_CONFLICT
     return {
         "one id speaks from two sites": Case(
             speak("i1", *in_turn), {"i1": [_online(0)]}, {"i1": 0}, {("i1", conflict): 1}, until_s=6_000
@@ -262,7 +262,7 @@ def _operators() -> dict[str, Case]:
             [add("o7", timeout_ms=300_000), signal(0, "o7")], {"o7": [_online(0), (300, "online", "offline", "silence")]}
         ),
         "a limit beyond the policy's bounds": Case(
-            [add("o8", timeout_ms=1), signal(0, "o8")], {"o8": [_online(0)]}, listed={("o8", Verdict.REFUSED): 1}
+            [add("o8", timeout_ms=1), signal(0, "o8")], {"o8": [_online(0)]}, listed={("o8", JudgementKind.REFUSED): 1}
         ),
     }
 

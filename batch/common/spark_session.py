@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoints.checkpoint import relocate_each
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.spark.session import Size, spark_session
+from fleetpulse.io.spark.session import SparkResources, spark_session
 from fleetpulse.io.system.locks import held, holder
 
 _PREFIX = "batch-"
@@ -24,7 +24,7 @@ _LOCK = "lock"
 
 
 @contextmanager
-def batch_session(home: Home, size: Size) -> Iterator[SparkSession]:
+def batch_session(home: Home, size: SparkResources) -> Iterator[SparkSession]:
     """Give a session beside the lifecycle job's; what one that was killed has left behind is removed.
 
     Args:
@@ -75,7 +75,7 @@ def plainly_named(home: Home) -> Iterator[Home]:
             relocate_each(home.lifecycle)
 
 
-def told_of(error: Exception) -> str:
+def first_sentence_of(error: Exception) -> str:
     """Return the sentence of Spark's that says most: the innermost cause that has one."""
     lines = [line.strip(": ") for line in str(error).splitlines() if not line.startswith("An error occurred while calling")]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]

@@ -26,11 +26,11 @@ from fleetpulse.core.times import format_instant
 from fleetpulse.io.checkpoints.generations import checkpoint_of, left_over, load_generations
 from fleetpulse.io.delta.compacted import FOLDER
 from fleetpulse.io.delta.log import holds_table
-from fleetpulse.io.home.exclusive import keeping_makers_out, maintaining
+from fleetpulse.io.home.exclusive import exclusive_maintenance, pause_state_changes
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import promise
 from fleetpulse.io.maintenance import compaction, disk_cleanup, vacuum
-from fleetpulse.io.maintenance.readers import Need, floor, judged_through, needs
+from fleetpulse.io.maintenance.readers import ReaderPin, judged_through, oldest_live_pin, reader_pins
 from fleetpulse.io.spark import scratch
 
 _WAYS_BACK: Final = 1  # generations that no longer run and stay, however old
@@ -52,19 +52,19 @@ def maintain(
         say: told what is waited for.
 
     Raises:
-        FleetError: another is at work for too long, see `making.maintaining`, or it is not known what somebody needs.
+        FleetError: another is at work for too long, see `making.exclusive_maintenance`, or it is not known what somebody needs.
     """
-    with maintaining(home, say):
+    with exclusive_maintenance(home, say):
         now_s = time.time() if now_s is None else now_s
         now_ms = int(now_s * 1000)
         there = [path for path in sorted((home.path / "tables").glob("*")) if holds_table(path)]
         if not dry_run:
             _remove_aside(there, now_s)
         yield from as_room_allows("checkpoints", _generations(home, keep, now_ms, say, dry_run=dry_run))
-        wanted = needs(home)
+        wanted = reader_pins(home)
         if home.table(DEVICE_SNAPSHOTS.name) in there:
             yield from _thin_out(home, keep, now_ms, dry_run=dry_run)
-            wanted = needs(home)
+            wanted = reader_pins(home)
         if home.table(MESSAGES.name) in there:
             yield from as_room_allows(MESSAGES.name, _bronze(home, keep, wanted, now_ms, dry_run=dry_run))
         yield from remove_aged(home, keep, there, now_ms, dry_run=dry_run)
@@ -93,7 +93,7 @@ def _generations(home: Home, keep: Keep, now_ms: int, say: Callable[[str], None]
     record = load_generations(home.lifecycle)
     if not going(record, _WAYS_BACK, before_ms) and not left_over(home.lifecycle, record):
         return
-    with keeping_makers_out(home, "fleet maintain") as other:
+    with pause_state_changes(home, "fleet maintain") as other:
         if other:
             yield Step("checkpoints", "hold", note=f"old generations stay until the next maintenance: {other} is at work")
             return
@@ -111,7 +111,7 @@ def _size(folder: Path) -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
-def _bronze(home: Home, keep: Keep, wanted: list[Need], now_ms: int, *, dry_run: bool) -> Iterator[Step]:
+def _bronze(home: Home, keep: Keep, wanted: list[ReaderPin], now_ms: int, *, dry_run: bool) -> Iterator[Step]:
     table = home.table(MESSAGES.name)
     planned = compaction.plan(table, wanted, keep.messages_ms, now_ms)
     if planned is None:
@@ -133,7 +133,7 @@ def _bronze(home: Home, keep: Keep, wanted: list[Need], now_ms: int, *, dry_run:
         yield Step(MESSAGES.name, "join", len(parts), sum(one.size_bytes for one in parts), sum(one.rows for one in parts), note)
 
 
-def _drop(home: Home, table: Path, planned: compaction.Plan, now_ms: int, *, dry_run: bool) -> Step:
+def _drop(home: Home, table: Path, planned: compaction.CompactionPlan, now_ms: int, *, dry_run: bool) -> Step:
     parts = [part for unit in planned.drop for part in unit.parts]
     note = since(f"received before {format_instant(planned.cutoff_ms)}", planned.newest_ms, now_ms)
     rows = compaction.doomed(table, planned)
@@ -162,7 +162,7 @@ def _thin_out(home: Home, keep: Keep, now_ms: int, *, dry_run: bool) -> Iterator
     yield Step(DEVICE_SNAPSHOTS.name, "delete", *vacuum.remove_files(files, dry_run=dry_run), note=f"{len(kept)} snapshots stay")
 
 
-def _delete(home: Home, table: Path, keep: Keep, wanted: list[Need], now_s: float, *, dry_run: bool) -> Iterator[Step]:
+def _delete(home: Home, table: Path, keep: Keep, wanted: list[ReaderPin], now_s: float, *, dry_run: bool) -> Iterator[Step]:
     """Delete files that were replaced, and old versions of the log."""
     snapshots, bronze = table.name == DEVICE_SNAPSHOTS.name, table.name == MESSAGES.name
     if not snapshots:
@@ -175,7 +175,7 @@ def _delete(home: Home, table: Path, keep: Keep, wanted: list[Need], now_s: floa
     below = min(vacuum.kept_versions(table, keep.device_snapshots_ms, int(now_s * 1000))) if snapshots else None
     if table.name == JUDGEMENTS.name:
         below = judged_through(home)
-    spared = _StillRead(table, floor(wanted).version) if bronze else _none
+    spared = _StillRead(table, oldest_live_pin(wanted).version) if bronze else _none
     log = vacuum.outdated_log(table, keep.replaced_ms, now_s, below, spared)
     if log:
         yield Step(table.name, "delete", *vacuum.remove_files(log, dry_run=dry_run), note="old versions of the log")

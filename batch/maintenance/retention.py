@@ -7,7 +7,7 @@ from typing import Final
 
 from batch import amend
 from batch.maintenance.plan import BUSY, Keep, Step, as_room_allows, since
-from fleetpulse.core.judgements import AMENDMENTS, Verdict
+from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
 from fleetpulse.core.tables import JUDGEMENTS, QUALITY_FAILURES, QUALITY_RESULTS, QUARANTINE, STREAM_HEALTH
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.checkpoints.generations import load_generations
@@ -16,11 +16,13 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms, promise
 from fleetpulse.io.maintenance import vacuum
 from fleetpulse.io.tables import tables
-from fleetpulse.io.tables.row_accounting import removing
+from fleetpulse.io.tables.row_accounting import removal_txn
 from fleetpulse.reports.replay_origin import CAME_LATE, DONE, LATE
 
-_SUMMARIES: Final = f"kind = '{Verdict.SUMMARY.value}'"
-_OF_MESSAGES: Final = tuple(kind for kind in Verdict if kind not in (Verdict.TRANSITION, Verdict.SUMMARY, *AMENDMENTS))
+_SUMMARIES: Final = f"kind = '{JudgementKind.SUMMARY.value}'"
+_OF_MESSAGES: Final = tuple(
+    kind for kind in JudgementKind if kind not in (JudgementKind.TRANSITION, JudgementKind.SUMMARY, *AMENDMENTS)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def _remove(home: Home, aged: _Aged, keep_ms: int, now_ms: int, *, dry_run: bool
             _promise_late(home, gone)
         promise(home, aged.promised, cutoff_ms)
         table = home.table(aged.table)
-        counted = removing(open_table(table), doomed) if aged.table == QUARANTINE.name else None
+        counted = removal_txn(open_table(table), doomed) if aged.table == QUARANTINE.name else None
         if vacuum.remove_rows(table, gone, counted) is None:
             doomed, note = 0, BUSY
     yield Step(aged.table, "remove", rows=doomed, note=note)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from batch.common.progress import Say, silent
 from batch.quality import facts as evidence
-from batch.quality.facts import Stand, one_row
+from batch.quality.facts import EvaluationPoint, one_row
 from batch.quality.rejudge import is_there_still, judged_again
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.quality.suites import Suite
@@ -21,7 +21,7 @@ from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.quality.suite_inputs import Opened
 from fleetpulse.io.tables import tables as delta
-from fleetpulse.io.tables.snapshots import Taken, snapshots
+from fleetpulse.io.tables.snapshots import SnapshotInfo, snapshots
 from fleetpulse.reports.messages import span
 
 DAMAGED: Final = (ValueError, LookupError, TypeError, AttributeError, AssertionError, FleetError)
@@ -48,7 +48,7 @@ class State:
 
     subject: str
     files: tuple[Path, ...]
-    about: Taken
+    about: SnapshotInfo
     before_ms: int | None = None
     chosen: bool = False
 
@@ -65,7 +65,7 @@ def snapshot_state(home: Home, version: int | None = None) -> State | None:
     return None
 
 
-class WorkedOut:
+class DerivedTables:
     """Tables that are worked out when a suite first needs them.
 
     Args:
@@ -76,10 +76,12 @@ class WorkedOut:
         say: told how far bronze is judged again.
     """
 
-    def __init__(self, home: Home, tables: Opened, judged: Stand | None, state: State | None, say: Say = silent) -> None:
+    def __init__(
+        self, home: Home, tables: Opened, judged: EvaluationPoint | None, state: State | None, say: Say = silent
+    ) -> None:
         self.tables, self._say = tables, say
         self._home, self._judged, self._state = home, judged, state
-        self._of_state: Stand | None = None
+        self._of_state: EvaluationPoint | None = None
         self._known = NOTHING  # what bronze's own rows come to where the state stands
         self._unread = ""  # why nobody can tell how far the state has come
         landed = span(home)
@@ -158,6 +160,6 @@ class WorkedOut:
         if self._of_state is not None and "defined_state" in wanted:
             self.tables.put("defined_state", self._judge_again(self._of_state)[1])
 
-    def _judge_again(self, stand: Stand) -> tuple[pa.Table, pa.Table]:
+    def _judge_again(self, stand: EvaluationPoint) -> tuple[pa.Table, pa.Table]:
         assert stand.origin is not None, "who cannot be judged again is not asked about"
         return judged_again(self._home, stand.newest_ms, stand.origin, self._say)

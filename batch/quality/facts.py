@@ -15,7 +15,7 @@ import pyarrow as pa
 from batch.quality.rejudge import Origin, had_work, origin_of
 from fleetpulse.columnar.codec.world_json import world_from_plain
 from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, the_world
-from fleetpulse.core.device import Device, World
+from fleetpulse.core.device import Device, EvaluationContext
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.fold import next_due
 from fleetpulse.core.lifecycle import HELD, Mode
@@ -31,7 +31,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms
 from fleetpulse.io.quality.suite_inputs import Opened
 from fleetpulse.io.tables import tables as delta
-from fleetpulse.io.tables.snapshots import Taken
+from fleetpulse.io.tables.snapshots import SnapshotInfo
 from fleetpulse.reports.messages import rows_through, span
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
@@ -76,7 +76,7 @@ _DUE: Final = """
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class EvaluationPoint:
     """How far a job, or a state of it, has come. Instants are epoch milliseconds.
 
     Attributes:
@@ -101,7 +101,7 @@ class Stand:
     """
 
     newest_ms: int
-    world: World
+    world: EvaluationContext
     frontier_ms: int
     settled_ms: int
     others_ms: int
@@ -163,7 +163,7 @@ def _has_late_rules(policy: Policy) -> bool:
     return any(rules.late_proves_alive is not None for rules in (policy.rules, *policy.classes.values()))
 
 
-def stand_of(home: Home) -> Stand | None:
+def stand_of(home: Home) -> EvaluationPoint | None:
     """Return how far the job has judged; None where it has judged nothing yet."""
     judged = judged_up_to(home.checkpoint)
     if judged is None or span(home) is None:
@@ -174,14 +174,14 @@ def stand_of(home: Home) -> Stand | None:
     return stand_at(home, judged[1], known.shards, known.policies, origin_of(home, judged[1]))
 
 
-def stand_at(home: Home, newest_ms: int, shards: Shards, policies: Policies, origin: Origin | None) -> Stand:
+def stand_at(home: Home, newest_ms: int, shards: Shards, policies: Policies, origin: Origin | None) -> EvaluationPoint:
     """Return the stand that coverage, frontier and policies come to."""
     deployment, kept_ms, told_ms = home.deployment(), oldest_kept_ms(home, MESSAGES.name), oldest_kept_ms(home, _LISTED)
     frontiers_ms = [_BEFORE_ALL if one is None else one for one in shards.frontiers_ms]
     record = load_generations(home.lifecycle)
-    return Stand(
+    return EvaluationPoint(
         newest_ms,
-        World(shards, policies),
+        EvaluationContext(shards, policies),
         max(frontiers_ms),
         deployment.said_through_ms(min(frontiers_ms)),
         frontiers_ms[0],
@@ -243,7 +243,7 @@ def declared_columns(home: Home) -> pa.Table:
     return pa.table({name: pa.array([row[name] for row in rows], pa.string()) for name in names})
 
 
-def deadlines(tables: Opened, stand: Stand) -> pa.Table:
+def deadlines(tables: Opened, stand: EvaluationPoint) -> pa.Table:
     """Return the transitions by silence, each with the instant that policies and covered time give."""
     excused, own = _ends(tables), _own_timeouts(tables)
     found = tables.arrow(_SILENCES)
@@ -266,7 +266,7 @@ def deadlines(tables: Opened, stand: Stand) -> pa.Table:
     return pa.table({**{name: found[name] for name in names}, "deadline": _instants(due_ms)})
 
 
-def _silent(one: Mapping[str, Any], world: World, own_ms: int | None, from_ms: int = _BEFORE_ALL) -> int | None:
+def _silent(one: Mapping[str, Any], world: EvaluationContext, own_ms: int | None, from_ms: int = _BEFORE_ALL) -> int | None:
     """Return the first instant from another on at which a device had been silent for its own timeout, or that of its class.
 
     Holds and changes of the class are left out: what they let begin is that other instant.
@@ -329,7 +329,7 @@ def heads_of(tables: Opened) -> Heads:
     return Heads(tuple(sorted({the_world([one]) for one in rows})), None if None in counts else sum(counts))
 
 
-def stand_of_state(home: Home, world: str, about: Taken) -> Stand:
+def stand_of_state(home: Home, world: str, about: SnapshotInfo) -> EvaluationPoint:
     """Return how far a state has come, from the content of a key group's head, and of which snapshot or generation it is."""
     shards, policies = world_from_plain(json.loads(world))
     origin = origin_of(home, shards.newest_ms, about.generation, about.version)
@@ -378,7 +378,7 @@ def _gaps_from(coverage: Coverage, since_ms: int) -> Coverage:
     return replace(kept, base_ms=0, until_ms=kept.until_ms if late else None)
 
 
-def dues(tables: Opened, stand: Stand, known: Outcome) -> pa.Table:
+def dues(tables: Opened, stand: EvaluationPoint, known: Outcome) -> pa.Table:
     """Return the next deadline of each device of a state and what acts then, and what was covered when its silence began."""
     rows: list[tuple[str, int | None, str | None, int | None]] = []
     for one in _devices(tables):
@@ -390,7 +390,7 @@ def dues(tables: Opened, stand: Stand, known: Outcome) -> pa.Table:
     return pa.table({**columns, "quiet_covered_due_ms": pa.array(covered_ms, pa.int64())})
 
 
-def _covered(device: Device, stand: Stand, known: Outcome) -> int | None:
+def _covered(device: Device, stand: EvaluationPoint, known: Outcome) -> int | None:
     """Return the covered time at which a device's silence began, as the state counts it; None where bronze cannot tell.
 
     A state and bronze may count from elsewhere, and both have the same between that instant and the frontier.

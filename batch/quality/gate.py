@@ -19,11 +19,11 @@ from batch.state.generation import state_of
 from batch.state.snapshot import about
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
-from fleetpulse.io.checkpoints.checkpoint import relocate, stand
+from fleetpulse.io.checkpoints.checkpoint import position_after, relocate
 from fleetpulse.io.checkpoints.generations import DISCARDED, PRUNED, Generation, checkpoint_of, load_generations
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.spark.session import folder_of
-from fleetpulse.io.tables.snapshots import Taken, snapshots
+from fleetpulse.io.tables.snapshots import SnapshotInfo, snapshots
 
 
 def generation_of(home: Home, number: int) -> Generation:
@@ -50,7 +50,7 @@ def generation_state(spark: SparkSession, home: Home, number: int) -> Iterator[S
     """Give the state of a generation, running or held, as the gate looks at it."""
     generation = generation_of(home, number)
     relocate(checkpoint_of(home.lifecycle, number))  # the home may have been moved
-    at = stand(checkpoint_of(home.lifecycle, number))
+    at = position_after(checkpoint_of(home.lifecycle, number))
     what = about(spark, home, generation, at)
     with written_aside(state_of(spark, home, generation, at).each) as files:
         yield State(f"generation {number}", files, what, chosen=is_chosen(load_generations(home.lifecycle), number))
@@ -81,7 +81,9 @@ def written_aside(rows: DataFrame) -> Iterator[tuple[Path, ...]]:
 
 
 @contextmanager
-def gated(spark: SparkSession, home: Home, rows: DataFrame, what: Taken, keep: int, say: Say = silent) -> Iterator[DataFrame]:
+def gated(
+    spark: SparkSession, home: Home, rows: DataFrame, what: SnapshotInfo, keep: int, say: Say = silent
+) -> Iterator[DataFrame]:
     """Look at rows that are about to become a snapshot, and give them where the gate opens.
 
     Raises:

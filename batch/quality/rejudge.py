@@ -18,7 +18,7 @@ from batch.common.progress import Paced, Say, silent
 from fleetpulse.columnar.codec.arrow import NO_SIGNALS
 from fleetpulse.columnar.codec.versions import STORED_FORM
 from fleetpulse.columnar.compute import pc
-from fleetpulse.columnar.fold.judgement_batches import said_by
+from fleetpulse.columnar.fold.judgement_batches import drop_broadcast_copies
 from fleetpulse.columnar.fold.key_group import KeyGroup
 from fleetpulse.columnar.snapshot.rows import GROUP, OWN_ROW, PENDING, seed, shared_rows, taken, the_world
 from fleetpulse.core.presence.shards import Shards
@@ -29,8 +29,8 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.bronze import pack, read_bronze
-from fleetpulse.io.tables.bronze_slices import Piece, blocks_of, pieces_of, slices_of
-from fleetpulse.io.tables.snapshots import Taken
+from fleetpulse.io.tables.bronze_slices import BronzePiece, blocks_of, pieces_of, slices_of
+from fleetpulse.io.tables.snapshots import SnapshotInfo
 from fleetpulse.reports.messages import files_beside
 from fleetpulse.reports.replay_origin import removed_below, rows_of_snapshot, whole_behind
 
@@ -45,7 +45,7 @@ class Origin:
         snapshot: with it; None: with bronze's first row.
     """
 
-    snapshot: Taken | None = None
+    snapshot: SnapshotInfo | None = None
 
     @property
     def newest_ms(self) -> int:
@@ -115,7 +115,7 @@ def origin_of(
     return Origin(known[max(near, min(2, len(known))) - 1])
 
 
-def _rows_behind(pieces: Sequence[Piece], newest_ms: int) -> int:
+def _rows_behind(pieces: Sequence[BronzePiece], newest_ms: int) -> int:
     return sum(piece.rows for piece in pieces if piece.last_ms > newest_ms)
 
 
@@ -151,7 +151,7 @@ def judged_again(home: Home, newest_ms: int, origin: Origin, say: Say = silent) 
             for number in step.gone:
                 del kept[number]
             kept.update(step.chunks)
-            told.append(said_by(key_group, step.told))
+            told.append(drop_broadcast_copies(key_group, step.judgements))
 
     if origin.snapshot is not None:
         for rows in _tied(home, origin):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from batch.common.progress import Paced, Say, silent
 from batch.quality import facts
-from batch.quality.derived_tables import DAMAGED, State, WorkedOut, snapshot_state
+from batch.quality.derived_tables import DAMAGED, DerivedTables, State, snapshot_state
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.quality.state_suites import OF_STATE
 from fleetpulse.core.quality.suites import Severity, Suite
@@ -33,7 +33,7 @@ from fleetpulse.io.tables import tables as delta
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from fleetpulse.io.spark.session import Size
+    from fleetpulse.io.spark.session import SparkResources
 
 SPARK_FROM_ROWS: Final = 200_000  # of a suite: below it pandas is done before Spark has started
 PASSED, FAILED, SKIPPED, FAULT = "passed", "failed", "skipped", "fault"
@@ -80,7 +80,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class SuiteRun:
     """What came of a suite.
 
     Attributes:
@@ -113,7 +113,7 @@ class Report:
     run_id: str
     at_ms: int
     subject: str
-    looked: list[Looked] = field(default_factory=list[Looked])
+    looked: list[SuiteRun] = field(default_factory=list[SuiteRun])
     docs: Path | None = None
 
     def findings(self) -> Iterator[Finding]:
@@ -217,7 +217,7 @@ def _look(home: Home, suites: Sequence[Suite], state: State | None, subject: str
     report = Report(f"{format_instant(at_ms).replace(':', '').replace('.', '')}", at_ms, subject)
     judged = facts.stand_of(home)
     with opened(home) as tables, ExitStack() as stack:
-        made = WorkedOut(home, tables, judged, state, how.say)
+        made = DerivedTables(home, tables, judged, state, how.say)
         expectations = Expectations(home.path / "quality", report.run_id)
         rows: list[SparkRows] = []  # one for all, where there is any
 
@@ -239,21 +239,21 @@ def _look(home: Home, suites: Sequence[Suite], state: State | None, subject: str
     return report
 
 
-def _skipped(suite: Suite, why: str) -> Looked:
+def _skipped(suite: Suite, why: str) -> SuiteRun:
     findings = (Finding(suite.name, one.name, one.severity.value, SKIPPED, why=why) for one in suite.expectations)
-    return Looked(suite.name, "", 0, 0, tuple(findings))
+    return SuiteRun(suite.name, "", 0, 0, tuple(findings))
 
 
 def _evaluated(
-    suite: Suite, made: WorkedOut, expectations: Expectations, how: _Evaluation, spark_rows: Callable[[], SparkRows]
-) -> Looked:
+    suite: Suite, made: DerivedTables, expectations: Expectations, how: _Evaluation, spark_rows: Callable[[], SparkRows]
+) -> SuiteRun:
     began = time.monotonic()
     try:
         made.make(suite)
     except DAMAGED as error:  # what it is worked out from is damaged itself
         why = f"it cannot be worked out: {error!r}"[:400]
         findings = (Finding(suite.name, one.name, one.severity.value, FAULT, why=why) for one in suite.expectations)
-        return Looked(suite.name, "", 0, round((time.monotonic() - began) * 1000), tuple(findings))
+        return SuiteRun(suite.name, "", 0, round((time.monotonic() - began) * 1000), tuple(findings))
     if why := made.why_no_more(suite):
         return _skipped(suite, why)
     count = made.tables.count(suite.rows)
@@ -261,7 +261,7 @@ def _evaluated(
     frame = spark_rows().frame(suite.rows, suite.reads) if large else made.tables.frame(suite.rows)
     answers = expectations.evaluate(suite, frame)
     took_ms = round((time.monotonic() - began) * 1000)
-    return Looked(suite.name, _SPARK if large else _PANDAS, count, took_ms, tuple(_found(suite, one) for one in answers))
+    return SuiteRun(suite.name, _SPARK if large else _PANDAS, count, took_ms, tuple(_found(suite, one) for one in answers))
 
 
 def _found(suite: Suite, one: Evaluated) -> Finding:
@@ -279,7 +279,7 @@ def _shown(value: Any) -> Any:
     return format_instant(round(value.timestamp() * 1000)) if isinstance(value, datetime) else value
 
 
-def _write(home: Home, report: Report, looked: Looked) -> None:
+def _write(home: Home, report: Report, looked: SuiteRun) -> None:
     """Append what came of a suite to the tables."""
     same = {"run_id": report.run_id, "began_at_ms": report.at_ms}
     results: list[dict[str, Any]] = []
@@ -298,7 +298,7 @@ def _write(home: Home, report: Report, looked: Looked) -> None:
 
 
 @contextmanager
-def lazy_session(home: Home, size: "Size") -> Iterator[Session]:
+def lazy_session(home: Home, size: "SparkResources") -> Iterator[Session]:
     """Give what starts a Spark session when it is first asked for one, and stops it at the end."""
     from batch.common.spark_session import batch_session
 

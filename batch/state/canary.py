@@ -17,13 +17,13 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from batch.common.progress import Paced
-from batch.state.generation import Plan, await_end, build, judged_version, settle, state_of, take_over
-from batch.state.operations import Work
-from batch.state.transfer import compare, packed, summed
+from batch.state.generation import GenerationSpec, activate, await_end, build, drain, judged_version, state_of
+from batch.state.operations import StateOperation
+from batch.state.transfer import checksum, compare, pack_by_key_group
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io.checkpoints.checkpoint import newest_begun, query_id, stand
+from fleetpulse.io.checkpoints.checkpoint import newest_begun, position_after, query_id
 from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of, discard_generation
 from fleetpulse.io.delta.log import actions_of
 from fleetpulse.io.lifecycle.query import start
@@ -52,15 +52,15 @@ class Trial:
     stopped: Callable[[], AbstractContextManager[None]]
 
 
-def canary(work: Work, verb: str, trial: Trial) -> Generation:
+def canary(work: StateOperation, verb: str, trial: Trial) -> Generation:
     """Run a newer generation beside the one that runs, compare what both say, and give it the work if that is the same.
 
     Raises:
         FleetError: they differ; the newer one is discarded, and the one that ran goes on.
     """
     spark, home, say = work.spark, work.home, work.say
-    current, began = home.generation(), stand(home.checkpoint)
-    plan = Plan(
+    current, began = home.generation(), position_after(home.checkpoint)
+    plan = GenerationSpec(
         f"{verb} --canary",
         {"generation": current.number, "batch": began.batch},
         state_of(spark, home, current, began),
@@ -70,7 +70,9 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
         trial.form,
         chosen=True,
     )
-    with packed(plan.rows, plan.key_groups) as given:  # at once: the running job keeps a batch until it has done twenty more
+    with pack_by_key_group(
+        plan.rows, plan.key_groups
+    ) as given:  # at once: the running job keeps a batch until it has done twenty more
         made = build(spark, home, plan, given, began, say)
     aside = home.lifecycle / f"told-{made.number:04d}"
     shutil.rmtree(aside, ignore_errors=True)
@@ -78,7 +80,7 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
         say(f"both generations judge the live input for {trial.for_s:.0f} s; generation {made.number} says it aside")
         _side_by_side(work, made, aside, trial.for_s)
         with trial.stopped():
-            at = settle(spark, home, say, newest_begun(checkpoint_of(home.lifecycle, made.number)))
+            at = drain(spark, home, say, newest_begun(checkpoint_of(home.lifecycle, made.number)))
             query = start(spark, home, None, generation=made, through=at.version, told=aside)
             await_end(query, lambda version: say(f"canary: bronze is judged up to version {version} of {at.version}"))
             say("comparing what both have said")
@@ -93,10 +95,10 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
                     code="canary-differs",
                 ) from error
             say("comparing all devices, and all that waits")
-            compare(summed(state_of(spark, home, current, at)), summed(state_of(spark, home, made)), made)
+            compare(checksum(state_of(spark, home, current, at)), checksum(state_of(spark, home, made)), made)
             say(f"{judged:,} judgements, all the same")
             shutil.rmtree(aside, ignore_errors=True)  # not behind the switch: who is killed there has nothing left to do
-            take_over(home, made, at, say)
+            activate(home, made, at, say)
     except BaseException:
         if home.generation().number != made.number:
             discard_generation(home.lifecycle, made)
@@ -106,12 +108,12 @@ def canary(work: Work, verb: str, trial: Trial) -> Generation:
     return made
 
 
-def _side_by_side(work: Work, made: Generation, aside: Path, for_s: float) -> None:
+def _side_by_side(work: StateOperation, made: Generation, aside: Path, for_s: float) -> None:
     query = start(work.spark, work.home, generation=made, told=aside)
     began, far, said = time.monotonic(), Paced(work.say), Said(aside)
 
     def watched() -> str:
-        gone_s, judged = time.monotonic() - began, stand(work.home.checkpoint).version
+        gone_s, judged = time.monotonic() - began, position_after(work.home.checkpoint).version
         reached = judged_version(query)
         so_far = "none of bronze yet" if reached is None else f"bronze up to version {reached}"
         return (
@@ -170,7 +172,7 @@ def _agreed(scratch: Path, was: Iterable[Path], now: Iterable[Path], pending: It
             open_files(connection, name, JUDGEMENTS, list(files))
         form = connection.sql(f"SELECT {AS_COMPARED} FROM was LIMIT 0").to_arrow_table().schema
         connection.register("pending", pa.Table.from_pylist([json.loads(content) for content in pending], form))
-        said = f"SELECT {AS_COMPARED} FROM {{}} WHERE kind <> '{Verdict.SUMMARY}'"
+        said = f"SELECT {AS_COMPARED} FROM {{}} WHERE kind <> '{JudgementKind.SUMMARY}'"
         connection.execute(
             "CREATE TABLE differ AS SELECT * EXCLUDE side, sum(side) AS times "
             f"FROM (SELECT *, 1 AS side FROM ({said.format('was')}) UNION ALL SELECT *, -1 FROM ({said.format('now')}) "
@@ -181,7 +183,7 @@ def _agreed(scratch: Path, was: Iterable[Path], now: Iterable[Path], pending: It
             "SELECT (SELECT count(*) FROM was WHERE kind <> ?) AS judged, "
             "coalesce(sum(greatest(times, 0)), 0)::BIGINT AS missing, "
             "coalesce(sum(greatest(-times, 0)), 0)::BIGINT AS extra FROM differ",
-            [Verdict.SUMMARY],
+            [JudgementKind.SUMMARY],
         )
         if counts["missing"] or counts["extra"]:
             shown = fetch(connection, f"SELECT kind, device_id FROM differ ORDER BY ALL LIMIT {_SHOWN}")

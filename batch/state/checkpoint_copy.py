@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from batch.common.progress import Paced, Say
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.checkpoints.checkpoint import Stand, relocate
+from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, relocate
 from fleetpulse.io.lifecycle.state_reader import VARIABLES, state_rows, timers
 
 _TIMERS = "timers"
@@ -38,7 +38,9 @@ def copy_checkpoint(checkpoint: Path, copy: Path, say: Say) -> None:
     relocate(copy)
 
 
-def require_same(spark: SparkSession, before: tuple[Path, Stand], after: tuple[Path, Stand], say: Say) -> None:
+def require_same(
+    spark: SparkSession, before: tuple[Path, CheckpointPosition], after: tuple[Path, CheckpointPosition], say: Say
+) -> None:
     """See that two checkpoints hold the same.
 
     Args:
@@ -62,7 +64,7 @@ def require_same(spark: SparkSession, before: tuple[Path, Stand], after: tuple[P
         far(lambda same=same: f"comparing: the same so far are {same}, of {', '.join(compared)}")
 
 
-def _all_of(spark: SparkSession, checkpoint: Path, at: Stand, name: str) -> tuple[int, int]:
+def _all_of(spark: SparkSession, checkpoint: Path, at: CheckpointPosition, name: str) -> tuple[int, int]:
     rows = timers(spark, checkpoint, at.batch) if name == _TIMERS else state_rows(spark, checkpoint, at.batch, name)
     told = [F.to_json(F.struct(column)) for column in rows.columns if column != "partition_id"]
     [found] = rows.agg(F.count("*").alias("n"), F.sum(F.xxhash64(*told).cast("decimal(38,0)")).alias("hashes")).collect()

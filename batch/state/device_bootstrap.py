@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from fleetpulse.columnar.codec.world_json import world_from_plain
 from fleetpulse.columnar.snapshot.bootstrap import seeds, sound
 from fleetpulse.columnar.snapshot.rows import DEVICE, GROUP, taken, the_world
-from fleetpulse.core.device import World
+from fleetpulse.core.device import EvaluationContext
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.lifecycle.state_reader import SNAPSHOT_COLUMNS
@@ -38,7 +38,11 @@ def devices_at(listed: Callable[[int | None], pa.Table], frontier_ms: int | None
 
 
 def rows_of_devices(
-    spark: SparkSession, state: DataFrame, listed: Callable[[int | None], pa.Table], known: World, deployment: Deployment
+    spark: SparkSession,
+    state: DataFrame,
+    listed: Callable[[int | None], pa.Table],
+    known: EvaluationContext,
+    deployment: Deployment,
 ) -> DataFrame:
     """Return the rows of a snapshot with other devices: what waits, gaps and policies stay.
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from batch.common.progress import Say
 from batch.state import snapshot
 from batch.state.generation import await_end
-from batch.state.operations import Work, bootstrap, migrate, repartition, rescale, rollback
+from batch.state.operations import StateOperation, bootstrap, migrate, repartition, rescale, rollback
 from fleetpulse.columnar.codec.versions import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
@@ -35,7 +35,7 @@ class Step:
     """One of what is done between two parts of the history."""
 
     name: str
-    act: Callable[[Work], object]
+    act: Callable[[StateOperation], object]
 
 
 STEPS: Final = (
@@ -72,7 +72,7 @@ def disturbed(spark: SparkSession, home: Home, undisturbed: Home, say: Say) -> N
     tables.create(home, MESSAGES)
     spark.conf.set("spark.sql.shuffle.partitions", _PARTITIONS)
     edges = [len(landings) * part // parts for part in range(parts + 1)]
-    work = Work(spark, home, say)
+    work = StateOperation(spark, home, say)
     for number, (begin, end) in enumerate(pairwise(edges), 1):
         say(f"part {number} of {parts}: {end - begin} batches of landing")
         _land(home, landings[begin:end], begin)

@@ -17,11 +17,18 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from batch.common.progress import Say
-from batch.common.spark_session import told_of
-from batch.state.transfer import Given, compare, packed, seeds, summed
+from batch.common.spark_session import first_sentence_of
+from batch.state.transfer import TransferredRows, checksum, compare, pack_by_key_group, seeds
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import Verdict
-from fleetpulse.io.checkpoints.checkpoint import Stand, committed, is_settled, newest_begun, note_begin, stand
+from fleetpulse.core.judgements import JudgementKind
+from fleetpulse.io.checkpoints.checkpoint import (
+    CheckpointPosition,
+    committed,
+    is_settled,
+    newest_begun,
+    note_begin,
+    position_after,
+)
 from fleetpulse.io.checkpoints.generations import (
     Generation,
     begin_generation,
@@ -35,14 +42,14 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.query import Begin, start
 from fleetpulse.io.lifecycle.state_reader import Rows, state_as_rows
 from fleetpulse.io.system.wall_clock import wall_clock_ms
-from fleetpulse.io.tables.outbox import say_unsaid
+from fleetpulse.io.tables.outbox import flush_outbox
 
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _PATIENCE_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GenerationSpec:
     """What a generation is to be made of.
 
     Attributes:
@@ -66,7 +73,7 @@ class Plan:
     chosen: bool = False
 
 
-def settle(spark: SparkSession, home: Home, say: Say, through: int = 0) -> Stand:
+def drain(spark: SparkSession, home: Home, say: Say, through: int = 0) -> CheckpointPosition:
     """Bring the current generation to the end of what it has begun, so that all it has read is judged and said.
 
     Args:
@@ -80,15 +87,15 @@ def settle(spark: SparkSession, home: Home, say: Say, through: int = 0) -> Stand
     """
     home.upgrade()
     checkpoint = home.checkpoint
-    say_unsaid(home, home.generation().number)
+    flush_outbox(home, home.generation().number)
     if not committed(checkpoint):
-        return stand(checkpoint)  # says that there is none
+        return position_after(checkpoint)  # says that there is none
     if not is_settled(checkpoint) or newest_begun(checkpoint) < through:
         say(f"finishing what generation {home.generation().number} has begun")
         end = max(through, newest_begun(checkpoint))
         query = start(spark, home, None, through=end)
         await_end(query, lambda version: say(f"finishing it: bronze is judged up to version {version} of {end}"))
-    return stand(checkpoint)
+    return position_after(checkpoint)
 
 
 def await_end(query: StreamingQuery, far: Callable[[int], None] = lambda _: None) -> None:
@@ -116,7 +123,7 @@ def await_end(query: StreamingQuery, far: Callable[[int], None] = lambda _: None
         raise
     except Exception as error:
         raise FleetError(
-            f"judging on from the state failed ({told_of(error)}); nothing has changed", code="judging-failed"
+            f"judging on from the state failed ({first_sentence_of(error)}); nothing has changed", code="judging-failed"
         ) from error
     finally:
         query.stop()
@@ -131,28 +138,28 @@ def judged_version(query: StreamingQuery) -> int | None:
     return None if reached is None else int(reached["version"])
 
 
-def make(spark: SparkSession, home: Home, plan: Plan, at: Stand, say: Say) -> Generation:
+def make(spark: SparkSession, home: Home, plan: GenerationSpec, at: CheckpointPosition, say: Say) -> Generation:
     """Make a generation that stands where the current one stopped, and compare them; the current one is current as before.
 
     Args:
         spark: the session.
         home: the home, its state held by the caller.
         plan: what it is made of.
-        at: where the current one stopped, see `settle`.
+        at: where the current one stopped, see `drain`.
         say: told each step.
 
     Raises:
         FleetError: what it is made of cannot be read, or it differs; nothing has changed then.
     """
-    with packed(plan.rows, plan.key_groups) as given:
+    with pack_by_key_group(plan.rows, plan.key_groups) as given:
         made = build(spark, home, plan, given, at, say)
         if plan.chosen:
             return made
         say("comparing all devices, and all that waits, with the generation that runs")
         try:
-            before = given if is_the_running(home, plan, at) else summed(state_of(spark, home, home.generation(), at))
+            before = given if is_the_running(home, plan, at) else checksum(state_of(spark, home, home.generation(), at))
             require_emitted(before.account.pending)
-            compare(before, summed(state_of(spark, home, made)), made)
+            compare(before, checksum(state_of(spark, home, made)), made)
         except BaseException:
             discard_generation(home.lifecycle, made)
             raise
@@ -171,7 +178,7 @@ def require_emitted(pending: Iterable[str]) -> None:
     Raises:
         FleetError: a verdict is among them.
     """
-    verdicts = [one["device_id"] for one in map(json.loads, pending) if one["kind"] != Verdict.SUMMARY]
+    verdicts = [one["device_id"] for one in map(json.loads, pending) if one["kind"] != JudgementKind.SUMMARY]
     if verdicts:
         raise FleetError(
             f'the running generation has verdicts to emit ({len(verdicts):,}; the first is of device "{verdicts[0]}"), and its '
@@ -180,13 +187,19 @@ def require_emitted(pending: Iterable[str]) -> None:
         )
 
 
-def is_the_running(home: Home, plan: Plan, at: Stand) -> bool:
+def is_the_running(home: Home, plan: GenerationSpec, at: CheckpointPosition) -> bool:
     """Whether the rows of a plan are the state of the generation that runs, and no snapshot or other state, which may differ."""
     return plan.made_from == {"generation": home.generation().number, "batch": at.batch} and plan.bronze == at.version
 
 
 def build(
-    spark: SparkSession, home: Home, plan: Plan, given: Given, at: Stand, say: Say, aside: Path | None = None
+    spark: SparkSession,
+    home: Home,
+    plan: GenerationSpec,
+    given: TransferredRows,
+    at: CheckpointPosition,
+    say: Say,
+    aside: Path | None = None,
 ) -> Generation:
     """Make a generation of rows, and let it judge on from them, silently, to where the current one stands.
 
@@ -233,7 +246,7 @@ def _partitions(spark: SparkSession, count: int) -> Iterator[None]:
         spark.conf.set(_PARTITIONS, before)
 
 
-def take_over(home: Home, made: Generation, at: Stand, say: Say) -> None:
+def activate(home: Home, made: Generation, at: CheckpointPosition, say: Say) -> None:
     """Give the work to a generation that was made: from here on it is current."""
     if not checkpoint_of(home.lifecycle, made.number).exists():
         raise FleetError(
@@ -246,7 +259,7 @@ def take_over(home: Home, made: Generation, at: Stand, say: Say) -> None:
     say(f"generation {made.number} is current; generation {record.current} is kept: ./fleet state rollback goes back")
 
 
-def state_of(spark: SparkSession, home: Home, generation: Generation, at: Stand | None = None) -> Rows:
+def state_of(spark: SparkSession, home: Home, generation: Generation, at: CheckpointPosition | None = None) -> Rows:
     """Return a generation's state as the rows of a snapshot; None takes its newest batch."""
     checkpoint = checkpoint_of(home.lifecycle, generation.number)
-    return state_as_rows(spark, checkpoint, at or stand(checkpoint), home.deployment())
+    return state_as_rows(spark, checkpoint, at or position_after(checkpoint), home.deployment())

@@ -7,9 +7,9 @@ said twice, or never.
 from dataclasses import asdict, replace
 
 from batch.common.progress import Say
-from batch.state.generation import take_over
+from batch.state.generation import activate
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.checkpoints.checkpoint import Stand, is_settled, stand
+from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, is_settled, position_after
 from fleetpulse.io.checkpoints.generations import (
     CURRENT,
     HELD,
@@ -22,7 +22,7 @@ from fleetpulse.io.checkpoints.generations import (
 from fleetpulse.io.home.home import Home
 
 
-def hold(home: Home, made: Generation, at: Stand, say: Say) -> None:
+def hold(home: Home, made: Generation, at: CheckpointPosition, say: Say) -> None:
     """Write down that a generation is made, and where the current one stands."""
     made_durable(home.lifecycle, made.number)
     record = load_generations(home.lifecycle)
@@ -52,7 +52,7 @@ def switch(home: Home, number: int, say: Say, *, dry: bool = False) -> None:
         return
     made = _held(home, number)
     at = {name: value for name, value in made.stands.items() if name != "beside"}
-    now = stand(home.checkpoint)
+    now = position_after(home.checkpoint)
     if made.stands["beside"] != record.current or asdict(now) != at or not is_settled(home.checkpoint):
         raise FleetError(
             f"generation {number} was made beside generation {made.stands['beside']} after batch {at['batch']}; generation "
@@ -61,7 +61,7 @@ def switch(home: Home, number: int, say: Say, *, dry: bool = False) -> None:
         )
     say(f"generation {record.current} stopped after batch {now.batch}; generation {number} goes on from there")
     if not dry:
-        take_over(home, made, now, say)
+        activate(home, made, now, say)
 
 
 def discard(home: Home, number: int, say: Say, *, dry: bool = False) -> None:

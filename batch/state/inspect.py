@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import Stand, committed, stand, unfinished, watermark_after
+from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, committed, position_after, unfinished, watermark_after
 from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.delta.log import DeltaLog
-from fleetpulse.io.home.desired_state import desired
+from fleetpulse.io.home.desired_state import get_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables.snapshots import snapshots
@@ -29,17 +29,17 @@ def inspect(spark: "SparkSession", home: Home, batch: int | None) -> dict[str, A
     """
     from fleetpulse.io.lifecycle.state_reader import overview  # and with it pyspark, which who asks for files alone does without
 
-    at = stand(home.checkpoint, batch)
+    at = position_after(home.checkpoint, batch)
     groups = overview(spark, home.checkpoint, at.batch)
     return {**of_files(home, at, wall_clock_ms()), "groups": [asdict(group) for group in groups]}
 
 
-def of_files(home: Home, at: Stand, now_ms: int) -> dict[str, Any]:
+def of_files(home: Home, at: CheckpointPosition, now_ms: int) -> dict[str, Any]:
     """Return what is known of the current checkpoint without opening its state, as JSON has it.
 
     Args:
         home: the home.
-        at: the batch that is looked at, see `checkpoint.stand`.
+        at: the batch that is looked at, see `checkpoint.position_after`.
         now_ms: from which ages are counted, epoch milliseconds.
 
     Raises:
@@ -62,14 +62,14 @@ def of_files(home: Home, at: Stand, now_ms: int) -> dict[str, Any]:
 
 def _next(home: Home) -> dict[str, Any]:
     """Return what the next start reads, and what stands in its way."""
-    version = stand(home.checkpoint).version
+    version = position_after(home.checkpoint).version
     latest = DeltaLog(home.table(MESSAGES.name)).latest()
     held = load_generations(home.lifecycle).held()
     return {
         "version": version,
         "versions": max(0, latest + 1 - version),
         "held": None if held is None else {"generation": held.number, "made_by": held.made_by},
-        "desired": asdict(desired(home)),
+        "desired": asdict(get_desired(home)),
     }
 
 

@@ -16,14 +16,14 @@ from batch.common.progress import Say
 from batch.state.checkpoint_copy import copy_checkpoint, require_same
 from batch.state.device_bootstrap import devices_at, rows_of_devices
 from batch.state.device_filter import fitting, these
-from batch.state.generation import Plan, make, settle, state_of, take_over
+from batch.state.generation import GenerationSpec, activate, drain, make, state_of
 from batch.state.handoff import hold
 from batch.state.recover import go_on, require_since, where_it_stopped
 from fleetpulse.columnar.codec.versions import STORED_FORM, WRITTEN_FORMS
 from fleetpulse.columnar.snapshot.bootstrap import LIMIT_FIELDS
 from fleetpulse.columnar.snapshot.rows import DEVICE
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.checkpoints.checkpoint import Stand, partitions_of, stand, unfinished
+from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, partitions_of, position_after, unfinished
 from fleetpulse.io.checkpoints.generations import (
     REPARTITION,
     RETIRED,
@@ -35,9 +35,9 @@ from fleetpulse.io.checkpoints.generations import (
 )
 from fleetpulse.io.home.checkpoint_ownership import require_own
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.lifecycle.state_reader import Rows, blaming_snapshot, read_snapshot, rows_as_given
-from fleetpulse.io.tables.outbox import say_unsaid
-from fleetpulse.io.tables.snapshots import Taken
+from fleetpulse.io.lifecycle.state_reader import Rows, read_snapshot, reporting_corruption_of_snapshot, rows_as_given
+from fleetpulse.io.tables.outbox import flush_outbox
+from fleetpulse.io.tables.snapshots import SnapshotInfo
 from fleetpulse.reports.effective_policy import world
 from fleetpulse.reports.judgements import shards
 
@@ -47,7 +47,7 @@ _MOST_PARTITIONS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StateOperation:
     """What a verb works with.
 
     Attributes:
@@ -64,7 +64,7 @@ class Work:
     say: Say
     dry: bool = False
     holds: bool = False
-    gate: Callable[["Work", Generation], None] | None = None
+    gate: Callable[["StateOperation", Generation], None] | None = None
 
     @property
     def spark(self) -> SparkSession:
@@ -72,7 +72,7 @@ class Work:
         return self.session if isinstance(self.session, SparkSession) else self.session()
 
 
-def give(work: Work, made: Generation, at: Stand) -> None:
+def activate_or_hold(work: StateOperation, made: Generation, at: CheckpointPosition) -> None:
     """Give the work to a generation that was made and checked, or hold it; what does not pass the gate is removed.
 
     Raises:
@@ -85,10 +85,10 @@ def give(work: Work, made: Generation, at: Stand) -> None:
         except BaseException:
             discard_generation(work.home.lifecycle, made)
             raise
-    (hold if work.holds else take_over)(work.home, made, at, work.say)
+    (hold if work.holds else activate)(work.home, made, at, work.say)
 
 
-def rescale(work: Work, key_groups: int) -> Generation | None:
+def rescale(work: StateOperation, key_groups: int) -> Generation | None:
     """Go on with another number of key groups.
 
     Raises:
@@ -107,7 +107,7 @@ def rescale(work: Work, key_groups: int) -> Generation | None:
     return _anew(work, "rescale", key_groups=key_groups)
 
 
-def migrate(work: Work, form: int = STORED_FORM) -> Generation | None:
+def migrate(work: StateOperation, form: int = STORED_FORM) -> Generation | None:
     """Go on in another stored form.
 
     Raises:
@@ -136,7 +136,7 @@ def check_form(home: Home, form: int) -> None:
         )
 
 
-def repartition_anew(work: Work, partitions: int) -> Generation | None:
+def repartition_anew(work: StateOperation, partitions: int) -> Generation | None:
     """Go on with another number of partitions, by a new generation."""
     _check_partitions(work.home, partitions)
     return _anew(work, "repartition --anew", partitions=partitions)
@@ -148,15 +148,15 @@ def _check_partitions(home: Home, partitions: int) -> None:
             f"the state has 1 to {_MOST_PARTITIONS:,} partitions; got {partitions}; one or two a core are usual",
             code="partitions-out-of-range",
         )
-    if partitions == stand(home.checkpoint).partitions:
+    if partitions == position_after(home.checkpoint).partitions:
         raise FleetError(f"the state has {partitions} partitions already; nothing is to be done", code="partitions-unchanged")
 
 
 def _anew(
-    work: Work, verb: str, *, key_groups: int | None = None, partitions: int | None = None, form: int | None = None
+    work: StateOperation, verb: str, *, key_groups: int | None = None, partitions: int | None = None, form: int | None = None
 ) -> Generation | None:
     """Make a generation from the state of the current one, with something changed."""
-    current, before = work.home.generation(), stand(work.home.checkpoint)
+    current, before = work.home.generation(), position_after(work.home.checkpoint)
     wanted = (key_groups or current.key_groups, partitions or before.partitions, form or current.form)
     work.say(
         f"generation {current.number}: {current.key_groups} key groups, {before.partitions} partitions, stored form "
@@ -164,16 +164,16 @@ def _anew(
     )
     if work.dry:
         return None
-    at = settle(work.spark, work.home, work.say)
+    at = drain(work.spark, work.home, work.say)
     rows = state_of(work.spark, work.home, current, at)
     source = {"generation": current.number, "batch": at.batch}
-    plan = Plan(verb, source, rows, at.version, key_groups=wanted[0], partitions=wanted[1], form=wanted[2])
+    plan = GenerationSpec(verb, source, rows, at.version, key_groups=wanted[0], partitions=wanted[1], form=wanted[2])
     made = make(work.spark, work.home, plan, at, work.say)
-    give(work, made, at)
+    activate_or_hold(work, made, at)
     return made
 
 
-def repartition(work: Work, partitions: int) -> Generation | None:
+def repartition(work: StateOperation, partitions: int) -> Generation | None:
     """Go on with another number of partitions, by Spark's own offline repartitioning of a copy of the checkpoint.
 
     Raises:
@@ -181,11 +181,11 @@ def repartition(work: Work, partitions: int) -> Generation | None:
     """
     home = work.home
     _check_partitions(home, partitions)
-    before = stand(home.checkpoint)
+    before = position_after(home.checkpoint)
     work.say(f"the state has {before.partitions} partitions, and is to have {partitions}")
     if work.dry:
         return None
-    at, current = settle(work.spark, home, work.say), home.generation()
+    at, current = drain(work.spark, home, work.say), home.generation()
     made = begin_generation(
         home.lifecycle, current, key_groups=current.key_groups, form=current.form, made_by=REPARTITION,
         made_from={"generation": current.number, "batch": at.batch},
@@ -196,7 +196,7 @@ def repartition(work: Work, partitions: int) -> Generation | None:
         copy_checkpoint(home.checkpoint, copy, work.say)
         work.say("repartitioning the copy")
         work.spark._streamingCheckpointManager.repartition(str(copy), partitions)  # noqa: SLF001 - Spark has no other door yet
-        after = stand(copy)
+        after = position_after(copy)
         work.say("comparing all state and all timers with the generation that runs")
         try:
             require_same(work.spark, (home.checkpoint, at), (copy, after), work.say)
@@ -207,11 +207,11 @@ def repartition(work: Work, partitions: int) -> Generation | None:
     except BaseException:
         discard_generation(home.lifecycle, made)
         raise
-    give(work, made, at)
+    activate_or_hold(work, made, at)
     return made
 
 
-def rollback(work: Work, to: int | None = None) -> Generation | None:
+def rollback(work: StateOperation, to: int | None = None) -> Generation | None:
     """Go back to what an earlier generation was, by a new one that begins where that one stopped.
 
     Where either was made of chosen devices, and the other was not, they know different ones, and are not compared.
@@ -238,7 +238,7 @@ def rollback(work: Work, to: int | None = None) -> Generation | None:
         )
     require_own(home, chosen.number)
     folder = checkpoint_of(home.lifecycle, chosen.number)
-    then = stand(folder)
+    then = position_after(folder)
     work.say(
         f"generation {chosen.number} stopped after batch {then.batch}: {chosen.key_groups} key groups, {then.partitions} "
         f"partitions, stored form {chosen.form}; a new generation goes on from there"
@@ -246,16 +246,16 @@ def rollback(work: Work, to: int | None = None) -> Generation | None:
     others = _know_others(work, chosen.number, present.number)
     if work.dry:
         return None
-    at = settle(work.spark, home, work.say)
+    at = drain(work.spark, home, work.say)
     rows = state_of(work.spark, home, chosen, then)
     source = {"generation": chosen.number, "batch": then.batch}
-    plan = Plan("rollback", source, rows, then.version, chosen.key_groups, then.partitions, chosen.form, chosen=others)
+    plan = GenerationSpec("rollback", source, rows, then.version, chosen.key_groups, then.partitions, chosen.form, chosen=others)
     made = make(work.spark, home, plan, at, work.say)
-    give(work, made, at)
+    activate_or_hold(work, made, at)
     return made
 
 
-def _know_others(work: Work, one: int, other: int) -> bool:
+def _know_others(work: StateOperation, one: int, other: int) -> bool:
     """Whether either of two generations was made of chosen devices, and the other was not; say so."""
     record = load_generations(work.home.lifecycle)
     others = record.choices_in(one) != record.choices_in(other)
@@ -264,7 +264,9 @@ def _know_others(work: Work, one: int, other: int) -> bool:
     return others
 
 
-def bootstrap(work: Work, snapshot: Taken, only: str | None = None, *, damaged: bool = False) -> Generation | None:
+def bootstrap(
+    work: StateOperation, snapshot: SnapshotInfo, only: str | None = None, *, damaged: bool = False
+) -> Generation | None:
     """Go on from a snapshot.
 
     Args:
@@ -284,11 +286,11 @@ def bootstrap(work: Work, snapshot: Taken, only: str | None = None, *, damaged: 
             "--only takes what devices have come to from the present state, which --damaged says cannot be read: leave --only",
             code="option-conflict",
         )
-    with blaming_snapshot(home, snapshot.version):
+    with reporting_corruption_of_snapshot(home, snapshot.version):
         return _from_rows(work, snapshot, read_snapshot(work.spark, home, snapshot.version), only, damaged=damaged)
 
 
-def _from_rows(work: Work, snapshot: Taken, rows: Rows, only: str | None, *, damaged: bool) -> Generation | None:
+def _from_rows(work: StateOperation, snapshot: SnapshotInfo, rows: Rows, only: str | None, *, damaged: bool) -> Generation | None:
     home = work.home
     chosen = rows.each.filter(F.col("part") == DEVICE) if only is None else fitting(rows.each, only)
     devices = chosen.count()
@@ -303,7 +305,7 @@ def _from_rows(work: Work, snapshot: Taken, rows: Rows, only: str | None, *, dam
         f"{devices:,} of {snapshot.devices:,} devices; bronze is read from version {snapshot.bronze}"
     )
     others = _know_others(work, snapshot.generation, current.number)
-    stopped, why = where_it_stopped(home) if damaged else (stand(home.checkpoint), "")
+    stopped, why = where_it_stopped(home) if damaged else (position_after(home.checkpoint), "")
     if stopped is None:
         return _by_what_was_said(work, snapshot, rows, why, others=others)
     if damaged:
@@ -312,20 +314,20 @@ def _from_rows(work: Work, snapshot: Taken, rows: Rows, only: str | None, *, dam
         )
     if work.dry:
         return None
-    say_unsaid(home, current.number)
-    at = stopped if damaged else settle(work.spark, home, work.say)
+    flush_outbox(home, current.number)
+    at = stopped if damaged else drain(work.spark, home, work.say)
     source = {"snapshot": snapshot.version, "generation": snapshot.generation, "batch": snapshot.batch, "only": only}
     bronze = snapshot.bronze
     if only is not None:  # the snapshot chooses; what they have come to since is the present state
         rows, bronze = rows_as_given(these(state_of(work.spark, home, current, at).each, chosen)), at.version
-    plan = Plan("bootstrap", source, rows, bronze, current.key_groups, at.partitions, current.form,
+    plan = GenerationSpec("bootstrap", source, rows, bronze, current.key_groups, at.partitions, current.form,
                 chosen=damaged or others or only is not None)  # fmt: skip
     made = make(work.spark, home, plan, at, work.say)
-    give(work, made, at)
+    activate_or_hold(work, made, at)
     return made
 
 
-def _by_what_was_said(work: Work, snapshot: Taken, rows: Rows, why: str, *, others: bool) -> Generation | None:
+def _by_what_was_said(work: StateOperation, snapshot: SnapshotInfo, rows: Rows, why: str, *, others: bool) -> Generation | None:
     """Go on from a snapshot where nobody knows where the current generation stopped."""
     home, current = work.home, work.home.generation()
     work.say(
@@ -347,14 +349,14 @@ def _by_what_was_said(work: Work, snapshot: Taken, rows: Rows, why: str, *, othe
     require_since(home, snapshot)
     if work.dry:
         return None
-    say_unsaid(home, current.number)
+    flush_outbox(home, current.number)
     source = {"snapshot": snapshot.version, "generation": snapshot.generation, "batch": snapshot.batch, "only": None}
     partitions = partitions_of(home.checkpoint) or int(str(work.spark.conf.get("spark.sql.shuffle.partitions")))
-    plan = Plan("bootstrap", source, rows, snapshot.bronze, current.key_groups, partitions, current.form)
+    plan = GenerationSpec("bootstrap", source, rows, snapshot.bronze, current.key_groups, partitions, current.form)
     return go_on(work.spark, home, plan, snapshot, work.say)
 
 
-def bootstrap_devices(work: Work, listed: Listed, named: str) -> Generation | None:
+def bootstrap_devices(work: StateOperation, listed: Listed, named: str) -> Generation | None:
     """Go on with the devices of a list, none of which has been heard: they are silent from their registration on.
 
     What waits for its time stays, and is judged when that comes.
@@ -368,25 +370,25 @@ def bootstrap_devices(work: Work, listed: Listed, named: str) -> Generation | No
         FleetError: the list is empty, or has faults.
     """
     home = work.home
-    current, before = home.generation(), stand(home.checkpoint)
+    current, before = home.generation(), position_after(home.checkpoint)
     devices = devices_at(listed, _frontier_ms(home, before))
     work.say(f"{len(devices):,} devices of {named}; bronze is read from version {before.version}")
     if work.dry:
         return None
-    at = settle(work.spark, home, work.say)
+    at = drain(work.spark, home, work.say)
     known = world(home, at.newest_ms)
     assert known is not None, "what was judged was received"
     state = state_of(work.spark, home, current, at).each
     rows = rows_as_given(rows_of_devices(work.spark, state, listed, known, home.deployment()))
     own = any(devices[field.name].null_count < len(devices) for field in LIMIT_FIELDS)
     source = {"devices": named, "own_limits": own, "generation": current.number, "batch": at.batch}
-    plan = Plan("bootstrap", source, rows, at.version, current.key_groups, at.partitions, current.form, chosen=True)
+    plan = GenerationSpec("bootstrap", source, rows, at.version, current.key_groups, at.partitions, current.form, chosen=True)
     made = make(work.spark, home, plan, at, work.say)
-    give(work, made, at)
+    activate_or_hold(work, made, at)
     return made
 
 
-def _frontier_ms(home: Home, at: Stand) -> int | None:
+def _frontier_ms(home: Home, at: CheckpointPosition) -> int | None:
     """Return up to which a generation will be judged when what it has begun is finished; while it is at it, no less."""
     known = shards(home, at.newest_ms if unfinished(home.checkpoint) is None else None)
     return None if known is None else known.frontier_ms

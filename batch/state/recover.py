@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import SparkSession
 
-from batch.state.generation import Plan, Say, build
-from batch.state.transfer import packed
+from batch.state.generation import GenerationSpec, Say, build
+from batch.state.transfer import pack_by_key_group
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import AMENDMENTS, COMPARED, Verdict
+from fleetpulse.core.judgements import AMENDMENTS, COMPARED, JudgementKind
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.core.times import format_instant
-from fleetpulse.io.checkpoints.checkpoint import Stand, committed, is_settled, query_id, stand
+from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, committed, is_settled, position_after, query_id
 from fleetpulse.io.checkpoints.generations import (
     Generation,
     checkpoint_of,
@@ -37,8 +37,8 @@ from fleetpulse.io.home.retention_floor import oldest_kept_ms
 from fleetpulse.io.system.fsync import put_in_place
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables
-from fleetpulse.io.tables.outbox import say_unsaid, unsaid_path
-from fleetpulse.io.tables.snapshots import Taken, files_of
+from fleetpulse.io.tables.outbox import flush_outbox, outbox_path
+from fleetpulse.io.tables.snapshots import SnapshotInfo, files_of
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -49,16 +49,16 @@ _AT_ONCE: Final = 100_000  # verdicts that are said in one commit
 _A_DAY_MS: Final = 86_400_000  # from a batch to the snapshot that was taken after it, beside a running job, at most
 _DURATIONS: Final = ("runtime_ms", "late_by_ms")
 _SAME: Final = ", ".join(f'"{name if name in _DURATIONS else name.removesuffix("_ms")}"' for name in COMPARED)
-_OF_THE_JOB: Final = "kind NOT IN (" + ", ".join(f"'{kind.value}'" for kind in (Verdict.SUMMARY, *AMENDMENTS)) + ")"
+_OF_THE_JOB: Final = "kind NOT IN (" + ", ".join(f"'{kind.value}'" for kind in (JudgementKind.SUMMARY, *AMENDMENTS)) + ")"
 
 
-def where_it_stopped(home: Home) -> tuple[Stand | None, str]:
+def where_it_stopped(home: Home) -> tuple[CheckpointPosition | None, str]:
     """Return where the current generation stopped, by its logs of batches; None where they do not tell, and why."""
     number, checkpoint = home.generation().number, home.checkpoint
     try:
         if not committed(checkpoint):
             return None, "it has no batch that was committed"
-        at = stand(checkpoint)
+        at = position_after(checkpoint)
         if not is_settled(checkpoint):
             return None, f"generation {number} was stopped in the middle of a batch"
         query = query_id(checkpoint)
@@ -71,7 +71,7 @@ def where_it_stopped(home: Home) -> tuple[Stand | None, str]:
     return at, ""
 
 
-def require_since(home: Home, snapshot: Taken) -> None:
+def require_since(home: Home, snapshot: SnapshotInfo) -> None:
     """See that all that was said since a snapshot is still in the table.
 
     Raises:
@@ -87,7 +87,7 @@ def require_since(home: Home, snapshot: Taken) -> None:
         )
 
 
-def go_on(spark: SparkSession, home: Home, plan: Plan, snapshot: Taken, say: Say) -> Generation:
+def go_on(spark: SparkSession, home: Home, plan: GenerationSpec, snapshot: SnapshotInfo, say: Say) -> Generation:
     """Make a generation of a snapshot, find what is still to be said, and give it the work.
 
     Args:
@@ -101,20 +101,22 @@ def go_on(spark: SparkSession, home: Home, plan: Plan, snapshot: Taken, say: Say
         FleetError: what was said since does not follow from the snapshot; nothing has changed then.
     """
     through = max(DeltaLog(home.table(MESSAGES.name)).latest() + 1, plan.bronze)
-    at, aside = Stand(-1, through, snapshot.newest_ms, plan.partitions), home.lifecycle / "told-again"
+    at, aside = CheckpointPosition(-1, through, snapshot.newest_ms, plan.partitions), home.lifecycle / "told-again"
     try:
-        with packed(plan.rows, plan.key_groups) as given:
+        with pack_by_key_group(plan.rows, plan.key_groups) as given:
             pending = given.account.pending
             made = build(spark, home, plan, given, at, say, aside)
         due, unsaid = _switched(home, made, aside, pending, snapshot, say)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     say(f"saying what was not said: {unsaid:,} of {due:,} verdicts that follow from the snapshot")
-    say_unsaid(home, made.number)
+    flush_outbox(home, made.number)
     return made
 
 
-def _switched(home: Home, made: Generation, aside: Path, pending: Iterable[str], snapshot: Taken, say: Say) -> tuple[int, int]:
+def _switched(
+    home: Home, made: Generation, aside: Path, pending: Iterable[str], snapshot: SnapshotInfo, say: Say
+) -> tuple[int, int]:
     """Find what is still to be said, and give the work to a generation; return as `_left` does."""
     try:
         say("comparing what follows from the snapshot with what was said since")
@@ -133,7 +135,7 @@ def _switched(home: Home, made: Generation, aside: Path, pending: Iterable[str],
     return counts
 
 
-def _left(home: Home, made: Generation, aside: Path, pending: Iterable[str], snapshot: Taken) -> tuple[int, int]:
+def _left(home: Home, made: Generation, aside: Path, pending: Iterable[str], snapshot: SnapshotInfo) -> tuple[int, int]:
     """Write beside a generation's checkpoint what is still to be said; return how many verdicts follow, and how many are left.
 
     Raises:
@@ -163,11 +165,11 @@ def _left(home: Home, made: Generation, aside: Path, pending: Iterable[str], sna
             "SELECT count(*) FILTER (side = 'due') AS due, count(*) FILTER (side = 'due' AND nth > said) AS unsaid FROM beside",
         )
         if counts["unsaid"]:
-            _write(connection, left, unsaid_path(checkpoint_of(home.lifecycle, made.number)))
+            _write(connection, left, outbox_path(checkpoint_of(home.lifecycle, made.number)))
     return int(counts["due"]), int(counts["unsaid"])
 
 
-def _require_following(connection: "DuckDBPyConnection", snapshot: Taken) -> None:
+def _require_following(connection: "DuckDBPyConnection", snapshot: SnapshotInfo) -> None:
     since = "TRUE"
     parameters: Sequence[Any] = []
     if snapshot.newest_ms is not None:

@@ -12,23 +12,23 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from batch.common.progress import Say
-from batch.state.transfer import summed
+from batch.state.transfer import checksum
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.checkpoints.checkpoint import Stand, stand
+from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, position_after
 from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.state_reader import Rows, frontier_of, overview, read_snapshot, rows_as_given, state_as_rows
-from fleetpulse.io.tables.snapshots import Taken, shown_snapshot, snapshots, write_snapshot
+from fleetpulse.io.tables.snapshots import SnapshotInfo, shown_snapshot, snapshots, write_snapshot
 from fleetpulse.reports.replay_origin import done_with
 
 
-def about(spark: SparkSession, home: Home, generation: Generation, at: Stand) -> Taken:
+def about(spark: SparkSession, home: Home, generation: Generation, at: CheckpointPosition) -> SnapshotInfo:
     """Return what a snapshot of a generation at a batch would be taken at."""
     groups = overview(spark, checkpoint_of(home.lifecycle, generation.number), at.batch)
     frontier_ms = frontier_of(groups, at.newest_ms, home.deployment())
     devices = sum(group.devices for group in groups)
     amended_ms, unmet = done_with(home, at.newest_ms)
-    return Taken(
+    return SnapshotInfo(
         generation.number,
         at.batch,
         at.version,
@@ -41,10 +41,12 @@ def about(spark: SparkSession, home: Home, generation: Generation, at: Stand) ->
     )
 
 
-Gate = Callable[[DataFrame, Taken], AbstractContextManager[DataFrame]]
+Gate = Callable[[DataFrame, SnapshotInfo], AbstractContextManager[DataFrame]]
 
 
-def take(spark: SparkSession, home: Home, batch: int | None, say: Say, gate: Gate | None = None, *, dry: bool = False) -> Taken:
+def take(
+    spark: SparkSession, home: Home, batch: int | None, say: Say, gate: Gate | None = None, *, dry: bool = False
+) -> SnapshotInfo:
     """Write a snapshot of the current generation, unless the newest one holds the very same.
 
     Args:
@@ -62,7 +64,7 @@ def take(spark: SparkSession, home: Home, batch: int | None, say: Say, gate: Gat
         FleetError: the batch is not kept, the checkpoint cannot be read, or the gate stays shut.
     """
     generation = home.generation()
-    at = stand(home.checkpoint, batch)
+    at = position_after(home.checkpoint, batch)
     say(f"reading generation {generation.number} after batch {at.batch}")
     what = about(spark, home, generation, at)
     rows = state_as_rows(spark, home.checkpoint, at, home.deployment())
@@ -81,7 +83,7 @@ def take(spark: SparkSession, home: Home, batch: int | None, say: Say, gate: Gat
     return written
 
 
-def _held_already(spark: SparkSession, home: Home, what: Taken, rows: Rows, say: Say) -> Taken | None:
+def _held_already(spark: SparkSession, home: Home, what: SnapshotInfo, rows: Rows, say: Say) -> SnapshotInfo | None:
     """Return the newest snapshot where it holds the very same: taken at the same, and with the same rows; say so.
 
     An older one does not count: who begins with the newest is to begin with what was asked for last.
@@ -107,9 +109,9 @@ def _held_already(spark: SparkSession, home: Home, what: Taken, rows: Rows, say:
 
 
 def _told(rows: Rows) -> tuple[object, ...]:
-    account = summed(rows).account
+    account = checksum(rows).account
     return account.sums, account.world, account.waiting, sorted(account.pending)
 
 
-def _unwritten(taken: Taken) -> Taken:
+def _unwritten(taken: SnapshotInfo) -> SnapshotInfo:
     return replace(taken, version=None, at_ms=None)

@@ -29,7 +29,7 @@ _SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class TransferredRows:
     """Rows that were packed, or summed up.
 
     Attributes:
@@ -44,7 +44,7 @@ class Given:
 
 
 @contextmanager
-def packed(rows: Rows, key_groups: int) -> Iterator[Given]:
+def pack_by_key_group(rows: Rows, key_groups: int) -> Iterator[TransferredRows]:
     """Pack rows by key group and sum them up; the parcels are on the disk as long as it is entered.
 
     Raises:
@@ -52,18 +52,18 @@ def packed(rows: Rows, key_groups: int) -> Iterator[Given]:
     """
     parcels = rows.parcels(key_groups).persist(StorageLevel.DISK_ONLY)
     try:
-        yield Given(rows, _accounted(parcels), parcels)
+        yield TransferredRows(rows, _accounted(parcels), parcels)
     finally:
         parcels.unpersist()
 
 
-def summed(rows: Rows) -> Given:
+def checksum(rows: Rows) -> TransferredRows:
     """Sum rows up.
 
     Raises:
         FleetError: the groups that they are of have not come equally far.
     """
-    return Given(rows, _accounted(rows.parcels(None)))
+    return TransferredRows(rows, _accounted(rows.parcels(None)))
 
 
 def _accounted(parcels: DataFrame) -> Account:
@@ -71,7 +71,7 @@ def _accounted(parcels: DataFrame) -> Account:
     return account((row.place, row.part, row.content) for row in told)
 
 
-def seeds(spark: SparkSession, given: Given, key_groups: int, form: int, deployment: Deployment) -> DataFrame:
+def seeds(spark: SparkSession, given: TransferredRows, key_groups: int, form: int, deployment: Deployment) -> DataFrame:
     """Return the key groups that rows make, see `Begin.groups`.
 
     Args:
@@ -93,7 +93,7 @@ def seeds(spark: SparkSession, given: Given, key_groups: int, form: int, deploym
     return rows.unionByName(empty, allowMissingColumns=True).groupBy("place").applyInArrow(grown, _SEEDS)
 
 
-def compare(before: Given, after: Given, made: Generation) -> None:
+def compare(before: TransferredRows, after: TransferredRows, made: Generation) -> None:
     """See that a generation that was made says the same of all devices as the one before, and has the same waiting.
 
     Raises:

@@ -46,7 +46,7 @@ def chaos(
 
     The fleet is one of its own, in a temporary home and on free ports.
     """
-    from cli.chaos.scenario import Plan
+    from cli.chaos.scenario import ChaosPlan
     from cli.chaos.scenario import chaos as run
 
     chosen = SystemRandom().randrange(10**6) if seed is None else seed
@@ -57,7 +57,7 @@ def chaos(
 
     say(f"seed {chosen}: the same kills and messages with --seed {chosen}")
     victims = tuple(victim for victim in Victim if not only or victim in only)
-    found = run(Plan(rounds, chosen, rate, devices, reconnecting, victims, pause, keep), say)
+    found = run(ChaosPlan(rounds, chosen, rate, devices, reconnecting, victims, pause, keep), say)
     rows = [line.shown(victim.value) for victim, line in sorted(found.lines.items())]
     total = _total(rows)
     if json_lines:

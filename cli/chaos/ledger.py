@@ -21,7 +21,7 @@ from fleetpulse.core.rows import FROM_DEVICES, Row, Trust, told_apart
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.reports import judgements, messages
-from fleetpulse.reports.agreement import defined, differences, told
+from fleetpulse.reports.agreement import defined, differences, emitted
 
 FAULTS: Final = ("lost", "judged_twice", "differences", "false_offline")
 _SAID_OF: Final = ("late", "duplicate")  # judgements about a message whose data do not act
@@ -149,13 +149,13 @@ def account(
         ledger.enter("lost", one.at_ms, one.message)
     pending = outcome(rows, home.deployment()).waiting
     waiting = Counter(identity_of(row) for row in pending if row.trust is not Trust.LATE)  # a late one is listed
-    said = said_of(home)
+    said = judgements_about(home)
     for identity in acted_twice(landed, distinct, waiting, said):
         ledger.enter("judged_twice", identity[2], identity)
     transitions = tables.query(home, _TRANSITIONS)
     for one in repeated(transitions):
         ledger.enter("judged_twice", one["at_ms"], one)
-    for one in differences(told(home), defined(rows, home.deployment())):
+    for one in differences(emitted(home), defined(rows, home.deployment())):
         ledger.enter("differences", one["event_time_ms"] or one["received_at_ms"] or 0, one)
     for one in wrongly_offline(acknowledged, transitions, timeout_ms, death_grace_ms):
         ledger.enter("false_offline", one["at_ms"], one)
@@ -192,7 +192,7 @@ def missing(acknowledged: Iterable[Acknowledged], landed: Counter[Any], quaranti
     return lost
 
 
-def said_of(home: Home) -> dict[str, Counter[Any]]:
+def judgements_about(home: Home) -> dict[str, Counter[Any]]:
     """Return, by kind of judgement, how many copies of which message were said not to act."""
     said: dict[str, Counter[Any]] = {}
     for one in tables.query(home, _ABOUT):

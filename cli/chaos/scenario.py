@@ -49,7 +49,7 @@ flood_limit = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ChaosPlan:
     """What is asked for.
 
     Attributes:
@@ -76,7 +76,7 @@ class Plan:
 Say = Callable[[str], None]
 
 
-def chaos(plan: Plan, say: Say) -> Account:
+def chaos(plan: ChaosPlan, say: Say) -> Account:
     """Do it, and return what came of it.
 
     Args:
@@ -106,7 +106,7 @@ def chaos(plan: Plan, say: Say) -> Account:
             shutil.rmtree(home.path, ignore_errors=True)
 
 
-def _run(plan: Plan, home: Home, say: Say) -> Account:
+def _run(plan: ChaosPlan, home: Home, say: Say) -> Account:
     stop, random = Stop().on_signals(), Random(plan.seed)
     restarts = plan.rounds + _SPARE
     try:
@@ -147,7 +147,7 @@ def _ended(stop: Stop) -> bool:
     return False
 
 
-def _kill(plan: Plan, killing: Killing, load: Load, random: Random, say: Say) -> None:
+def _kill(plan: ChaosPlan, killing: Killing, load: Load, random: Random, say: Say) -> None:
     for number in range(1, plan.rounds + 1):
         for victim in random.sample(plan.victims, len(plan.victims)):
             killing.tend(random.uniform(0, 2 * plan.pause_s))

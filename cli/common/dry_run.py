@@ -53,7 +53,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class DryRun:
     """What a verb that only reads would do.
 
     Attributes:
@@ -67,7 +67,7 @@ class Outlook:
     writes: tuple[str, ...] = ()
 
 
-def foretell(outlook: Outlook, *, json_lines: bool) -> None:
+def print_dry_run(outlook: DryRun, *, json_lines: bool) -> None:
     """Print what would be done: lines to people, one JSON object to programs."""
     if json_lines:
         reads = [one.plain() for one in outlook.reads]

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from fleetpulse.io.home.home import Home
 
 if TYPE_CHECKING:
-    from fleetpulse.io.spark.session import Size
+    from fleetpulse.io.spark.session import SparkResources
 
 
-def size_of(home: Home) -> "Size":
+def size_of(home: Home) -> "SparkResources":
     """Return what the settings of a home give to each session."""
-    from fleetpulse.io.spark.session import Size  # and with it pyspark, which who only looks does without
+    from fleetpulse.io.spark.session import SparkResources  # and with it pyspark, which who only looks does without
     from fleetpulse.settings import load_settings
 
     settings = load_settings(home.path)
-    return Size(settings.cores, settings.heap)
+    return SparkResources(settings.cores, settings.heap)

@@ -9,10 +9,10 @@ from cli.supervisor.processes import Run
 from cli.supervisor.progress import judged_through, judged_to_the_end
 from fleetpulse.core.rows import BRIDGE, EVERYONE, FLUSH, Kind
 from fleetpulse.io.home.command_spool import spool, spooled
-from fleetpulse.io.home.desired_state import RUNNING, desired
+from fleetpulse.io.home.desired_state import RUNNING, get_desired
 from fleetpulse.io.home.home import Home, bridge_job
 from fleetpulse.io.home.services import runs
-from fleetpulse.io.ingest.segments import Position, position
+from fleetpulse.io.ingest.segments import BridgeOffset, position
 from fleetpulse.io.system.process import read_status
 
 PATIENCE_S: Final = 30.0
@@ -35,7 +35,7 @@ def say_held_back(home: Home) -> bool:
     say("asking for the verdicts that the jitter holds back")
     spool(home, [(_TOPIC, {"op": FLUSH})])
     limit = time.monotonic() + PATIENCE_S
-    stand: Position | None = None  # of the bridge, when it had written what it was asked for
+    stand: BridgeOffset | None = None  # of the bridge, when it had written what it was asked for
     while stand is None or not judged_through(home, {BRIDGE: stand}):
         if (why := _out_of_reach(home)) or time.monotonic() > limit:
             say(f"verdicts that the jitter holds back are not all written: {why or f'not within {PATIENCE_S:.0f} s'}")
@@ -72,7 +72,7 @@ def _out_of_reach(home: Home) -> str:
     for job in (BRIDGE, "landing", "lifecycle"):
         if not runs(home, job):
             return f"no {job.partition('-')[0]} runs"
-    if desired(home).what != RUNNING:
+    if get_desired(home).what != RUNNING:
         return "the lifecycle job is stopped"
     if read_status(home.run(bridge_job(BRIDGE))).get("state") != "live":
         return "the bridge plays a history"

@@ -16,7 +16,7 @@ import typer
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.rows import KAFKA
-from fleetpulse.io.home.desired_state import RUNNING, desired
+from fleetpulse.io.home.desired_state import RUNNING, get_desired
 from fleetpulse.io.home.home import Home, bridge_job
 from fleetpulse.io.mqtt.address import BrokerAddress, save_address
 from fleetpulse.io.mqtt.broker import LOOPBACK, Broker
@@ -301,7 +301,7 @@ class Run:
             resolve_jars(jars=jars)
         job = Job(self.home, name, arguments, restarts, aloud=not self.alone)
         self.jobs.append(job)
-        wanted = desired(self.home)
+        wanted = get_desired(self.home)
         if name == "lifecycle" and wanted.what != RUNNING:
             typer.echo(f"the lifecycle job stays stopped, as {wanted.by} wants it; start it: ./fleet stream start", err=True)
             job.held = True
@@ -349,7 +349,7 @@ class Run:
             )
         for job in self.jobs:
             if job.name == "lifecycle":
-                word = desired(self.home)
+                word = get_desired(self.home)
                 job.obey(runs=word.what == RUNNING, said_ms=word.at_ms)
             job.watch()
 

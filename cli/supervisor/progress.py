@@ -10,7 +10,7 @@ from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.delta.log import holds_table
 from fleetpulse.io.home.command_spool import spooled
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.ingest.segments import Position, list_segments, position, read_segment
+from fleetpulse.io.ingest.segments import BridgeOffset, list_segments, position, read_segment
 from streaming.landing.landing import places_of
 from streaming.landing.merge import place
 
@@ -27,7 +27,7 @@ def judged_to_the_end(home: Home) -> bool:
     return not stand or judged_through(home, stand)
 
 
-def judged_through(home: Home, stand: Mapping[str, Position]) -> bool:
+def judged_through(home: Home, stand: Mapping[str, BridgeOffset]) -> bool:
     """Whether all that bridges had written when they stood there has been landed and judged."""
     if not holds_table(home.table(MESSAGES.name)):
         return False

@@ -19,7 +19,7 @@ from fleetpulse.io.checkpoints.checkpoint import judged_up_to
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest import recording
 from fleetpulse.io.ingest.recording import Recorded, Recording
-from fleetpulse.io.ingest.segments import Position, position
+from fleetpulse.io.ingest.segments import BridgeOffset, position
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.publisher import Publisher
 from fleetpulse.settings import load_settings
@@ -61,7 +61,7 @@ def replay(home: Home, path: Path, policy: Policy, deployment: Deployment | None
             _run(home, played, policy, stands, broker, console)
 
 
-def _check(home: Home, played: Recording, policy: Policy, stands: Position | None) -> None:
+def _check(home: Home, played: Recording, policy: Policy, stands: BridgeOffset | None) -> None:
     """Refuse what would mix histories: newer rows, another recording half played, another policy."""
     known: dict[str, Any] = home.record()["recordings"].get(played.id, {})
     if known and known["policy_version"] != policy.version:
@@ -95,7 +95,7 @@ def _run(
     home: Home,
     played: Recording,
     policy: Policy,
-    stands: Position | None,
+    stands: BridgeOffset | None,
     broker: BrokerAddress | None,
     console: Console,
 ) -> None:

@@ -37,7 +37,7 @@ _PATIENCE_S = 200.0  # less than "fleet down" has: the job may just be starting,
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class UpOptions:
     """What was asked of ``up``.
 
     Attributes:
@@ -63,7 +63,7 @@ class Wanted:
     picture: Path | None = None
 
 
-def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
+def up(home: Home, wanted: UpOptions, deployment: Deployment | None) -> None:
     """Run a home until Ctrl-C, SIGTERM or the end of its time.
 
     Raises:
@@ -99,7 +99,7 @@ def up(home: Home, wanted: Wanted, deployment: Deployment | None) -> None:
         Console(stderr=True).print(f'stopped; the next "./fleet up --home {home.path}" goes on from here')
 
 
-def _prepare(home: Home, wanted: Wanted) -> bool:
+def _prepare(home: Home, wanted: UpOptions) -> bool:
     """Write down what is to be simulated; return whether its history is still to be played."""
     stands = position(home.segments)
     known = remembered(home)
@@ -118,7 +118,7 @@ def _prepare(home: Home, wanted: Wanted) -> bool:
     return stands is None or unfinished
 
 
-def _require_same(home: Home, wanted: Wanted, known: Simulated) -> None:
+def _require_same(home: Home, wanted: UpOptions, known: Simulated) -> None:
     """Refuse another simulated fleet than the one whose history the home has."""
     has, asked = (known.scenario.devices, known.scenario.seed), (wanted.devices, wanted.seed)
     if any(one is not None and one != other for one, other in zip(asked, has, strict=True)):
@@ -130,7 +130,7 @@ def _require_same(home: Home, wanted: Wanted, known: Simulated) -> None:
         )
 
 
-def _watch(run: Run, wanted: Wanted, address: BrokerAddress, stop: Stop, restarts: int, airflow: Beside | None) -> None:
+def _watch(run: Run, wanted: UpOptions, address: BrokerAddress, stop: Stop, restarts: int, airflow: Beside | None) -> None:
     console = Console()
     screen, classes = Screen(run, address), Classes(run)
     limit = time.monotonic() + wanted.for_s if wanted.for_s else None

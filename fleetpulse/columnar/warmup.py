@@ -6,7 +6,7 @@ from fleetpulse.columnar.codec.arrow import NO_SIGNALS, signals_to_batch
 from fleetpulse.columnar.codec.wire import to_wires
 from fleetpulse.columnar.fold.key_group import KeyGroup, begin
 from fleetpulse.columnar.jit.cache import remove_outdated
-from fleetpulse.columnar.jit.kernel import judge_rows
+from fleetpulse.columnar.jit.kernel import apply_rows
 from fleetpulse.columnar.jit.take import shared_out
 from fleetpulse.columnar.snapshot.checksum import fingerprint
 from fleetpulse.columnar.snapshot.rows import taken
@@ -36,4 +36,4 @@ def warm() -> None:
         group = KeyGroup.from_bytes(group.to_bytes())
     for rows in taken(0, group.to_bytes(), {}, group.shards.newest_ms, deployment):
         fingerprint(rows)
-    remove_outdated(judge_rows)
+    remove_outdated(apply_rows)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from fleetpulse.core.device import World
-from fleetpulse.core.judgements import COMPARED, CORRECTED_ENTRY, REASONS, Judgement, Verdict
+from fleetpulse.core.device import EvaluationContext
+from fleetpulse.core.judgements import COMPARED, CORRECTED_ENTRY, REASONS, Judgement, JudgementKind
 from fleetpulse.core.lifecycle import Mode
 from fleetpulse.core.presence.identities import topic_of
 from fleetpulse.core.registry.device_patch import alike, fingerprint, plain
@@ -36,10 +36,12 @@ def shown(said: Iterable[Judgement]) -> list[Judgement]:
         said: its transitions, and what amendments said of them, in any order.
     """
     kept = list(said)
-    retracted = {(one.takes_back, one.life_ms, one.transition_no) for one in kept if one.kind is Verdict.RETRACT}
-    judged = [one for one in kept if one.kind is Verdict.TRANSITION and (None, one.life_ms, one.transition_no) not in retracted]
+    retracted = {(one.takes_back, one.life_ms, one.transition_no) for one in kept if one.kind is JudgementKind.RETRACT}
+    judged = [
+        one for one in kept if one.kind is JudgementKind.TRANSITION and (None, one.life_ms, one.transition_no) not in retracted
+    ]
     taken = {number for number, _, _ in retracted}
-    added = [one for one in kept if one.kind is Verdict.ADD and one.amendment_no not in taken]
+    added = [one for one in kept if one.kind is JudgementKind.ADD and one.amendment_no not in taken]
     return sorted([*judged, *added], key=numbered)
 
 
@@ -76,8 +78,8 @@ def amendments(
         before, after = now.get(instant_ms, []), then.get(instant_ms, [])
         if [content(one) for one in before] == [content(one) for one in after]:
             continue
-        rows += [replace(one, kind=Verdict.RETRACT, takes_back=one.amendment_no, reason=why) for one in before]
-        rows += [replace(one, kind=Verdict.ADD, transition_no=None) for one in after]
+        rows += [replace(one, kind=JudgementKind.RETRACT, takes_back=one.amendment_no, reason=why) for one in before]
+        rows += [replace(one, kind=JudgementKind.ADD, transition_no=None) for one in after]
     return [replace(one, amendment_no=number + place) for place, one in enumerate(rows, 1)]
 
 
@@ -98,9 +100,9 @@ def retracted_offline(said: Iterable[Judgement]) -> list[tuple[int, int | None]]
         First instant and end of each, epoch milliseconds; the end None where it is offline by what was judged up to now.
     """
     kept = list(said)
-    if not any(one.kind is Verdict.RETRACT and one.reason == REASONS[Verdict.RETRACT] for one in kept):
+    if not any(one.kind is JudgementKind.RETRACT and one.reason == REASONS[JudgementKind.RETRACT] for one in kept):
         return []
-    left = _offline(one for one in kept if one.kind is Verdict.TRANSITION)
+    left = _offline(one for one in kept if one.kind is JudgementKind.TRANSITION)
     for since_ms, until_ms in _offline(shown(kept)):
         parts = [(begin, min(end, since_ms)) for begin, end in left] + [(max(begin, until_ms), end) for begin, end in left]
         left = sorted(part for part in parts if part[0] < part[1])
@@ -171,12 +173,12 @@ def amend(told: Histories, said: Mapping[str, Iterable[Judgement]]) -> dict[str,
         said: the devices in question, and all that earlier amendments said of each.
     """
     judged, amended = transitions(told.judged), transitions(told.amended)
-    late = {one.device_id for one in told.judged.judgements if one.kind is Verdict.LATE}
+    late = {one.device_id for one in told.judged.judgements if one.kind is JudgementKind.LATE}
     found: dict[str, list[Judgement]] = {}
     if (frontier_ms := told.judged.frontier_ms) is None:
         return found
     for device_id, before in said.items():
-        why = REASONS[Verdict.RETRACT] if device_id in late else CORRECTED_ENTRY
+        why = REASONS[JudgementKind.RETRACT] if device_id in late else CORRECTED_ENTRY
         known = [*judged.get(device_id, []), *before]
         rows = amendments(known, amended.get(device_id, []), why, frontier_ms, told.is_after)
         if rows:
@@ -188,7 +190,7 @@ def transitions(told: Outcome) -> dict[str, list[Judgement]]:
     """Return the transitions of each device."""
     found: dict[str, list[Judgement]] = {}
     for one in told.judgements:
-        if one.kind is Verdict.TRANSITION:
+        if one.kind is JudgementKind.TRANSITION:
             found.setdefault(one.device_id, []).append(one)
     return found
 
@@ -285,12 +287,12 @@ def corrections(
         both = histories(kept, deployment, begun, at_ms - 1, site)
         received_at_ms = listening.due_at(at_ms - 1, deployment.allowed_lateness_ms)
         then = now.shards if received_at_ms is None else now.shards.read(received_at_ms, deployment.allowed_lateness_ms)
-        found += _corrections(both, its, sites, World(then, now.policies), listening.frontier_ms, at_ms)
+        found += _corrections(both, its, sites, EvaluationContext(then, now.policies), listening.frontier_ms, at_ms)
     return None if blocked and not found else found
 
 
 def _corrections(
-    both: Histories, device_ids: Iterable[str], sites: Mapping[str, str], world: World, frontier_ms: int, at_ms: int
+    both: Histories, device_ids: Iterable[str], sites: Mapping[str, str], world: EvaluationContext, frontier_ms: int, at_ms: int
 ) -> list[Correction]:
     """Return a row for each device that does not go on alike in both histories, in effect at an instant.
 
@@ -328,7 +330,7 @@ def _last_numbers(judged: Outcome, begun: Outcome) -> dict[tuple[str, int], int]
     """Return the number of the last transition of each life: one that is gone on with goes on with the number after it."""
     found = {(one.device_id, one.life_ms): one.transition_no for one in begun.devices.values()}
     for one in judged.judgements:
-        if one.kind is Verdict.TRANSITION and one.life_ms is not None and one.transition_no is not None:
+        if one.kind is JudgementKind.TRANSITION and one.life_ms is not None and one.transition_no is not None:
             life = (one.device_id, one.life_ms)
             found[life] = max(found.get(life, 0), one.transition_no)
     return found

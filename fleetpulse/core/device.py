@@ -106,7 +106,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class EvaluationContext:
     """Coverage of the sites, and policies in force: the context in which devices are judged."""
 
     shards: Shards

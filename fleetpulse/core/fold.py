@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fleetpulse.core.device import Device, World
-from fleetpulse.core.judgements import Judgement, Verdict, about, clock_fault, identity_conflict
+from fleetpulse.core.device import Device, EvaluationContext
+from fleetpulse.core.judgements import Judgement, JudgementKind, about, clock_fault, identity_conflict
 from fleetpulse.core.lifecycle import HELD, PRESENT, Mode, Trigger, next_mode
 from fleetpulse.core.policy import DEFAULT_CLASS, Rules
 from fleetpulse.core.presence.coverage import Coverage
@@ -35,7 +35,7 @@ class Fold:
         judgements: what came of it, in order.
     """
 
-    world: World
+    world: EvaluationContext
     judgements: list[Judgement] = field(default_factory=list[Judgement])
 
     def run(self, device: Device | None, rows: list[Row], through_ms: int | None) -> Device | None:
@@ -139,7 +139,7 @@ class Fold:
         device.transition_no += 1
         self.judgements.append(
             Judgement(
-                Verdict.TRANSITION,
+                JudgementKind.TRANSITION,
                 device.device_id,
                 site=device.site,
                 event_time_ms=at_ms,
@@ -303,7 +303,7 @@ class Fold:
         return wanted
 
     def _refuse(self, row: Row, why: str) -> None:
-        self.judgements.append(about(row, Verdict.REFUSED, why))
+        self.judgements.append(about(row, JudgementKind.REFUSED, why))
 
     def _death(self, device: Device | None, row: Row) -> None:
         """Note a will: silence has its grace left. A will of another session is ignored.
@@ -339,11 +339,11 @@ class Fold:
             return device
         if device is None:
             if dated.policy.unknown_devices == "quarantine":
-                self._list(row, Verdict.UNKNOWN_DEVICE)
+                self._list(row, JudgementKind.UNKNOWN_DEVICE)
                 return None
             device = self._born(row, DEFAULT_CLASS)
         if device.mode is Mode.DECOMMISSIONED:
-            self._list(row, Verdict.AFTER_DECOMMISSION)
+            self._list(row, JudgementKind.AFTER_DECOMMISSION)
             return device
         copied, reboots, firmware = _is_copy(device, row), device.reboots, device.firmware
         self._end_outage(device, at_ms)
@@ -357,7 +357,7 @@ class Fold:
             self._error(device, row)
         return device
 
-    def _list(self, row: Row, verdict: Verdict) -> None:
+    def _list(self, row: Row, verdict: JudgementKind) -> None:
         """List a signal that changes nothing; a late one is listed already."""
         if row.trust is not Trust.LATE:
             self.judgements.append(about(row, verdict))
@@ -372,7 +372,7 @@ class Fold:
         device.last_seen_ms = device.quiet_since_ms = at_ms
         device.quiet_covered_ms, device.excused_ms = covered, 0
         if row.trust in FAULTS and row.trust is not device.clock:
-            self.judgements.append(about(row, Verdict.CLOCK, clock_fault(row.trust, offset_ms(row))))
+            self.judgements.append(about(row, JudgementKind.CLOCK, clock_fault(row.trust, offset_ms(row))))
         device.clock, device.clock_offset_ms = row.trust, offset_ms(row)
         newest = device.heard_arrival is None or device.heard_arrival < row.arrival
         if row.trust is not Trust.LATE:
@@ -412,7 +412,7 @@ class Fold:
         is_back = row.site == device.spoke_from and device.moved_ms is not None and at_ms - device.moved_ms < CONFLICT_MS
         if is_back and (device.conflict_ms is None or at_ms - device.conflict_ms >= CONFLICT_MS):
             device.conflict_ms = at_ms
-            self.judgements.append(about(row, Verdict.IDENTITY_CONFLICT, identity_conflict(row.site, here)))
+            self.judgements.append(about(row, JudgementKind.IDENTITY_CONFLICT, identity_conflict(row.site, here)))
         before = self.world.coverage(device)
         device.spoke_from, device.moved_ms = here, at_ms
         device.speaks_from = None if row.site == device.site else row.site
@@ -507,13 +507,13 @@ def _advance(device: Device, rules: Rules, code: str, at_ms: int) -> bool:
     return complete
 
 
-def next_due(device: Device, world: World) -> tuple[int, Trigger] | None:
+def next_due(device: Device, world: EvaluationContext) -> tuple[int, Trigger] | None:
     """Return the earliest deadline of a device and what acts then; silence before facts at the same instant."""
     due = [item for item in _deadlines(device, world) if item is not None]
     return min(due, key=lambda item: item[0]) if due else None
 
 
-def _deadlines(device: Device, world: World) -> Iterator[tuple[int, Trigger] | None]:
+def _deadlines(device: Device, world: EvaluationContext) -> Iterator[tuple[int, Trigger] | None]:
     """Yield deadlines in the order in which they act at the same instant."""
     held = device.held_until_ms if device.mode in HELD else None
     least_ms = device.mode_since_ms if held is None else held
@@ -542,7 +542,7 @@ def _at(due_ms: int | None, trigger: Trigger) -> tuple[int, Trigger] | None:
     return None if due_ms is None else (due_ms, trigger)
 
 
-def _silent(device: Device, world: World, least_ms: int, limit: Callable[[Rules], int]) -> int | None:
+def _silent(device: Device, world: EvaluationContext, least_ms: int, limit: Callable[[Rules], int]) -> int | None:
     """Return when silence reaches a limit."""
     quiet_ms = device.quiet_covered_ms + device.excused_ms
     return _reached(
@@ -553,7 +553,7 @@ def _silent(device: Device, world: World, least_ms: int, limit: Callable[[Rules]
     )
 
 
-def _dead(device: Device, world: World, least_ms: int) -> int | None:
+def _dead(device: Device, world: EvaluationContext, least_ms: int) -> int | None:
     """Return when the grace after the will is over."""
     if device.death_ms is None or device.death_covered_ms is None:
         return None
@@ -566,7 +566,7 @@ def _dead(device: Device, world: World, least_ms: int) -> int | None:
     )
 
 
-def _cut_off(device: Device, world: World, least_ms: int, limit: Callable[[Rules], int]) -> int | None:
+def _cut_off(device: Device, world: EvaluationContext, least_ms: int, limit: Callable[[Rules], int]) -> int | None:
     """Return when the time since the death of its gateway reaches a limit."""
     if device.outage_ms is None or device.outage_covered_ms is None:
         return None
@@ -576,12 +576,12 @@ def _cut_off(device: Device, world: World, least_ms: int, limit: Callable[[Rules
     )
 
 
-def _out_of_service(device: Device, world: World) -> int | None:
+def _out_of_service(device: Device, world: EvaluationContext) -> int | None:
     """Return when the tombstone goes: by event time."""
     return _reached(device, world, device.mode_since_ms, lambda rules: device.mode_since_ms + rules.forget_after_ms)
 
 
-def _reached(device: Device, world: World, least_ms: int, due: Callable[[Rules], int | None]) -> int | None:
+def _reached(device: Device, world: EvaluationContext, least_ms: int, due: Callable[[Rules], int | None]) -> int | None:
     """Return the first instant, not before ``least_ms``, at which a limit is reached by the policy and class then in force.
 
     A policy whose span was over then is not asked: it may have been dropped.

@@ -12,7 +12,7 @@ from fleetpulse.core.rows import Row, Trust
 from fleetpulse.core.times import format_duration
 
 
-class Verdict(StrEnum):
+class JudgementKind(StrEnum):
     """The kinds of judgement; `judgements` is partitioned by them."""
 
     TRANSITION = "transition"  # a device changed its mode
@@ -28,20 +28,25 @@ class Verdict(StrEnum):
     ADD = "add"  # a transition that did happen, as late messages say
 
 
-REASONS: Final[Mapping[Verdict, str]] = MappingProxyType(
+REASONS: Final[Mapping[JudgementKind, str]] = MappingProxyType(
     {
-        Verdict.DUPLICATE: "the copy received first counts",
-        Verdict.AFTER_DECOMMISSION: "the device is out of service",
-        Verdict.UNKNOWN_DEVICE: "nobody registered this device, or it was forgotten since: register it (again)",
-        Verdict.RETRACT: "late messages say otherwise",
+        JudgementKind.DUPLICATE: "the copy received first counts",
+        JudgementKind.AFTER_DECOMMISSION: "the device is out of service",
+        JudgementKind.UNKNOWN_DEVICE: "nobody registered this device, or it was forgotten since: register it (again)",
+        JudgementKind.RETRACT: "late messages say otherwise",
     }
 )
 CORRECTED_ENTRY: Final = "a corrected entry of the registry says otherwise"  # likewise, where no message was late
-AMENDMENTS: Final = (Verdict.RETRACT, Verdict.ADD)
+AMENDMENTS: Final = (JudgementKind.RETRACT, JudgementKind.ADD)
 LISTED: Final = (  # judgements of messages beside transitions
-    Verdict.LATE, Verdict.CLOCK, Verdict.IDENTITY_CONFLICT, Verdict.DUPLICATE, Verdict.AFTER_DECOMMISSION,
-    Verdict.UNKNOWN_DEVICE, Verdict.REFUSED,
-)  # fmt: skip
+    JudgementKind.LATE,
+    JudgementKind.CLOCK,
+    JudgementKind.IDENTITY_CONFLICT,
+    JudgementKind.DUPLICATE,
+    JudgementKind.AFTER_DECOMMISSION,
+    JudgementKind.UNKNOWN_DEVICE,
+    JudgementKind.REFUSED,
+)
 
 
 def clock_fault(trust: Trust, offset_ms: int | None) -> str:
@@ -77,7 +82,7 @@ def clock_behind(lead_ms: int) -> str:
 class Judgement:
     """One judgement; times in epoch milliseconds, what does not apply is None. Columns: core/tables.py."""
 
-    kind: Verdict
+    kind: JudgementKind
     device_id: str
     site: str | None = None
     event_time_ms: int | None = None
@@ -107,7 +112,7 @@ class Judgement:
 MAX_REASON: Final = 1_000  # characters
 
 
-def about(row: Row, kind: Verdict, reason: str = "", late_by_ms: int | None = None) -> Judgement:
+def about(row: Row, kind: JudgementKind, reason: str = "", late_by_ms: int | None = None) -> Judgement:
     """Say of a message why it was not judged; ``reason`` where it is not always the same, see `REASONS`.
 
     A reason may show what a message said: it is cut, and what no text in UTF-8 has is escaped.
@@ -136,5 +141,5 @@ assert {*COMPARED, *_NOT_COMPARED} == {field.name for field in fields(Judgement)
 
 def compared(judgements: Iterable[Judgement]) -> Counter[tuple[Any, ...]]:
     """Return judgements as a bag of their values in the order of `COMPARED`; summaries say nothing about a device."""
-    values = (tuple(getattr(one, name) for name in COMPARED) for one in judgements if one.kind is not Verdict.SUMMARY)
+    values = (tuple(getattr(one, name) for name in COMPARED) for one in judgements if one.kind is not JudgementKind.SUMMARY)
     return Counter(values)

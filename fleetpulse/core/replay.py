@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
-from fleetpulse.core.fold import Device, Fold, World, settle
-from fleetpulse.core.judgements import Judgement, Verdict, about, clock_behind
+from fleetpulse.core.fold import Device, EvaluationContext, Fold, settle
+from fleetpulse.core.judgements import Judgement, JudgementKind, about, clock_behind
 from fleetpulse.core.policy import MAX_AHEAD, Dated, Policies, PolicyFault, from_row
 from fleetpulse.core.presence.coverage import MAX_DEAF
 from fleetpulse.core.presence.presence_time import present, trusted
@@ -41,7 +41,7 @@ class Deployment:
 
 
 @dataclass(slots=True)
-class Intake:
+class LatenessFilter:
     """Reads rows in the order of their ``received_at``: what they say about us, and which of them wait to be judged.
 
     Attributes:
@@ -90,7 +90,7 @@ class Intake:
         if self._amends(row.kind, row.event_time_ms):
             return [present(row, trust), present(row, Trust.ON_TIME)]
         reason = clock_behind(row.event_time_ms - row.received_at_ms)
-        self.judgements.append(about(row, Verdict.LATE, reason, frontier_ms - row.event_time_ms))
+        self.judgements.append(about(row, JudgementKind.LATE, reason, frontier_ms - row.event_time_ms))
         return [present(row, trust)]
 
     def _gap(self, shards: Shards, row: Row) -> Shards:
@@ -100,12 +100,12 @@ class Intake:
             shards = shards.read(read_before(row), self.deployment.allowed_lateness_ms)
             if not shards.has_room_for(row.device_id):
                 reason = f"at most {MAX_DEAF:,} bridges do not listen at the same time; the gap of the others goes on without it"
-                self.judgements.append(about(row, Verdict.REFUSED, reason))
+                self.judgements.append(about(row, JudgementKind.REFUSED, reason))
                 return shards
             return shards.open_gap(row.received_at_ms, since_ms, row.device_id, Scope.of_gap(content))
         if operation == "close" and type(until_ms) is int:
             return shards.close_gap(row.received_at_ms, until_ms, row.device_id)
-        self.judgements.append(about(row, Verdict.REFUSED, "a gap row opens from an instant or closes until one"))
+        self.judgements.append(about(row, JudgementKind.REFUSED, "a gap row opens from an instant or closes until one"))
         return shards
 
     def _policy(self, shards: Shards, row: Row) -> None:
@@ -116,13 +116,13 @@ class Intake:
         try:
             policy = from_row(row.contents().get("policy"))
         except PolicyFault as fault:
-            self.judgements.append(about(row, Verdict.REFUSED, str(fault)))
+            self.judgements.append(about(row, JudgementKind.REFUSED, str(fault)))
             return
         least_ms = shards.least_frontier_ms
         said_ms = None if least_ms is None else self.deployment.said_through_ms(least_ms)
         if self.policies.after(said_ms) >= MAX_AHEAD:
             reason = f"at most {MAX_AHEAD:,} policies wait to take effect; give it again when some have"
-            self.judgements.append(about(row, Verdict.REFUSED, reason))
+            self.judgements.append(about(row, JudgementKind.REFUSED, reason))
             return
         dated = Dated(row.event_time_ms, row.received_at_ms, policy.version, policy)
         self.policies = self.policies.including(dated)
@@ -132,7 +132,7 @@ class Intake:
         assert row.event_time_ms is not None, "a will counts when it is received, and a row of ours names an instant"
         if frontier_ms is None or row.event_time_ms > frontier_ms or self._amends(row.kind, row.event_time_ms):
             return True
-        self.judgements.append(about(row, Verdict.REFUSED, "effective_from lies in what has been judged"))
+        self.judgements.append(about(row, JudgementKind.REFUSED, "effective_from lies in what has been judged"))
         return False
 
     def _amends(self, kind: Kind, event_time_ms: int) -> bool:
@@ -171,7 +171,7 @@ def in_order(due: Iterable[Row], due_at: Callable[[Row], int] = lambda _: 0) -> 
     for row in sorted(due, key=lambda each: (each.arrival, each.code or "", each.site, each.gateway or "")):
         is_copy = first.setdefault((identity(row), due_at(row)), row) is not row
         if is_copy and row.trust is not Trust.LATE:  # that is listed already
-            copies.append(about(row, Verdict.DUPLICATE))
+            copies.append(about(row, JudgementKind.DUPLICATE))
     return sorted(first.values(), key=order), copies
 
 
@@ -239,11 +239,11 @@ def outcome(
         rows: in any order; ``received_at`` says in which they count.
         deployment: lateness and clock lead.
         begun: what the rows before them came to; its judgements are not said again.
-        amending: take messages as on time that are late, see `Intake`; not those from before the frontier of ``begun``.
+        amending: take messages as on time that are late, see `LatenessFilter`; not those from before the frontier of ``begun``.
         through_ms: judge up to there instead, as if the frontier had come so far and nothing else were received.
         through_site: the site whose frontier that is; None: of every site.
     """
-    intake = Intake(deployment, begun.shards, begun.policies, [], amending, begun.frontier_ms)
+    intake = LatenessFilter(deployment, begun.shards, begun.policies, [], amending, begun.frontier_ms)
     pending = [row for row in begun.waiting if not (amending and row.kind is Kind.CORRECT)]
     kept, advances, since = sorted(rows, key=arrival), list[Advance](), begun.shards
     cuts = {*cuts_at_gaps(kept, begun.shards)}
@@ -259,9 +259,9 @@ def outcome(
     advances.append(Advance.between(since, intake.shards, deployment.allowed_lateness_ms))
     if through_ms is not None:
         advances = [*(one.up_to(through_ms) for one in advances[:-1]), advances[-1].judged_to(through_ms, through_site)]
-    fold, devices = Fold(World(intake.shards, intake.policies), intake.judgements), dict(begun.devices)
+    fold, devices = Fold(EvaluationContext(intake.shards, intake.policies), intake.judgements), dict(begun.devices)
     for advance in advances:
-        fold.world = World(advance.shards, intake.policies)
+        fold.world = EvaluationContext(advance.shards, intake.policies)
         devices = _judged(fold, devices, pending, advance)
     waiting = [row for row in pending if _waits(row, advances[-1].shards)]
     return Outcome(fold.judgements, devices, waiting, intake.shards, intake.policies)
@@ -338,4 +338,4 @@ def replay(rows: Iterable[Row], deployment: Deployment) -> list[Judgement]:
     return outcome(rows, deployment).judgements
 
 
-__all__ = ["AMENDED", "NOTHING", "Deployment", "Intake", "Outcome", "arrival", "in_order", "outcome", "replay", "run_due"]
+__all__ = ["AMENDED", "NOTHING", "Deployment", "LatenessFilter", "Outcome", "arrival", "in_order", "outcome", "replay", "run_due"]

@@ -14,7 +14,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from fleetpulse.orchestration.config import PLACE, ROOT, Place, folder_of
+from fleetpulse.orchestration.config import PLACE, ROOT, OrchestrationConfig, folder_of
 from fleetpulse.orchestration.operators import FleetOperator, given, leave
 from fleetpulse.orchestration.pages import ReportLink
 from fleetpulse.orchestration.subprocess import SENTENCE
@@ -24,7 +24,7 @@ _WORDS: Final = ("backtest", "--from={{ params['from'] or '' }}", "--to={{ param
 _RUN: Final = "{{ run_id }}"
 
 
-def files(place: Place, run: str) -> list[str]:
+def files(place: OrchestrationConfig, run: str) -> list[str]:
     """Return the arguments that name the run's policy and its page."""
     folder = folder_of(place.notes, run)
     return [f"--policy={folder / 'policy.toml'}", f"--html={folder / 'report.html'}"]
@@ -35,7 +35,7 @@ class WritePolicy(BaseOperator):
 
     template_fields: ClassVar[Sequence[str]] = ("policy", "run_name")
 
-    def __init__(self, *, place: Place = PLACE, **kwargs: Any) -> None:
+    def __init__(self, *, place: OrchestrationConfig = PLACE, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.place = place
         self.policy = "{{ params.policy }}"
@@ -72,7 +72,7 @@ class BacktestOnSpark(SparkSubmitOperator):
     template_fields: ClassVar[Sequence[str]] = ("words", "run_name")
     operator_extra_links = (ReportLink(),)
 
-    def __init__(self, *, place: Place = PLACE, **kwargs: Any) -> None:
+    def __init__(self, *, place: OrchestrationConfig = PLACE, **kwargs: Any) -> None:
         super().__init__(conn_id=SPARK, application=str(ROOT / "cli" / "__main__.py"), name="fleet-backtest", **kwargs)
         self.place = place
         self.words = [*_WORDS, "--spark"]
@@ -85,7 +85,7 @@ class BacktestOnSpark(SparkSubmitOperator):
             AirflowFailException: the verb refused; the first line is its sentence.
         """
         from fleetpulse.io.spark.java import find_java
-        from fleetpulse.io.spark.session import Size, settings
+        from fleetpulse.io.spark.session import SparkResources, settings
         from fleetpulse.settings import load_settings
 
         wanted = load_settings(self.place.home)
@@ -93,7 +93,9 @@ class BacktestOnSpark(SparkSubmitOperator):
         words = [*self.words, *files(self.place, self.run_name)]
         self.application_args = [*given(words), "--home", str(self.place.home)]
         self.conf = {
-            name: value for name, value in settings(folder, Size(wanted.cores, wanted.heap)).items() if name != "spark.master"
+            name: value
+            for name, value in settings(folder, SparkResources(wanted.cores, wanted.heap)).items()
+            if name != "spark.master"
         }
         self.env_vars = {
             **{name: "" for name in os.environ if "AIRFLOW" in name},  # its secrets are not the verb's

@@ -14,7 +14,7 @@ from fleetpulse.paths import ROOT
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OrchestrationConfig:
     """One installation.
 
     Attributes:
@@ -30,7 +30,7 @@ class Place:
     bootstrap_schedule: str | None = None
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> "Place":
+    def of(cls, environment: Mapping[str, str]) -> "OrchestrationConfig":
         """Read it from an environment: FLEET_HOME, FLEET_COMMAND, FLEET_WEBHOOK (or _FILE), FLEET_BOOTSTRAP_SCHEDULE."""
         return cls(
             environment.get("FLEET_COMMAND") or str(ROOT / "fleet"),
@@ -56,7 +56,7 @@ def _secret(path: str | None) -> str | None:
         return None  # a failure that cannot be told that way is still red
 
 
-PLACE: Final = Place.of(os.environ)
+PLACE: Final = OrchestrationConfig.of(os.environ)
 
 
 def folder_of(notes: Path, run: str) -> Path:

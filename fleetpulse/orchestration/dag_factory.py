@@ -13,7 +13,14 @@ from airflow.sdk import DAG, CronTriggerTimetable, chain
 from airflow.sdk.definitions.param import ParamsDict
 
 from fleetpulse.orchestration.notifications import deadline, tell_of_failure
-from fleetpulse.orchestration.operators import FleetOperator, GoBack, Looks, Outcome, StartStream, StopStream
+from fleetpulse.orchestration.operators import (
+    FleetOperator,
+    QualityOperator,
+    RollbackOperator,
+    RunResultOperator,
+    StartStream,
+    StopStream,
+)
 from fleetpulse.orchestration.pools import STATE_POOL
 from fleetpulse.orchestration.sensors import Approval, WaitForBatch
 
@@ -73,7 +80,7 @@ def change_state(words: Sequence[str], *, question: str | None) -> None:
     stop = StopStream(task_id="stop")
     act = FleetOperator(task_id="act", words=[*words, "--hold", "--json"], gives="json", pool=STATE_POOL, execution_timeout=_LONG)
     made = "{{ ti.xcom_pull(task_ids='act')['generation'] }}"
-    gate = Looks(
+    gate = QualityOperator(
         task_id="gate",
         words=["quality", "gate", "--generation", made, "--json"],
         gives="json",
@@ -83,10 +90,10 @@ def change_state(words: Sequence[str], *, question: str | None) -> None:
     switch = FleetOperator(task_id="switch", words=["state", "switch", made], pool=STATE_POOL)
     start = StartStream(task_id="start")
     watch = WaitForBatch(task_id="watch", more=2)
-    go_back = GoBack(task_id="go_back", made_by="act", last="watch", execution_timeout=_LONG)
+    go_back = RollbackOperator(task_id="go_back", made_by="act", last="watch", execution_timeout=_LONG)
     steps = [plan, *([] if question is None else [_approval(question)]), stop, act, gate, switch, start, watch, go_back]
     asked_by = None if question is None else "approve"
-    outcome = Outcome(task_id="outcome", of=[step.task_id for step in steps], undone_by="go_back", asked_by=asked_by)
+    outcome = RunResultOperator(task_id="outcome", of=[step.task_id for step in steps], undone_by="go_back", asked_by=asked_by)
     chain(*steps, outcome)
     go_back.as_teardown(setups=stop)
 

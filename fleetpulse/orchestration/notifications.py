@@ -23,7 +23,7 @@ from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
 from fleetpulse.core.rows import FAILURES
 from fleetpulse.io.system.wall_clock import wall_clock_ms
-from fleetpulse.orchestration.config import PLACE, Place
+from fleetpulse.orchestration.config import PLACE, OrchestrationConfig
 
 _LOG: Final = logging.getLogger(__name__)
 AGAIN_S: Final = 3_600.0
@@ -68,7 +68,7 @@ def deadline(dag_id: str, within: timedelta) -> DeadlineAlert:
     )
 
 
-def tell(place: Place, told: dict[str, str]) -> list[str]:
+def tell(place: OrchestrationConfig, told: dict[str, str]) -> list[str]:
     """Tell it every way there is that has not told it within the hour; return the ways that worked."""
     worked: list[str] = []
     try:
@@ -90,7 +90,7 @@ def tell(place: Place, told: dict[str, str]) -> list[str]:
     return worked
 
 
-def _post(place: Place, _: str, payload: bytes) -> bool:
+def _post(place: OrchestrationConfig, _: str, payload: bytes) -> bool:
     if place.webhook is None:
         return False
     if not place.webhook.startswith(("http://", "https://")):
@@ -100,7 +100,7 @@ def _post(place: Place, _: str, payload: bytes) -> bool:
         return True
 
 
-def _publish(place: Place, dag_id: str, payload: bytes) -> bool:
+def _publish(place: OrchestrationConfig, dag_id: str, payload: bytes) -> bool:
     from fleetpulse.io.home.home import Home
     from fleetpulse.io.mqtt.address import load_address
     from fleetpulse.io.mqtt.alerts import send

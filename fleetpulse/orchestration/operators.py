@@ -15,10 +15,10 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
 from fleetpulse.orchestration.assets import facts_of
-from fleetpulse.orchestration.config import PLACE, Place
+from fleetpulse.orchestration.config import PLACE, OrchestrationConfig
 from fleetpulse.orchestration.pages import DataDocsLink
 from fleetpulse.orchestration.pools import STATE_POOL
-from fleetpulse.orchestration.subprocess import Ended, Verb
+from fleetpulse.orchestration.subprocess import ProcessResult, Verb
 
 REFUSED: Final = "refused"  # under this key a task leaves its reason to others of its run
 ANSWERED: Final = "answered"  # and a person's answer: a task that skips what follows returns nothing
@@ -45,7 +45,12 @@ class FleetOperator(BaseOperator):
     ui_color = "#e8f0fe"
 
     def __init__(
-        self, *, words: Sequence[str], gives: Literal["json", "rows", "told"] | None = None, place: Place = PLACE, **kwargs: Any
+        self,
+        *,
+        words: Sequence[str],
+        gives: Literal["json", "rows", "told"] | None = None,
+        place: OrchestrationConfig = PLACE,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.words = list(words)
@@ -73,7 +78,7 @@ class FleetOperator(BaseOperator):
         found = _objects(ended.out)
         return found[0] if self.gives == "json" and len(found) == 1 else found
 
-    def run_verb(self, words: Sequence[str], context: Mapping[str, Any]) -> Ended:
+    def run_verb(self, words: Sequence[str], context: Mapping[str, Any]) -> ProcessResult:
         """Run a verb to its end.
 
         Raises:
@@ -131,30 +136,30 @@ class Recurring(FleetOperator):
             AirflowSkipException: a run has stopped the stream for a change; beside what `FleetOperator.execute` raises.
         """
         from fleetpulse.core.monitoring.supervision import AIRFLOWS
-        from fleetpulse.io.home.desired_state import STOPPED, desired
+        from fleetpulse.io.home.desired_state import STOPPED, get_desired
         from fleetpulse.io.home.home import Home
 
-        wanted = desired(Home(self.place.home))
+        wanted = get_desired(Home(self.place.home))
         by_a_run = wanted.what == STOPPED and wanted.by.startswith(AIRFLOWS)
         if by_a_run and context["dag_run"].run_type == "scheduled":
             raise AirflowSkipException(f"{wanted.by} has stopped the stream for a change: this comes again by itself")
         return super().execute(context)
 
 
-class Looks(FleetOperator):
+class QualityOperator(FleetOperator):
     """Run a verb that looks at the data; the task is linked with the pages of the looks, above all where it refuses."""
 
     operator_extra_links = (DataDocsLink(),)
 
 
-class TakeSnapshot(Looks, Recurring):
+class TakeSnapshot(QualityOperator, Recurring):
     """Publish a snapshot, where a look at its rows finds nothing."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(words=["state", "snapshot", "--gate", "--json"], gives="json", pool=STATE_POOL, **kwargs)
 
 
-class BuildDocs(Looks):
+class BuildDocs(QualityOperator):
     """Build the pages of the looks at the data."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -181,13 +186,13 @@ class StopStream(FleetOperator):
 
     def _take_back(self, by: str) -> None:
         """Let the stream run where this run has stopped it: here, since a killed task has seconds, and no time for a verb."""
-        from fleetpulse.io.home.desired_state import RUNNING, STOPPED, desire, desired
+        from fleetpulse.io.home.desired_state import RUNNING, STOPPED, get_desired, set_desired
         from fleetpulse.io.home.home import Home
 
         home = Home(self.place.home)
-        found = desired(home)
+        found = get_desired(home)
         if found.what == STOPPED and found.by == by:
-            desire(home, RUNNING, by, only_if=found)
+            set_desired(home, RUNNING, by, only_if=found)
 
 
 class StartStream(FleetOperator):
@@ -197,7 +202,7 @@ class StartStream(FleetOperator):
         super().__init__(words=["stream", "start", "--by", BY, "--own"], pool=STATE_POOL, **kwargs)
 
 
-class GoBack(FleetOperator):
+class RollbackOperator(FleetOperator):
     """Undo a change of the state that failed: roll back or discard the generation made, and start the stream again.
 
     It is the teardown of the task that stopped the stream: it runs where that one succeeded, whatever came after, even in a
@@ -245,12 +250,12 @@ class GoBack(FleetOperator):
         A step without words says what was found done: this may be a second try, whose first one died on its way.
         """
         from fleetpulse.io.checkpoints.generations import HELD, load_generations
-        from fleetpulse.io.home.desired_state import desired
+        from fleetpulse.io.home.desired_state import get_desired
         from fleetpulse.io.home.home import Home
 
         home = Home(self.place.home)
         _await_maker(home.path)
-        record, wanted = load_generations(home.lifecycle), desired(home)
+        record, wanted = load_generations(home.lifecycle), get_desired(home)
         number = int(made["generation"]) if made else None
         if number is None and (held := record.held()) is not None and held.made_at_ms >= wanted.at_ms and wanted.by == self.by:
             number = held.number  # made since we stopped the stream, by a task that died before it could say so
@@ -266,7 +271,7 @@ class GoBack(FleetOperator):
             yield ["stream", "start", "--by", self.by, "--own"], "started the stream again"
 
 
-class Outcome(BaseOperator):
+class RunResultOperator(BaseOperator):
     """The leaf of a run: red where any task before it failed, with the reason in its first line.
 
     Airflow colours a run by its leaves: one that builds the report of a failed check, or that undoes, would turn it green.
@@ -333,10 +338,10 @@ def _objects(lines: Sequence[str]) -> list[Any]:
 
 def _stopped_by_another(home: Path, by: str) -> bool:
     """Whether somebody else stopped the stream: then it stays as that one wants it."""
-    from fleetpulse.io.home.desired_state import STOPPED, desired
+    from fleetpulse.io.home.desired_state import STOPPED, get_desired
     from fleetpulse.io.home.home import Home
 
-    found = desired(Home(home))
+    found = get_desired(Home(home))
     return found.what == STOPPED and found.by != by
 
 

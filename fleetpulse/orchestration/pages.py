@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink
 
-from fleetpulse.orchestration.config import PLACE, Place, folder_of
+from fleetpulse.orchestration.config import PLACE, OrchestrationConfig, folder_of
 
 PREFIX: Final = "/fleet"
 PASS_S: Final = 43_200
@@ -39,12 +39,12 @@ _MISSING: Final = {
 }
 
 
-def folders(place: Place) -> dict[str, Path]:
+def folders(place: OrchestrationConfig) -> dict[str, Path]:
     """Return what is shown, by the first word of its address below `PREFIX`."""
     return {"backtests": place.notes / "backtests", "quality": place.home / "quality" / "docs"}
 
 
-def app(place: Place) -> Any:
+def app(place: OrchestrationConfig) -> Any:
     """Return the application that shows the pages: who has a session is sent on to an address that is good for a while."""
     from airflow.api_fastapi.core_api.security import get_user
     from fastapi import Depends, FastAPI, Request
@@ -100,7 +100,7 @@ class Pages:
         place: the installation.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: OrchestrationConfig) -> None:
         self._place = place
         self._app: Any = None
 
@@ -110,7 +110,7 @@ class Pages:
         await self._app(scope, receive, send)
 
 
-def page_of(place: Place, area: str, path: str) -> Path | None:
+def page_of(place: OrchestrationConfig, area: str, path: str) -> Path | None:
     """Return the file of an address; None where it is none of ours."""
     root = folders(place).get(area)
     if root is None or "\0" in path:

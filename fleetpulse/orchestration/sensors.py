@@ -18,7 +18,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferralTimeout
 
 from fleetpulse.core.times import format_instant, parse_instant_ms
-from fleetpulse.orchestration.config import PLACE, Place
+from fleetpulse.orchestration.config import PLACE, OrchestrationConfig
 from fleetpulse.orchestration.operators import ANSWERED, leave
 from fleetpulse.orchestration.triggers import FrontierPast, Reaching, StreamAtBatch, batch_of
 
@@ -35,7 +35,7 @@ class _Wait(BaseOperator):
         place: the installation.
     """
 
-    def __init__(self, *, patience: timedelta = PATIENCE, place: Place = PLACE, **kwargs: Any) -> None:
+    def __init__(self, *, patience: timedelta = PATIENCE, place: OrchestrationConfig = PLACE, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.patience, self.place = patience, place
 

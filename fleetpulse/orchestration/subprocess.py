@@ -26,7 +26,7 @@ _CHUNK: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProcessResult:
     """How a verb ended.
 
     Attributes:
@@ -90,7 +90,7 @@ class Verb:
             start_new_session=True,
         )
 
-    def wait(self) -> Ended:
+    def wait(self) -> ProcessResult:
         """Wait for its end; whatever breaks the wait off stops the group."""
         try:
             with selectors.DefaultSelector() as ready:
@@ -107,7 +107,7 @@ class Verb:
             for pipe in (self.process.stdout, self.process.stderr):
                 if pipe is not None:
                     pipe.close()
-        return Ended(self.process.returncode, tuple(self._out), tuple(self._told), tuple(self._refusal), self._too_long)
+        return ProcessResult(self.process.returncode, tuple(self._out), tuple(self._told), tuple(self._refusal), self._too_long)
 
     @property
     def _too_long(self) -> bool:

@@ -154,7 +154,7 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CapacityPlan:
     """What it will need.
 
     Attributes:
@@ -282,7 +282,7 @@ def cores_needed(fleet: Fleet, figures: Figures) -> int:
     return max(2, math.ceil(fleet.messages_per_s * worst_us / 1e6 / BUSY))
 
 
-def plan(fleet: Fleet, figures: Figures, days: int = MONTH_DAYS) -> Plan:
+def plan(fleet: Fleet, figures: Figures, days: int = MONTH_DAYS) -> CapacityPlan:
     """Return what a fleet will need; storage after so many days."""
     cores = cores_needed(fleet, figures)
     groups = key_groups(fleet.devices, cores)
@@ -295,7 +295,7 @@ def plan(fleet: Fleet, figures: Figures, days: int = MONTH_DAYS) -> Plan:
     written = (state - waiting) * active
     largest = fleet.devices / groups * figures.working_bytes
     checkpoint = state * math.ceil(VERSIONS / SNAPSHOT_EVERY + 1) + written * VERSIONS
-    return Plan(
+    return CapacityPlan(
         messages_per_s=fleet.messages_per_s,
         key_groups=groups,
         devices_a_group=fleet.devices / groups,

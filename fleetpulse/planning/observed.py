@@ -6,7 +6,7 @@ from typing import Any
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE, STREAM_HEALTH
-from fleetpulse.io.checkpoints.checkpoint import committed, stand
+from fleetpulse.io.checkpoints.checkpoint import committed, position_after
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.tables import query
 from fleetpulse.planning.model import Fleet
@@ -78,7 +78,7 @@ def standing_of(home: Home) -> dict[str, Any]:
         found["devices"] = sum(json.loads(health["devices"] or "{}").values()) or None
         found["devices_a_group"] = found["devices"] / found["key_groups"] if found["devices"] else None
     if committed(home.checkpoint):
-        found["partitions"] = stand(home.checkpoint).partitions
+        found["partitions"] = position_after(home.checkpoint).partitions
     return found
 
 

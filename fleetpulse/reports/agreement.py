@@ -23,7 +23,7 @@ AS_COMPARED: Final = ", ".join(  # of SQL over rows of judgements: the columns o
 )
 
 
-def told(home: Home) -> Bag:
+def emitted(home: Home) -> Bag:
     """Return what the job said, as a bag of values in the order of `COMPARED`."""
     rows = query(home, f"SELECT {AS_COMPARED} FROM judgements WHERE kind NOT IN ('summary', 'retract', 'add')")
     return Counter(tuple({**row, "last_errors": tuple(json.loads(row["last_errors"] or "[]"))}.values()) for row in rows)
@@ -35,6 +35,6 @@ def defined(rows: Iterable[Row], deployment: Deployment) -> Bag:
 
 
 def differences(said: Bag, want: Bag) -> list[dict[str, Any]]:
-    """Return the judgements that only one of two bags has, by column, with ``side``: ``told`` or ``defined``."""
+    """Return the judgements that only one of two bags has, by column, with ``side``: ``emitted`` or ``defined``."""
     sides = {"told": said - want, "defined": want - said}
     return [{"side": side, **dict(zip(COMPARED, one, strict=True))} for side, bag in sides.items() for one in bag.elements()]

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, Final
 
 from fleetpulse.columnar.backtest.diff import CHANGES, MOVED
-from fleetpulse.columnar.backtest.replay import AFTER, BEFORE, DAY_MS, Found
+from fleetpulse.columnar.backtest.replay import AFTER, BEFORE, DAY_MS, BacktestResult
 from fleetpulse.core.lifecycle import Mode
 from fleetpulse.core.times import format_instant
 
@@ -60,7 +60,7 @@ class Backtest:
         return {**span, **told, "alerts": {side: self.alerts(side) for side in (BEFORE, AFTER)}}
 
 
-def figures(found: Found, policy_version: str, from_ms: int, to_ms: int, rows: int) -> Backtest:
+def figures(found: BacktestResult, policy_version: str, from_ms: int, to_ms: int, rows: int) -> Backtest:
     """Return the figures of what was found.
 
     Args:
@@ -119,7 +119,7 @@ def _alerts_a_day(days: Mapping[tuple[str, int, str], int], from_ms: int, to_ms:
     return list(rows.values())
 
 
-def verdicts(found: Found) -> Iterator[Row]:
+def verdicts(found: BacktestResult) -> Iterator[Row]:
     """Yield the verdicts that differ, oldest first: columns of `DIFFERENCE_SCHEMA`, instants as epoch milliseconds."""
     for begin in range(0, found.changed.num_rows, 10_000):
         yield from found.changed.slice(begin, 10_000).to_pylist()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from fleetpulse.core.judgements import Judgement, Verdict
+from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.home.home import Home
@@ -18,7 +18,7 @@ _COLUMNS: Final = ", ".join(
 )
 
 
-def said_by_device(home: Home, device_ids: Sequence[str]) -> dict[str, list[Judgement]]:
+def judgements_by_device(home: Home, device_ids: Sequence[str]) -> dict[str, list[Judgement]]:
     """Return what was said of each device's mode: transitions, retracts and adds, in no particular order."""
     found = query(
         home,
@@ -35,4 +35,4 @@ def _judgement(row: dict[str, Any]) -> Judgement:
     words = {"from_mode": Mode, "to_mode": Mode, "trigger": Trigger}
     read = {name: word(row[name]) if row[name] else None for name, word in words.items()}
     errors = tuple(json.loads(row["last_errors"] or "[]"))
-    return Judgement(**{**row, **read, "kind": Verdict(row["kind"]), "last_errors": errors})
+    return Judgement(**{**row, **read, "kind": JudgementKind(row["kind"]), "last_errors": errors})

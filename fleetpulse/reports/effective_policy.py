@@ -1,6 +1,6 @@
 """Which rules a device is under, and were in force when, by what has landed."""
 
-from fleetpulse.core.device import World
+from fleetpulse.core.device import EvaluationContext
 from fleetpulse.core.policy import Rules
 from fleetpulse.core.registry.registry import class_at
 from fleetpulse.core.replay import outcome
@@ -25,7 +25,7 @@ def rules_at(home: Home, device_id: str, instant_ms: int) -> tuple[str, Rules] |
     return device_class, known.policies.at(instant_ms).policy.of(device_class)
 
 
-def world(home: Home, through_ms: int | None) -> World | None:
+def world(home: Home, through_ms: int | None) -> EvaluationContext | None:
     """Return when we listened and all policies, those whose time is over as well, by the rows received up to an instant.
 
     None before the first row.
@@ -39,4 +39,4 @@ def world(home: Home, through_ms: int | None) -> World | None:
         return None
     found = query(home, f"SELECT {ROW} FROM messages WHERE kind IN ('policy', 'gap')", tables=["messages"])
     told = outcome(through([as_row(one) for one in found], listened, through_ms), home.deployment())
-    return None if told.shards is None else World(told.shards, told.policies)
+    return None if told.shards is None else EvaluationContext(told.shards, told.policies)

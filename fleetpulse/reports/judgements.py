@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fleetpulse.core.amendments import retracted_offline
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.fold import Device, World, next_due
+from fleetpulse.core.fold import Device, EvaluationContext, next_due
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.monitoring.health import THRESHOLDS
 from fleetpulse.core.presence.identities import topic_of
@@ -25,7 +25,7 @@ from fleetpulse.core.times import format_instant
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms
 from fleetpulse.io.tables.tables import fetch, query, reading
-from fleetpulse.reports.device_judgements import said_by_device
+from fleetpulse.reports.device_judgements import judgements_by_device
 from fleetpulse.reports.devices import devices
 from fleetpulse.reports.messages import ROW, as_row, rows_through, span, through
 
@@ -124,7 +124,7 @@ def require_known(home: Home, device_id: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class DeviceStatus:
     """One device as it stands.
 
     Attributes:
@@ -138,7 +138,7 @@ class Standing:
     retracted_offline: list[dict[str, Any]]
 
 
-def standing(home: Home, device_id: str, judged_ms: int | None) -> Standing | None:
+def standing(home: Home, device_id: str, judged_ms: int | None) -> DeviceStatus | None:
     """Return how a device stands: last seen, due offline at, judged up to; None where it was never heard of.
 
     Args:
@@ -161,9 +161,9 @@ def standing(home: Home, device_id: str, judged_ms: int | None) -> Standing | No
             facts = {**_reached(told, device_id), "life_ms": life_ms}
             if _goes_on(told.devices.get(device_id), changes[-1]["to_mode"], kept_ms):
                 facts |= _due(told, device_id)
-    spans = retracted_offline(said_by_device(home, [device_id])[device_id])
+    spans = retracted_offline(judgements_by_device(home, [device_id])[device_id])
     away = [{"since_ms": since_ms, "until_ms": until_ms} for since_ms, until_ms in spans]
-    return Standing({**listed[0], **facts}, changes, away)
+    return DeviceStatus({**listed[0], **facts}, changes, away)
 
 
 def frontier_ms(home: Home, judged_ms: int | None) -> int | None:
@@ -268,7 +268,7 @@ def _payload(row: Row) -> str:
     return json.dumps({name: value for name, value in content.items() if value is not None})
 
 
-def said_of(home: Home, messages: Iterable[Row]) -> list[dict[str, Any]]:
+def judgements_about(home: Home, messages: Iterable[Row]) -> list[dict[str, Any]]:
     """Return the judgements that were made of messages: what they changed, or why they were not judged."""
     wanted = list(messages)
     instants = [row.event_time_ms for row in wanted if row.event_time_ms is not None]
@@ -312,7 +312,7 @@ def _due(told: Outcome, device_id: str) -> dict[str, Any]:
     device = told.devices.get(device_id)
     if device is None or told.shards is None:
         return {}
-    due = next_due(device, World(told.shards, told.policies))
+    due = next_due(device, EvaluationContext(told.shards, told.policies))
     if due is None:
         return {}
     leads_to = {Trigger.SILENCE: Mode.OFFLINE, Trigger.DEATH: Mode.OFFLINE, Trigger.GATEWAY_DEATH: Mode.UNREACHABLE}

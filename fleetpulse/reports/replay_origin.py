@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError
 
 from fleetpulse.core.amendments import Beginning
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import AMENDMENTS, Verdict
+from fleetpulse.core.judgements import AMENDMENTS, JudgementKind
 from fleetpulse.core.replay import NOTHING, Outcome
 from fleetpulse.core.rows import EVERYONE, Kind, Row
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
@@ -26,14 +26,14 @@ from fleetpulse.io.home.amend_progress import reached
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms
 from fleetpulse.io.tables import tables
-from fleetpulse.io.tables.snapshots import Taken, is_whole, snapshots
+from fleetpulse.io.tables.snapshots import SnapshotInfo, is_whole, snapshots
 from fleetpulse.reports.messages import rows_behind, rows_through
 
 DONE: Final = "amend"  # amend's number in judgements: up to which ``received_at`` all that came late is done with
 _AT_ONCE: Final = 500  # devices of which all that ever came late is in memory together
 _MOST_NAMED: Final = 1_000  # devices in a snapshot's note
-LATE: Final = f"""(kind = '{Verdict.LATE}' AND message_kind IS DISTINCT FROM '{Kind.DEATH}'
-    OR kind = '{Verdict.REFUSED}' AND message_kind = '{Kind.REGISTRY}')"""  # what an amended history takes as on time
+LATE: Final = f"""(kind = '{JudgementKind.LATE}' AND message_kind IS DISTINCT FROM '{Kind.DEATH}'
+    OR kind = '{JudgementKind.REFUSED}' AND message_kind = '{Kind.REGISTRY}')"""  # what an amended history takes as on time
 CAME_LATE: Final = "came_late"  # as `kept` calls those rows: from which ``received_at`` on the table has all of them
 Late = Mapping[str, Sequence[tuple[int, int]]]
 
@@ -62,7 +62,7 @@ class Begun:
         whole_from: the version of bronze from which on no row was missing when that was chosen.
     """
 
-    snapshot: Taken | None = None
+    snapshot: SnapshotInfo | None = None
     whole_from: int = 0
 
     def rows(self, home: Home, device_ids: Sequence[str], through_ms: int | None) -> list[Row]:
@@ -98,7 +98,7 @@ class Begun:
         return come_to(rows_of_snapshot(home, self.snapshot, sql, [list(device_ids)]))
 
 
-def rows_of_snapshot(home: Home, taken: Taken, sql: str, parameters: Iterable[Any] = ()) -> pa.Table:
+def rows_of_snapshot(home: Home, taken: SnapshotInfo, sql: str, parameters: Iterable[Any] = ()) -> pa.Table:
     """Run SQL over the rows of a snapshot.
 
     Raises:
@@ -171,7 +171,7 @@ def reach(home: Home, device_ids: Iterable[str], through_ms: int) -> Reach:
 class Known:
     """A snapshot, by what a history that begins with it depends on."""
 
-    taken: Taken
+    taken: SnapshotInfo
     newest_ms: int
     frontier_ms: int
     unmet: frozenset[str]

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from fleetpulse.core.monitoring.health import Rating
 from fleetpulse.core.monitoring.supervision import SOUND, Decision, Seen, decide
 from fleetpulse.io.checkpoints.checkpoint import judged_up_to
-from fleetpulse.io.home.desired_state import RUNNING, Desired, desire, desired
+from fleetpulse.io.home.desired_state import RUNNING, Desired, get_desired, set_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import runs
 from fleetpulse.io.ingest.segments import position
@@ -65,13 +65,13 @@ def look_after(home: Home, by: str, stale_after_ms: int, now_ms: int | None = No
     judged_ms = reached[1] if reached and reached[1] > 1 else None
     since_ms = cast("int", before["since_ms"]) if before.get("judged_ms") == judged_ms and "since_ms" in before else now_ms
     starts = tuple(cast("list[int]", before.get("starts_ms", [])))
-    wanted = desired(home)
+    wanted = get_desired(home)
     seen = _seen(home, wanted, judged_ms, now_ms - since_ms, starts, now_ms, stale_after_ms)
     begun_ms = cast("int", before.get("starting_since_ms") or now_ms) if seen.starting else None
     seen = replace(seen, starting_ms=now_ms - begun_ms if begun_ms else 0)
     found = decide(seen)
     if found.start:
-        if desire(home, RUNNING, by, only_if=wanted) is None:
+        if set_desired(home, RUNNING, by, only_if=wanted) is None:
             return look_after(home, by, stale_after_ms)  # somebody has said another word: that one counts
         starts = (*starts, now_ms)[-_STARTS:]
     memory = {"judged_ms": judged_ms, "since_ms": since_ms, "starts_ms": starts, "starting_since_ms": begun_ms}
@@ -125,8 +125,8 @@ def _told(home: Home, found: Decision, seen: Seen, reached: tuple[int, int] | No
         found.standing.value,
         found.why,
         found.standing in SOUND,
-        desired(home).what,
-        desired(home).by,
+        get_desired(home).what,
+        get_desired(home).by,
         reached[0] if reached else None,
         reached[1] if reached and reached[1] > 1 else None,
         seen.behind_ms,

@@ -1,4 +1,4 @@
-"""The bridge: from the broker to segments, with an acknowledgement for what is on the disk. The rules are `Intake`'s.
+"""The bridge: from the broker to segments, with an acknowledgement for what is on the disk. The rules are `BridgeSequencer`'s.
 
 Rule 1: one thread; every wait is bounded, so that it stops within a second.
 Rule 2: when memory or the disk is full it takes nothing in, and the broker keeps what comes.
@@ -26,10 +26,10 @@ from fleetpulse.io.mqtt.subscriber import Arrived, Presence, Receiver, Token
 from fleetpulse.io.system.fsync import no_room
 from fleetpulse.io.system.process import Stop, write_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
-from streaming.bridge.clock import SET_FORWARD, Wall
+from streaming.bridge.clock import SET_FORWARD, GuardedClock
 from streaming.bridge.command_reader import Spool
-from streaming.bridge.rate_limit import Floods
-from streaming.bridge.sequencer import Intake
+from streaming.bridge.rate_limit import RateLimiter
+from streaming.bridge.sequencer import BridgeSequencer
 
 _LOG: Final = structlog.get_logger("bridge")
 HISTORY: Final = "replay/#"
@@ -43,7 +43,7 @@ DEAF_S: Final = 30.0  # connected, our canaries sent, and nothing at all heard: 
 ROWS_IN_MEMORY: Final = 50_000
 
 
-class Line(Protocol):
+class MessageSource(Protocol):
     """Where messages come from: `Receiver` says what each of these does."""
 
     problem: str | None
@@ -124,7 +124,7 @@ class BridgeSettings:
     sites: tuple[str, ...] = ()
     takes_foreign: bool = False
     others: Mapping[str, Path] = field(default_factory=dict[str, Path])
-    line: Callable[[], Line] | None = None
+    line: Callable[[], MessageSource] | None = None
     canary_interval_s: float = 5.0
     reconnect_grace_s: float = 120.0
     holds_back: bool = False
@@ -146,7 +146,7 @@ class Bridge:
         self._stand()
         self.rows = 0
         self.problem: str | None = None
-        self._wall = Wall()
+        self._wall = GuardedClock()
         self._was_up = False
         self._connections = 0
         self._flush_at_s = 0.0
@@ -168,14 +168,14 @@ class Bridge:
         self.spool = Spool(settings.commands_dir, ours, named) if settings.commands_dir else None
         # Canaries that do not go through a broker are ours while we live, and nobody can forge one.
         secret = secrets.token_bytes() if settings.line else (settings.address.password or "").encode()
-        self.intake = Intake(
+        self.intake = BridgeSequencer(
             settings.bridge,
             stands,
             grace_ms=int(settings.reconnect_grace_s * 1000),
             interval_ms=int(settings.canary_interval_s * 1000),
             secret=secret,
             holds_back=settings.holds_back,
-            floods=Floods(settings.flood_limit, settings.identity),
+            floods=RateLimiter(settings.flood_limit, settings.identity),
             others=frozenset(settings.others),
             sites=frozenset(settings.sites),
             takes_foreign=settings.takes_foreign,
@@ -183,13 +183,13 @@ class Bridge:
         lease = read_lease(settings.segments_dir) if settings.others else None
         self.intake.promised_ms = lease.through_ms if lease else None
 
-    def _receiver(self) -> Line:
+    def _receiver(self) -> MessageSource:
         settings = self.settings
         if not settings.replay or (self.intake.history.done and settings.live_after_replay):
             return self._listen()
         return Receiver(settings.address, settings.replay_session, (HISTORY,))
 
-    def _listen(self) -> Line:
+    def _listen(self) -> MessageSource:
         """Go live, in a session that remembers what came while no bridge ran."""
         self.intake.go_live(self._wall.now_ms())
         self._was_up, self._connections = False, 0

@@ -16,7 +16,7 @@ _More = tuple[str, str | None, int | None, str | None, str | None]
 _USUAL: Final[_More] = (Origin.MQTT.value, None, None, None, None)  # of `SegmentRow`, what follows its payload
 
 
-class Waiting:
+class SegmentBuffer:
     """What waits for its segment: rows, as columns.
 
     Attributes:

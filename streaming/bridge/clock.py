@@ -15,7 +15,7 @@ HOLDS_MS: Final = 30_000
 SET_FORWARD: Final = f"the clock was set forward; nothing is taken in until it has stayed so for {HOLDS_MS // 1000} s"
 
 
-class Wall:
+class GuardedClock:
     """The wall's clock beside one that runs evenly.
 
     Args:

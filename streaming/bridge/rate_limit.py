@@ -18,7 +18,7 @@ _LONGEST_AWAY_MS: Final = 3_600_000  # that a device is allowed for at once: a f
 _MOST: Final = 100_000  # devices remembered before the quiet ones are forgotten
 
 
-class Floods:
+class RateLimiter:
     """A bucket a device, filled evenly; a message takes one from it.
 
     Args:
@@ -91,7 +91,7 @@ class Spared:
     """Messages beyond their device's limit that count all the same: a device's newest of a second, as long as it waits.
 
     Args:
-        sender: returns the device that a topic names, see `Floods.sender`.
+        sender: returns the device that a topic names, see `RateLimiter.sender`.
     """
 
     def __init__(self, sender: Callable[[str], str]) -> None:

@@ -15,7 +15,7 @@ from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.messages.replay_envelope import Envelope, unwrap
 from fleetpulse.core.presence.coverage import MAX_RECORDED
 from fleetpulse.core.rows import Kind, Origin, Row
-from fleetpulse.io.ingest.segments import Position
+from fleetpulse.io.ingest.segments import BridgeOffset
 from fleetpulse.io.mqtt.subscriber import Token
 
 HELD_LINES: Final = 20_000  # more than a broker has under way to us
@@ -23,7 +23,7 @@ HELD_BYTES: Final = 64 * 1024 * 1024
 _GAP: Final = "/" + Kind.GAP.value
 
 
-class Verdict(Enum):
+class LineAction(Enum):
     """What becomes of a message on ``replay/#``."""
 
     WRITE = "write"  # the next line
@@ -34,7 +34,7 @@ class Verdict(Enum):
     STRAY = "stray"  # not an envelope
 
 
-Taken = tuple[Verdict, bytes, Envelope | None, Token | None]
+Taken = tuple[LineAction, bytes, Envelope | None, Token | None]
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class History:
     _refused: set[str] = field(default_factory=set[str])
 
     @classmethod
-    def after(cls, position: Position | None) -> Self:
+    def after(cls, position: BridgeOffset | None) -> Self:
         """Begin where a bridge stands."""
         if position is None:
             return cls()
@@ -116,13 +116,13 @@ class History:
         try:
             envelope = unwrap(payload)
         except (ValueError, RecursionError):
-            yield Verdict.STRAY, payload, None, token
+            yield LineAction.STRAY, payload, None, token
             return
         verdict = self._judge(envelope, last_ms)
         if verdict is None:
             key = (envelope.recording, envelope.line)
             if key in self._held:
-                yield Verdict.REPEATED, b"", None, token
+                yield LineAction.REPEATED, b"", None, token
             elif len(self._held) < HELD_LINES and self._held_bytes < HELD_BYTES:
                 self._held[key] = (envelope, token)
                 self._held_bytes += len(envelope.payload)
@@ -132,16 +132,16 @@ class History:
         yield verdict, payload, envelope, token
         yield from self._release(envelope, last_ms)
 
-    def _judge(self, envelope: Envelope, last_ms: int | None) -> Verdict | None:
+    def _judge(self, envelope: Envelope, last_ms: int | None) -> LineAction | None:
         """Return what becomes of a line, and move on where it is the next; None where it must wait."""
         same, under_way = envelope.recording == self.recording, self.under_way
         if under_way and not same:
             self.why = f"recording {envelope.recording} while {self.recording} is at line {self.line}"
-            return Verdict.REJECTED
+            return LineAction.REJECTED
         if (same and (self.ended or envelope.line <= self.line)) or (not same and envelope.recording == self.played):
-            return Verdict.REPEATED
+            return LineAction.REPEATED
         if envelope.recording in self._refused:
-            return Verdict.REJECTED
+            return LineAction.REJECTED
         if envelope.line != (self.line + 1 if under_way else 0):
             return None
         older = envelope.received_at_ms is not None and last_ms is not None and envelope.received_at_ms < last_ms
@@ -149,31 +149,31 @@ class History:
             self.why = f"line {envelope.line} of {envelope.recording} is older than what was received last"
             if not under_way:
                 self._refused.add(envelope.recording)
-                return Verdict.REJECTED
+                return LineAction.REJECTED
         self.recording, self.line, self.ended = envelope.recording, envelope.line, envelope.end
         if envelope.end:
             self.played = envelope.recording
         elif envelope.topic and envelope.topic.endswith(_GAP) and not older:
             return self._heed(decode(envelope.topic, envelope.payload, envelope.received_at_ms or 0, Origin.REPLAY))
-        return Verdict.REJECTED if older else Verdict.WRITE
+        return LineAction.REJECTED if older else LineAction.WRITE
 
-    def _heed(self, row: object) -> Verdict:
+    def _heed(self, row: object) -> LineAction:
         """Remember who does not listen, as whoever judges the row will."""
         if not isinstance(row, Row) or row.kind is not Kind.GAP:
-            return Verdict.WRITE
+            return LineAction.WRITE
         same = self.gap_rows_at(row.received_at_ms)
         if row.device_id in same:
-            return Verdict.DOUBLED
+            return LineAction.DOUBLED
         content = row.contents()
         opens = content.get("op") == "open" and type(content.get("from")) is int
         if len(same) >= MAX_RECORDED or (opens and len(self.left_open | {row.device_id}) > MAX_RECORDED):
-            return Verdict.CROWDED
+            return LineAction.CROWDED
         self._gap_rows = row.received_at_ms, same | {row.device_id}
         if opens:
             self.left_open |= {row.device_id}
         elif content.get("op") == "close" and type(content.get("until")) is int:
             self.left_open -= {row.device_id}
-        return Verdict.WRITE
+        return LineAction.WRITE
 
     def _release(self, envelope: Envelope, last_ms: int | None) -> Iterator[Taken]:
         newest = last_ms
@@ -186,4 +186,4 @@ class History:
                 return
             envelope, token = following
             self._held_bytes -= len(envelope.payload)
-            yield self._judge(envelope, newest) or Verdict.REPEATED, b"", envelope, token
+            yield self._judge(envelope, newest) or LineAction.REPEATED, b"", envelope, token

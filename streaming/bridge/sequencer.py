@@ -18,15 +18,15 @@ from fleetpulse.core.messages.replay_envelope import TOPIC_PREFIX, Envelope
 from fleetpulse.core.messages.sparkplug import is_command
 from fleetpulse.core.presence.shards import served_sites
 from fleetpulse.core.rows import EVERYONE, FLUSH, Kind, Origin, Reason
-from fleetpulse.io.ingest.segments import Position, SegmentRow
+from fleetpulse.io.ingest.segments import BridgeOffset, SegmentRow
 from fleetpulse.io.mqtt.subscriber import Arrived, Token
-from streaming.bridge.buffer import Waiting
-from streaming.bridge.rate_limit import Floods, Spared
-from streaming.bridge.replay_sequencer import History, Verdict
+from streaming.bridge.buffer import SegmentBuffer
+from streaming.bridge.rate_limit import RateLimiter, Spared
+from streaming.bridge.replay_sequencer import History, LineAction
 
 FLOOD: Final[Reason] = "flood"  # why a row is refused
 ODD_TOPIC: Final[Reason] = "topic"  # likewise
-REFUSED_LINES: Final[Mapping[Verdict, Reason]] = {Verdict.DOUBLED: "field", Verdict.CROWDED: "size"}  # likewise
+REFUSED_LINES: Final[Mapping[LineAction, Reason]] = {LineAction.DOUBLED: "field", LineAction.CROWDED: "size"}  # likewise
 MAX_TOPIC: Final = 512  # characters: twice what ours can have
 CONTINUES_MS: Final = 60_000  # history that ended so recently goes on live without a gap
 CANARIES: Final = 1_000  # of ours that may be under way: one each interval, behind a backlog
@@ -35,7 +35,7 @@ _OURS: Final = "fleet/"
 _USUAL_TOPICS: Final = 100_000  # remembered, before they are looked at anew
 
 
-class Intake:
+class BridgeSequencer:
     """The bridge's memory and its rules.
 
     Args:
@@ -54,13 +54,13 @@ class Intake:
     def __init__(
         self,
         bridge: str,
-        position: Position | None,
+        position: BridgeOffset | None,
         *,
         grace_ms: int = 120_000,
         interval_ms: int = 5_000,
         secret: bytes = b"",
         holds_back: bool = False,
-        floods: Floods | None = None,
+        floods: RateLimiter | None = None,
         others: frozenset[str] = frozenset(),
         sites: frozenset[str] = frozenset(),
         takes_foreign: bool = False,
@@ -77,12 +77,12 @@ class Intake:
         self.counts = {"rejected": 0, "repeated": 0, "retained": 0, "stale_canaries": 0, "flooded": 0}
         self.counts |= {"elsewhere": 0, "commands": 0}
         self.rejection: str | None = None
-        self.waiting = Waiting()
+        self.waiting = SegmentBuffer()
         self._grace_ms = grace_ms
         self._interval_ms = interval_ms
         self._secret = secret
         self._holds_back = holds_back
-        self._floods = floods or Floods(0)
+        self._floods = floods or RateLimiter(0)
         self._spared = Spared(self._floods.sender)
         self._of_others = frozenset(f"fleet/{EVERYONE}/{other}/{Kind.TICK.value}" for other in others)
         self._sites, self._takes_foreign = sites, takes_foreign
@@ -113,7 +113,7 @@ class Intake:
 
     def lost(self, now_ms: int, cause: str = "broker") -> None:
         """The connection is lost: what was not acknowledged comes again, so it is not written now."""
-        let_go, spared, self.waiting = self.waiting, self._spared.places(), Waiting()
+        let_go, spared, self.waiting = self.waiting, self._spared.places(), SegmentBuffer()
         self._spared = Spared(self._floods.sender)
         for place, (row, token) in enumerate(zip(let_go.rows(), let_go.tokens, strict=True)) if self.live else ():
             if token is None:
@@ -227,11 +227,11 @@ class Intake:
 
     def _history_line(self, message: Arrived) -> None:
         for verdict, payload, envelope, token in self.history.take(message.payload, message.token, self.last_ms):
-            if (verdict is Verdict.WRITE or verdict in REFUSED_LINES) and envelope is not None:
+            if (verdict is LineAction.WRITE or verdict in REFUSED_LINES) and envelope is not None:
                 self._write_line(envelope, token, REFUSED_LINES.get(verdict))
-            elif verdict is Verdict.REPEATED:
+            elif verdict is LineAction.REPEATED:
                 self._pass_over("repeated", token)
-            elif verdict is Verdict.STRAY and self.history.under_way and self.last_ms is not None:
+            elif verdict is LineAction.STRAY and self.history.under_way and self.last_ms is not None:
                 # stamped as the line before it: now would be after all that is still to come
                 where = {"recording": self.history.recording, "line": self.history.line}
                 self._row(self.last_ms, message.topic, payload, Origin.MQTT, token=token, **where)
@@ -392,7 +392,7 @@ class Intake:
     def written(self) -> list[Token]:
         """All that waited is on the disk; return what may be acknowledged now."""
         tokens = [token for token in self.waiting.tokens if token is not None] + self.waiting.passed
-        self.waiting, self._spared = Waiting(), Spared(self._floods.sender)
+        self.waiting, self._spared = SegmentBuffer(), Spared(self._floods.sender)
         self._durable = self._memory()
         return tokens
 

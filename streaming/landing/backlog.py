@@ -17,7 +17,7 @@ from fleetpulse.core.presence.shards import Scope, served_sites
 from fleetpulse.core.rows import EVERYONE, Kind, Origin
 from fleetpulse.io.ingest.leases import LEASE_MS, Lease, read_lease
 from fleetpulse.io.ingest.segments import (
-    Position,
+    BridgeOffset,
     SegmentRow,
     SegmentTakenError,
     list_segments,
@@ -126,7 +126,7 @@ def _instant(part: Part, at: int) -> int:
     return int(part.rows["received_at_ms"].to_numpy()[at])
 
 
-def _write_gap(folder: Path, name: str, stands: Position, at_ms: int, scope: Scope) -> None:
+def _write_gap(folder: Path, name: str, stands: BridgeOffset, at_ms: int, scope: Scope) -> None:
     since_ms = stands.received_at_ms if stands.last_canary_ms is None else stands.last_canary_ms
     gap = {"op": "open", "from": since_ms, "after": stands.received_at_ms, "why": "bridge", **scope.to_plain()}
     topic, payload = f"fleet/{EVERYONE}/{name}/{Kind.GAP.value}", json.dumps(gap, separators=(",", ":")).encode()

@@ -25,7 +25,7 @@ from fleetpulse.io.system.process import Stop, write_status
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.adaptive_batching import NEWEST, is_live
-from fleetpulse.io.tables.row_accounting import Counted, counted_in, held
+from fleetpulse.io.tables.row_accounting import IngestCounters, count_from_tables, read_counters
 from streaming.landing.backlog import Bridges, tidy
 from streaming.landing.gateways import known_gateways
 from streaming.landing.merge import PLACES, merged, place
@@ -77,14 +77,14 @@ class Landing:
         self.gateways = Gateways(home.deployment().allowed_lateness_ms)
         self.gateways.restore(known_gateways(home, through))
         self.newest_ms = messages.transaction_version(NEWEST) or None
-        self.counted = counted_in(messages) or self._counted_before(through)
+        self.counted = read_counters(messages) or self._counted_before(through)
         self.rows = 0
         self.last_line: tuple[str, int] | None = None
 
-    def _counted_before(self, through: dict[str, int]) -> Counted:
+    def _counted_before(self, through: dict[str, int]) -> IngestCounters:
         """Return with what counting begins: nothing, or, in a home that is older than the numbers, what its tables hold now."""
         full = any(tables.paths_of(self.home, table) for table in (MESSAGES, QUARANTINE))
-        return held(self.home, through) if full else Counted(0, 0)
+        return count_from_tables(self.home, through) if full else IngestCounters(0, 0)
 
     def step(self) -> int:
         """Land what there is, at most one commit a table; return how many segments had rows in it."""

@@ -47,10 +47,10 @@ def test_a_failure_without_a_text_is_told_by_its_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None, reason: str
 ) -> None:
     from fleetpulse.orchestration import notifications
-    from fleetpulse.orchestration.config import Place
+    from fleetpulse.orchestration.config import OrchestrationConfig
 
     posted: list[Any] = []
-    monkeypatch.setattr(notifications, "PLACE", Place("fleet", tmp_path))
+    monkeypatch.setattr(notifications, "PLACE", OrchestrationConfig("fleet", tmp_path))
     monkeypatch.setattr(notifications, "_post", lambda *args: posted.append(json.loads(args[2])) or True)
     monkeypatch.setattr(notifications, "_publish", lambda *_: False)
     task = SimpleNamespace(dag_id="a", run_id="manual", task_id="c")
@@ -60,7 +60,7 @@ def test_a_failure_without_a_text_is_told_by_its_kind(
 
 def test_a_way_that_was_down_is_tried_again_though_the_other_one_worked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fleetpulse.orchestration import notifications
-    from fleetpulse.orchestration.config import Place
+    from fleetpulse.orchestration.config import OrchestrationConfig
 
     ways: dict[str, bool | OSError] = {"webhook": OSError("it is down"), "topic": True}
 
@@ -75,7 +75,7 @@ def test_a_way_that_was_down_is_tried_again_though_the_other_one_worked(tmp_path
 
     monkeypatch.setattr(notifications, "_post", through("webhook"))
     monkeypatch.setattr(notifications, "_publish", through("topic"))
-    place, told = Place("fleet", tmp_path), {"dag": "a", "run": "b", "task": "c", "reason": "3 rows fail"}
+    place, told = OrchestrationConfig("fleet", tmp_path), {"dag": "a", "run": "b", "task": "c", "reason": "3 rows fail"}
     assert notifications.tell(place, told) == ["topic"]
     assert notifications.tell(place, told) == []
     ways["webhook"] = False  # none is set up: it has told nothing

@@ -140,7 +140,7 @@ def test_a_run_with_a_failed_step_is_never_green(name: str, dags: dict[str, Any]
     """A run takes the colour of its leaves: each waits for success, or is the one that looks at all."""
     leaves = [task for task in dags[name].tasks if not task.downstream_task_ids]
     for leaf in leaves:
-        assert leaf.trigger_rule == "all_success" or type(leaf).__name__ == "Outcome"
+        assert leaf.trigger_rule == "all_success" or type(leaf).__name__ == "RunResultOperator"
     lenient = {task.task_id for task in dags[name].tasks if task.trigger_rule != "all_success"}
     if lenient:
         assert [set(leaf.of) for leaf in leaves] == [set(dags[name].task_ids) - {"outcome"}]

@@ -102,16 +102,16 @@ def test_a_stream_that_somebody_stops_while_a_run_goes_back_stays_stopped(stand:
 def test_a_run_waits_for_who_still_makes_a_generation_before_it_looks_what_there_is_to_undo(stand: Stand) -> None:
     from threading import Timer
 
-    from fleetpulse.io.home.exclusive import making
+    from fleetpulse.io.home.exclusive import exclusive_state_change
     from fleetpulse.io.home.home import Home
-    from fleetpulse.orchestration.operators import GoBack
+    from fleetpulse.orchestration.operators import RollbackOperator
 
     record = stand.home / "checkpoints" / "lifecycle" / "generations.json"
     held = {"number": 3, "key_groups": 8, "form": 4, "made_by": "rescale", "made_at_ms": 5, "status": "held"}
-    task = GoBack(task_id="go_back", made_by="act", last="watch")
+    task = RollbackOperator(task_id="go_back", made_by="act", last="watch")
     (stand.home / "desired.json").write_text(json.dumps({"what": "stopped", "by": task.by, "at_ms": 1}))
     with ExitStack() as maker:
-        maker.enter_context(making(Home(stand.home), "a test", lambda words: None))
+        maker.enter_context(exclusive_state_change(Home(stand.home), "a test", lambda words: None))
 
         def end() -> None:
             record.write_text(json.dumps({"current": 1, "generations": [held]}))

@@ -103,9 +103,9 @@ def _next(run: Any, session: Any) -> list[str]:
 def test_a_no_is_no_failure_and_what_was_skipped_after_a_yes_is_one(answer: Any, said: str) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
-    from fleetpulse.orchestration.operators import Outcome
+    from fleetpulse.orchestration.operators import RunResultOperator
 
-    task = Outcome(task_id="outcome", of=["approve", "stop"], asked_by="approve")
+    task = RunResultOperator(task_id="outcome", of=["approve", "stop"], asked_by="approve")
     context = {"ti": Ti({"approve": "success", "stop": "skipped"}, {"approve": answer})}
     if said:
         assert task.execute(context) == said

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fleetpulse.io.home.desired_state import STOPPED, desire
+from fleetpulse.io.home.desired_state import STOPPED, set_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.paths import ROOT
 from tests.airflows import OF_AIRFLOW
@@ -33,9 +33,9 @@ class Context(dict[str, Any]):
 
 
 def place(home: Path, command: str | None = None) -> Any:
-    from fleetpulse.orchestration.config import Place
+    from fleetpulse.orchestration.config import OrchestrationConfig
 
-    return Place(command or str(ROOT / "fleet"), home)
+    return OrchestrationConfig(command or str(ROOT / "fleet"), home)
 
 
 def program(folder: Path, text: str) -> str:
@@ -60,7 +60,7 @@ def test_what_comes_again_by_itself_stays_away_from_a_change(
     home = Home(tmp_path / "home")
     home.prepare(None)
     if by is not None:
-        desire(home, STOPPED, by)
+        set_desired(home, STOPPED, by)
     command = program(tmp_path, "echo '{}'; touch " + str(tmp_path / "ran"))
     task = Recurring(task_id="a", words=["maintain"], gives="json", place=place(home.path, command))
     context = Context()
@@ -255,16 +255,16 @@ def test_killing_a_task_ends_the_verb_and_all_that_it_started(tmp_path: Path) ->
 def test_a_stop_that_is_ended_is_taken_back_and_one_of_somebody_else_is_not(tmp_path: Path, by: str, left: str) -> None:
     from airflow.sdk.exceptions import AirflowException
 
-    from fleetpulse.io.home.desired_state import STOPPED, desire, desired
+    from fleetpulse.io.home.desired_state import STOPPED, get_desired, set_desired
     from fleetpulse.io.home.home import Home
     from fleetpulse.orchestration.operators import StopStream
 
-    desire(Home(tmp_path), STOPPED, by)
+    set_desired(Home(tmp_path), STOPPED, by)
     task = StopStream(task_id="stop", place=place(tmp_path, program(tmp_path, "kill -9 $$")))
     task.words = ["stream", "stop", "--by", "a run", "--own"]
     with pytest.raises(AirflowException):
         task.execute(Context())
-    assert (desired(Home(tmp_path)).what, desired(Home(tmp_path)).by) == (left, by)
+    assert (get_desired(Home(tmp_path)).what, get_desired(Home(tmp_path)).by) == (left, by)
 
 
 def test_a_verb_that_leaves_another_running_has_ended_all_the_same(tmp_path: Path) -> None:

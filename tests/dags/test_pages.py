@@ -14,10 +14,10 @@ pytestmark = OF_AIRFLOW
 
 
 def test_a_page_is_a_file_below_its_folder_and_nothing_else(tmp_path: Path) -> None:
-    from fleetpulse.orchestration.config import Place
+    from fleetpulse.orchestration.config import OrchestrationConfig
     from fleetpulse.orchestration.pages import page_of
 
-    place = Place("fleet", tmp_path)
+    place = OrchestrationConfig("fleet", tmp_path)
     run = place.notes / "backtests" / "run"
     run.mkdir(parents=True)
     (run / "report.html").write_text("here")

@@ -100,9 +100,9 @@ def test_the_stream_is_stopped_by_one_of_those_that_want_it_at_once(tmp_path: Pa
 
     from airflow.sdk.exceptions import AirflowFailException
 
-    from fleetpulse.io.home.desired_state import desired
+    from fleetpulse.io.home.desired_state import get_desired
     from fleetpulse.io.home.home import Home
-    from fleetpulse.orchestration.config import Place
+    from fleetpulse.orchestration.config import OrchestrationConfig
     from fleetpulse.orchestration.operators import StopStream
 
     class Context(dict[str, Any]):
@@ -115,7 +115,7 @@ def test_the_stream_is_stopped_by_one_of_those_that_want_it_at_once(tmp_path: Pa
     stopped: list[str] = []
 
     def stop(run: str) -> None:
-        task = StopStream(task_id="stop", place=Place(str(ROOT / "fleet"), home.path))
+        task = StopStream(task_id="stop", place=OrchestrationConfig(str(ROOT / "fleet"), home.path))
         task.words = ["stream", "stop", "--by", run, "--own"]
         context = Context()
         context["ti"] = context
@@ -131,5 +131,5 @@ def test_the_stream_is_stopped_by_one_of_those_that_want_it_at_once(tmp_path: Pa
     for thread in threads:
         thread.join()
     assert len(stopped) == 1 and len(refused) == 3
-    assert (desired(home).what, desired(home).by) == ("stopped", stopped[0])
+    assert (get_desired(home).what, get_desired(home).by) == ("stopped", stopped[0])
     assert all(reason.startswith(f"the stream is stopped by {stopped[0]}, and only") for reason in refused)

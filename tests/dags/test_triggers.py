@@ -296,7 +296,7 @@ def test_a_failure_is_told_by_webhook_and_topic_once_an_hour_and_never_raises(br
     from threading import Thread
 
     from fleetpulse.io.mqtt.alerts import AlertLine
-    from fleetpulse.orchestration.config import Place
+    from fleetpulse.orchestration.config import OrchestrationConfig
     from fleetpulse.orchestration.notifications import tell
 
     home, address = broker
@@ -318,7 +318,7 @@ def test_a_failure_is_told_by_webhook_and_topic_once_an_hour_and_never_raises(br
     told = {"dag": "fleet_migrate", "run": "manual", "task": "gate", "reason": "3 rows fail\nand more"}
     with HTTPServer(("127.0.0.1", 0), Hook) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        place = Place("fleet", home.path, webhook=f"http://127.0.0.1:{server.server_port}/")
+        place = OrchestrationConfig("fleet", home.path, webhook=f"http://127.0.0.1:{server.server_port}/")
         assert tell(place, told) == ["webhook", "topic"]
         assert tell(place, told) == []
         assert tell(place, {**told, "reason": "4 rows fail"}) == []
@@ -331,9 +331,9 @@ def test_a_failure_is_told_by_webhook_and_topic_once_an_hour_and_never_raises(br
     assert [topic for topic, _ in heard] == ["fleetpulse/failed/fleet_migrate"] * 2
     assert posted == [payload for _, payload in heard]
     assert posted[0]["reason"] == "3 rows fail"
-    deaf = Place("fleet", home.path / "none", webhook="http://127.0.0.1:1/")
+    deaf = OrchestrationConfig("fleet", home.path / "none", webhook="http://127.0.0.1:1/")
     assert tell(deaf, told) == [] and not deaf.notes.exists(), "what nobody was told is not held as told"
-    gone = Place("fleet", Path("/dev/null/none"), webhook="http://127.0.0.1:1/")
+    gone = OrchestrationConfig("fleet", Path("/dev/null/none"), webhook="http://127.0.0.1:1/")
     assert tell(gone, told) == []
 
 

@@ -19,7 +19,7 @@ import pytest
 from playwright.sync_api import Page, sync_playwright
 
 from fleetpulse.io.checkpoints.checkpoint import committed
-from fleetpulse.io.home.desired_state import RUNNING, desired
+from fleetpulse.io.home.desired_state import RUNNING, get_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.process import read_status
 from fleetpulse.io.tables.snapshots import snapshots
@@ -196,7 +196,7 @@ def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(
     _answer(browser, "fleet_repartition", run, "Reject", "the state has 2 partitions, and is to have 3")
     assert browser.await_end("fleet_repartition", run) == "success"
     assert browser.tasks("fleet_repartition", run)["stop"] == "skipped"
-    assert (home.generation().number, desired(home).what) == (before + 1, RUNNING)
+    assert (home.generation().number, get_desired(home).what) == (before + 1, RUNNING)
 
     (home.path.parent / "damage").touch()
     run = browser.trigger("fleet_migrate", form="5")
@@ -211,7 +211,7 @@ def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(
     assert "discarded generation" in told
     browser.picture("refused")
     assert (home.generation().number, home.generation().form) == (before + 1, 4)
-    assert desired(home).what == RUNNING
+    assert get_desired(home).what == RUNNING
     (home.path.parent / "damage").unlink()
 
     _await("the stream runs", lambda: read_status(home.run("lifecycle")).get("state") == "running")
@@ -222,7 +222,7 @@ def test_an_operator_moves_the_state_in_the_browser_and_the_verdicts_stay_right(
     left = ("given up", "starting", "running")  # in between, the supervisor may have come already
     _await("it is left to the supervisor", lambda: _state(home, but=victim) in left, 60)
     _await("the supervisor brings it back", lambda: _state(home, but=victim) == "running")
-    assert "supervise" in desired(home).by
+    assert "supervise" in get_desired(home).by
     _await("it goes on from its checkpoint", lambda: committed(home.checkpoint)[-1] > judged)
     page.goto(f"{browser.url}/dags/fleet_supervise")
     browser.picture("supervise")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetpulse.io.checkpoints.checkpoint import committed, judged_up_to, stand
+from fleetpulse.io.checkpoints.checkpoint import committed, judged_up_to, position_after
 from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.snapshots import snapshots
@@ -91,7 +91,7 @@ def test_the_state_of_a_running_fleet_is_moved_about_and_its_verdicts_stay_right
     _at_once(
         moved, ("state", "rescale", "--key-groups", "5"), ("state", "repartition", "3"), ("state", "snapshot"), ("maintain",)
     )
-    assert (Home(moved).key_groups(), stand(Home(moved).checkpoint).partitions) == (5, 3)
+    assert (Home(moved).key_groups(), position_after(Home(moved).checkpoint).partitions) == (5, 3)
     assert len(snapshots(Home(moved))) == 2
     statuses = [one.status for one in load_generations(Home(moved).lifecycle).known.values()]
     assert statuses.count("current") == 1 and not {"new", "held"} & {*statuses}

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from fleetpulse.core.scenario import Scenario
-from fleetpulse.io.checkpoints.checkpoint import stand
+from fleetpulse.io.checkpoints.checkpoint import position_after
 from fleetpulse.io.checkpoints.generations import load_generations
 from fleetpulse.io.home.home import KEY_GROUPS, Home
 from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.reports import messages
-from fleetpulse.reports.agreement import defined, differences, told
+from fleetpulse.reports.agreement import defined, differences, emitted
 from tests.e2e.test_replay import await_none_left, fleet
 from tests.e2e.test_state import kill_at
 from tests.form import IS_DEFAULT
@@ -64,15 +64,15 @@ def test_whatever_was_killed_where_the_same_verb_finishes_and_the_verdicts_are_t
 ) -> None:
     home = Home(tmp_path / "home")
     _played(home.path, record(tmp_path / "first.ndjson.gz", Scenario(3, 12, START, SPAN_MS)))
-    partitions = stand(home.checkpoint).partitions
+    partitions = position_after(home.checkpoint).partitions
     killed = KILLED_ONCE if IS_DEFAULT else KILLED
     for words, steps, anew in killed:
         _killed_and_given_again(home, words, steps, anew=anew)
-    assert (home.key_groups(), stand(home.checkpoint).partitions, home.generation().form) == (KEY_GROUPS, partitions, 4)
+    assert (home.key_groups(), position_after(home.checkpoint).partitions, home.generation().form) == (KEY_GROUPS, partitions, 4)
     taken = sum(words == ("snapshot",) for words, _, _ in killed)
     assert len(snapshots(home)) == taken, "the one that was killed behind its commit is not there twice"
-    before = told(home)
+    before = emitted(home)
     _played(home.path, record(tmp_path / "second.ndjson.gz", Scenario(4, 12, START + DAY_MS, SPAN_MS)))
-    said = told(home)
+    said = emitted(home)
     assert before and said - before and not before - said
     assert differences(said, defined(messages.rows(home), home.deployment())) == []

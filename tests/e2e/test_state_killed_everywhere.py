@@ -16,13 +16,13 @@ from fleetpulse.core.scenario import Scenario
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
 from fleetpulse.io.checkpoints.checkpoint import committed, judged_up_to, unfinished
 from fleetpulse.io.checkpoints.generations import discard_generation, load_generations
-from fleetpulse.io.home.exclusive import making
+from fleetpulse.io.home.exclusive import exclusive_state_change
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import runs
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import files_of, snapshots
 from fleetpulse.reports import messages
-from fleetpulse.reports.agreement import defined, differences, told
+from fleetpulse.reports.agreement import defined, differences, emitted
 from tests.e2e.test_replay import await_none_left, begin, fleet
 from tests.form import IS_LONG
 from tests.histories import START
@@ -139,18 +139,18 @@ def _part(tmp_path: Path, number: int) -> Path:
 def test_killed_at_any_step_each_verb_finishes_and_the_verdicts_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     _played(home.path, _part(tmp_path, 1))
-    with making(home, "a test", lambda words: None):
+    with exclusive_state_change(home, "a test", lambda words: None):
         _kill_at(WAITING, "state", "snapshot", "--home", str(home.path))
-    before = told(home)
+    before = emitted(home)
     for call in ON_ONE_HOME:
         _killed_at_each_step(home, call, tmp_path / "no list")
-        assert told(home) == before, f"{call.words} said something, though all had been judged"
+        assert emitted(home) == before, f"{call.words} said something, though all had been judged"
         if call.words[0] == "snapshot":
             assert len(snapshots(home)) == 1, "none is there twice"
             _played(home.path, _part(tmp_path, 2))  # so that something is judged again since
-            before = told(home)
+            before = emitted(home)
     _played(home.path, _part(tmp_path, 3))
-    said = told(home)
+    said = emitted(home)
     assert before and said - before and not before - said
     assert differences(said, defined(messages.rows(home), home.deployment())) == []
 
@@ -184,4 +184,4 @@ def test_killed_at_any_step_a_canary_lets_the_job_run_and_given_again_it_finishe
         running.terminate()
         running.communicate(timeout=PATIENCE_S)
     await_none_left(home.path)
-    assert differences(told(home), defined(messages.rows(home), home.deployment())) == []
+    assert differences(emitted(home), defined(messages.rows(home), home.deployment())) == []

@@ -19,7 +19,7 @@ from fleetpulse.core.text import MAX_ID_BYTES, MAX_TEXT
 from fleetpulse.core.times import END_OF_TIME_MS, EPOCH_2000_MS
 from fleetpulse.io.mqtt.codec import ProtocolError, Published, Reader
 from fleetpulse.io.mqtt.subscriber import Arrived
-from streaming.bridge.sequencer import MAX_TOPIC, Intake
+from streaming.bridge.sequencer import MAX_TOPIC, BridgeSequencer
 from streaming.landing.landing import LANDED
 from streaming.landing.merge import Part
 from streaming.landing.rows import decode_parts
@@ -106,7 +106,7 @@ def packet(topic: bytes, payload: bytes, number: int = 1) -> bytes:
 
 def check_landing(messages: list[Published]) -> None:
     """Check Rule 2: all that came is in a table, in bounds, and nothing is there twice."""
-    intake = Intake(BRIDGE, None)
+    intake = BridgeSequencer(BRIDGE, None)
     intake.go_live(NOW)
     arrived = [Arrived(one.topic, one.payload, False, (1, number)) for number, one in enumerate(messages, 1)]
     intake.arrived_together(arrived, NOW)

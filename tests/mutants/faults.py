@@ -45,13 +45,13 @@ class Change(NamedTuple):
 INTERPRETED: Final = (
     Change(
         "fleetpulse/columnar/jit/cache.py",
-        "borrowing: Final[Any] = njit(**_FLAGS)\n",
+        "jit_no_refcount: Final[Any] = njit(**_FLAGS)\n",
         """def _plain(found: Any) -> Any:
     return tuple(map(_plain, found)) if isinstance(found, tuple) else found.item() if hasattr(found, "item") else found
 
 
-def borrowing(function: Any) -> Any:
-    if function.__module__.rpartition(".")[2] not in ("kernel", "deadlines", "world", "due"):
+def jit_no_refcount(function: Any) -> Any:
+    if function.__module__.rpartition(".")[2] not in ("kernel", "deadlines", "world", "ordering"):
         return njit(**_FLAGS)(function)
     return lambda *arguments: _plain(function(*arguments))
 """,
@@ -271,8 +271,8 @@ FAULTS: Final = (
     _fault(
         "written-tokens-are-given-back-again",
         "streaming/bridge/sequencer.py",
-        "+ self.waiting.passed\n        self.waiting, self._spared = Waiting(), Spared(self._floods.sender)\n",
-        "+ (passed := self.waiting.passed)\n        self.waiting, self._spared = Waiting(), Spared(self._floods.sender)\n"
+        "+ self.waiting.passed\n        self.waiting, self._spared = SegmentBuffer(), Spared(self._floods.sender)\n",
+        "+ (passed := self.waiting.passed)\n        self.waiting, self._spared = SegmentBuffer(), Spared(self._floods.sender)\n"
         "        self.waiting.passed = passed\n",
         _ANY_INTAKE,
     ),

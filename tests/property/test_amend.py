@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetpulse.core.amendments import Beginning, Correction, amend, content, corrections, histories, shown
-from fleetpulse.core.judgements import Judgement, Verdict, compared
+from fleetpulse.core.judgements import Judgement, JudgementKind, compared
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.registry.device_patch import alike, fingerprint, plain
 from fleetpulse.core.replay import AMENDED, Deployment, Outcome, outcome, replay
@@ -21,7 +21,7 @@ from tests.property.test_oracle import by_the_core, by_the_oracle
 
 DEVICES = "abc"
 DELAYS = (0, 0, 0, 5, 10, 70, 70, 100, 200)
-UNTIMELY = (Verdict.LATE, Verdict.REFUSED)
+UNTIMELY = (JudgementKind.LATE, JudgementKind.REFUSED)
 Said = dict[str, list[Judgement]]
 
 
@@ -37,7 +37,7 @@ def _rows(draw: st.DrawFn) -> list[Row]:
 
 
 def _transitions(told: Iterable[Judgement], device_id: str) -> list[Judgement]:
-    return [one for one in told if one.kind is Verdict.TRANSITION and one.device_id == device_id]
+    return [one for one in told if one.kind is JudgementKind.TRANSITION and one.device_id == device_id]
 
 
 def _seen(told: Outcome, said: Said, device_id: str) -> list[tuple[Any, ...]]:
@@ -166,7 +166,9 @@ def test_a_corrected_device_goes_on_as_its_amended_history_does(
     at_ms, sent_ms = ours[-1].event_time_ms or 0, ours[-1].received_at_ms
     through_ms = max(at_ms, START + until_s * 1000)
     both = histories(rows, deployment, through_ms=through_ms)
-    refused = {one.device_id for one in both.judged.judgements if one.message_kind == "correct" and one.kind is Verdict.REFUSED}
+    refused = {
+        one.device_id for one in both.judged.judgements if one.message_kind == "correct" and one.kind is JudgementKind.REFUSED
+    }
     late = {one.device_id for one in both.judged.judgements if one.kind in UNTIMELY and (one.received_at_ms or 0) > sent_ms}
     after = [one for one in rows if one.received_at_ms > sent_ms]
     if any(_concerns_everyone(one) and _reaches_back_to(one) <= at_ms for one in after):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetpulse.core.judgements import Judgement, Verdict
+from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.lifecycle import Mode
 from fleetpulse.core.presence.coverage import Coverage
 from fleetpulse.core.presence.shards import Shards
@@ -51,7 +51,7 @@ def test_shares_are_those_of_a_naive_walk(rows: list[Row], deployment: Deploymen
         return
     begin_ms = rows[0].received_at_ms + begin_s * 1000
     span = Span(begin_ms, min(begin_ms + for_s * 1000, told.shards.frontier_ms))
-    changes = [one for one in told.judgements if one.kind is Verdict.TRANSITION]
+    changes = [one for one in told.judgements if one.kind is JudgementKind.TRANSITION]
     by = ("device_id", "site", "device_class") if each else ("site", "device_class")
     want = (
         walked(changes, told.shards, span, lambda one: tuple(getattr(one, name) for name in by)) if begin_ms < span.to_ms else {}

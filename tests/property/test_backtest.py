@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetpulse.columnar.backtest.diff import CHANGES
-from fleetpulse.columnar.backtest.replay import DAY_MS, Found, Question, Rejudged, together
+from fleetpulse.columnar.backtest.replay import DAY_MS, BacktestRequest, BacktestResult, DualReplay, together
 from fleetpulse.columnar.codec.arrow import is_signal, signals_to_batch
-from fleetpulse.core.judgements import Judgement, Verdict
+from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.replay import outcome, replay
 from fleetpulse.core.rows import EVERYONE, FOR_EVERYONE, Clock, Kind, Row, key_group
-from fleetpulse.io.tables.bronze_slices import Piece, slices_of
+from fleetpulse.io.tables.bronze_slices import BronzePiece, slices_of
 from tests.floors import Floor
 from tests.histories import GRID_S, START, any_policy, choosing, for_every_group
 from tests.property.test_laws import DEPLOYMENTS, histories
@@ -24,7 +24,7 @@ Changed = Counter[tuple[str, str, str, int | None, int | None]]  # change, devic
 
 
 @st.composite
-def questions(draw: st.DrawFn) -> tuple[list[Row], Question]:
+def questions(draw: st.DrawFn) -> tuple[list[Row], BacktestRequest]:
     rows, choose = draw(histories()), choosing(draw)
     instants = [None, None, *(START + GRID_S * 1000 * step for step in range(0, 60, 7))]
     instants += [one.event_time_ms for one in rows if one.kind is Kind.POLICY] * 3
@@ -33,13 +33,13 @@ def questions(draw: st.DrawFn) -> tuple[list[Row], Question]:
         from_ms, to_ms = min(from_ms, to_ms), max(from_ms, to_ms)
     received = [one.received_at_ms for one in rows]
     deployment = replace(draw(DEPLOYMENTS), verdict_jitter_ms=choose([0, 7_000]))
-    return rows, Question(deployment, any_policy(choose), from_ms, to_ms, min(received), max(received))
+    return rows, BacktestRequest(deployment, any_policy(choose), from_ms, to_ms, min(received), max(received))
 
 
-def rejudged(rows: Sequence[Row], question: Question, cuts: Sequence[int] = (), groups: int = 2) -> Found:
+def rejudged(rows: Sequence[Row], question: BacktestRequest, cuts: Sequence[int] = (), groups: int = 2) -> BacktestResult:
     """Judge rows, in the order of ``received_at``, as the job does: in slices, by key group, nothing in a group without rows."""
     edges = sorted({0, len(rows), *(cut % (len(rows) + 1) for cut in cuts)})
-    judged: dict[int, Rejudged] = {}
+    judged: dict[int, DualReplay] = {}
     for begin, end in pairwise(edges):
         batch = for_every_group(rows[begin:end])
         for group in range(groups):
@@ -52,11 +52,11 @@ def rejudged(rows: Sequence[Row], question: Question, cuts: Sequence[int] = (), 
                 signals = signals_to_batch(one for one in mine if is_signal(one))
                 others = [one for one in mine if not is_signal(one)]
                 newest_ms = max(one.received_at_ms for one in batch)
-                judged.setdefault(group, Rejudged(question, group)).fold(signals, others, newest_ms)
-    return together(Found.from_bytes(one.finish().to_bytes()) for one in judged.values())
+                judged.setdefault(group, DualReplay(question, group)).fold(signals, others, newest_ms)
+    return together(BacktestResult.from_bytes(one.finish().to_bytes()) for one in judged.values())
 
 
-def instead(rows: Sequence[Row], question: Question) -> list[Row]:
+def instead(rows: Sequence[Row], question: BacktestRequest) -> list[Row]:
     """Return the rows with the policy in the place of those for which it stands in; of these remains that we were listening."""
     body = json.dumps({"policy": question.policy})
     own = Row(question.started_ms, Kind.POLICY, EVERYONE, EVERYONE, question.from_ms or 0, Clock.RECEIVED, body=body)
@@ -69,11 +69,11 @@ def instead(rows: Sequence[Row], question: Question) -> list[Row]:
     return [own, *kept]
 
 
-def sides(rows: Sequence[Row], question: Question) -> tuple[list[Judgement], list[Judgement]]:
+def sides(rows: Sequence[Row], question: BacktestRequest) -> tuple[list[Judgement], list[Judgement]]:
     """Return what the definition says of both, within the range."""
 
     def within(one: Judgement) -> bool:
-        at_ms = one.event_time_ms if one.kind is Verdict.TRANSITION else one.received_at_ms
+        at_ms = one.event_time_ms if one.kind is JudgementKind.TRANSITION else one.received_at_ms
         assert at_ms is not None
         return (question.from_ms or 0) <= at_ms and (question.to_ms is None or at_ms <= question.to_ms)
 
@@ -83,7 +83,9 @@ def sides(rows: Sequence[Row], question: Question) -> tuple[list[Judgement], lis
 
 
 def _placed(told: Sequence[Judgement]) -> Counter[tuple[str, str, int]]:
-    return Counter((one.device_id, str(one.to_mode), one.event_time_ms or 0) for one in told if one.kind is Verdict.TRANSITION)
+    return Counter(
+        (one.device_id, str(one.to_mode), one.event_time_ms or 0) for one in told if one.kind is JudgementKind.TRANSITION
+    )
 
 
 def by_hand(before: Sequence[Judgement], after: Sequence[Judgement]) -> Changed:
@@ -114,7 +116,7 @@ def _lone(device: str, mode: str, at_ms: int, side: int) -> tuple[str, str, str,
     return ("added", device, mode, None, at_ms) if side else ("gone", device, mode, at_ms, None)
 
 
-def told(found: Found) -> Changed:
+def told(found: BacktestResult) -> Changed:
     names = ("change", "device_id", "to_mode", "before_ms", "after_ms")
     return Counter(tuple(one[name] for name in names) for one in found.changed.to_pylist())
 
@@ -122,7 +124,7 @@ def told(found: Found) -> Changed:
 @settings(max_examples=150)  # each is judged four times
 @given(questions(), st.lists(st.integers(0, 60), max_size=6), st.integers(1, 3))
 def test_a_backtest_finds_what_the_definition_says_otherwise(
-    asked: tuple[list[Row], Question], cuts: list[int], groups: int
+    asked: tuple[list[Row], BacktestRequest], cuts: list[int], groups: int
 ) -> None:
     rows, question = asked
     before, after = sides(rows, question)
@@ -133,10 +135,10 @@ def test_a_backtest_finds_what_the_definition_says_otherwise(
         (side, (one.event_time_ms or 0) // DAY_MS, one.to_mode and one.to_mode.value)
         for side, some in said.items()
         for one in some
-        if one.kind is Verdict.TRANSITION
+        if one.kind is JudgementKind.TRANSITION
     )
     assert found.others == Counter(
-        (side, one.kind.value) for side, some in said.items() for one in some if one.kind is not Verdict.TRANSITION
+        (side, one.kind.value) for side, some in said.items() for one in some if one.kind is not JudgementKind.TRANSITION
     )
     if question.to_ms is None:
         listening = outcome(rows, question.deployment).shards
@@ -146,7 +148,7 @@ def test_a_backtest_finds_what_the_definition_says_otherwise(
 
 @settings(max_examples=60)
 @given(questions())
-def test_the_policy_that_was_in_force_makes_no_difference(asked: tuple[list[Row], Question]) -> None:
+def test_the_policy_that_was_in_force_makes_no_difference(asked: tuple[list[Row], BacktestRequest]) -> None:
     rows, question = asked[0], replace(asked[1], from_ms=None)
     recorded = sorted(instead(rows, question), key=lambda one: one.received_at_ms)
     found = rejudged(recorded, question)
@@ -162,7 +164,7 @@ CHANGED = Floor(20)
 @CHANGED.over_all_examples
 @settings(max_examples=60)
 @given(questions())
-def test_each_change_is_of_a_kind_that_has_a_name(asked: tuple[list[Row], Question]) -> None:
+def test_each_change_is_of_a_kind_that_has_a_name(asked: tuple[list[Row], BacktestRequest]) -> None:
     changed = rejudged(*asked).changed.to_pylist()
     for one in changed:
         assert one["change"] in CHANGES
@@ -178,7 +180,7 @@ PIECES = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 30), st.integers
 @given(PIECES, st.integers(1, 60))
 def test_slices_have_every_instant_once_and_follow_each_other(spans: list[tuple[int, int, int]], max_rows: int) -> None:
     pieces = sorted(
-        (Piece(str(number), None, rows, first, first + length) for number, (first, length, rows) in enumerate(spans)),
+        (BronzePiece(str(number), None, rows, first, first + length) for number, (first, length, rows) in enumerate(spans)),
         key=lambda piece: piece.first_ms,
     )
     slices = slices_of(pieces, max_rows)

@@ -17,9 +17,9 @@ from typing import NamedTuple, TypeVar
 import pytest
 
 from fleetpulse.columnar.fold.key_group import KeyGroup
-from fleetpulse.core.device import World
+from fleetpulse.core.device import EvaluationContext
 from fleetpulse.core.fold import Device, next_due
-from fleetpulse.core.judgements import Verdict, compared
+from fleetpulse.core.judgements import JudgementKind, compared
 from fleetpulse.core.presence.coverage import Listening
 from fleetpulse.core.registry.device_patch import plain
 from fleetpulse.core.replay import Deployment, Outcome, outcome
@@ -30,7 +30,7 @@ from tests.property.test_laws import Stream
 pytestmark = pytest.mark.property
 STEPS = int(os.environ.get("FLEET_STEPS", "80000"))
 SEED = int(os.environ.get("FLEET_SEED", "1"))
-UNJUDGED = (Verdict.LATE, Verdict.CLOCK, Verdict.DUPLICATE, Verdict.REFUSED)
+UNJUDGED = (JudgementKind.LATE, JudgementKind.CLOCK, JudgementKind.DUPLICATE, JudgementKind.REFUSED)
 Item = TypeVar("Item")
 WORDS = (
     "a",
@@ -143,7 +143,7 @@ def _wakes_in_time(group: KeyGroup, deployment: Deployment) -> None:
 
     Behind a flush it may wake as if nothing were held back by a jitter.
     """
-    world, devices = World(group.shards, group.policies), _devices(group)
+    world, devices = EvaluationContext(group.shards, group.policies), _devices(group)
     delays = group._delays(deployment.verdict_jitter_ms).tolist()
     of = group.shards.of
     its = zip(devices, delays, strict=True)
@@ -165,7 +165,9 @@ def steps_of(rows: Sequence[Row], told: Outcome) -> int:
     """Count the rows that were judged and the deadlines that changed a mode."""
     of_devices = sum(one.kind not in FOR_EVERYONE for one in rows) - len(told.waiting)
     unjudged = sum(one.kind in UNJUDGED and one.device_id not in ("_", "b") for one in told.judgements)
-    return of_devices - unjudged + sum(one.kind is Verdict.TRANSITION and one.message_kind is None for one in told.judgements)
+    return (
+        of_devices - unjudged + sum(one.kind is JudgementKind.TRANSITION and one.message_kind is None for one in told.judgements)
+    )
 
 
 def shrunk(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> list[Item]:

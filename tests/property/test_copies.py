@@ -23,7 +23,7 @@ from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.rows import FLUSH, Kind, Row
 from fleetpulse.io.checkpoints.checkpoint import WATERMARK_DELAY_MS
 from fleetpulse.io.lifecycle import group_task
-from fleetpulse.io.lifecycle.state_cache import Copies
+from fleetpulse.io.lifecycle.state_cache import StateValueCache
 from fleetpulse.io.lifecycle.stateful_processor import GroupProcessor
 from tests.histories import compared_columns, for_every_group
 from tests.property.test_columnar import dense
@@ -66,7 +66,7 @@ class Task:
     def __init__(self, deployment: Deployment, folder: Path | None, processor: GroupProcessor | None = None) -> None:
         processor = processor or GroupProcessor(deployment, STORED_FORM)
         self.tester = TwsTester(processor, timeMode="EventTime", eventTimeExtractor=lambda _: 2**62)
-        self.copies = processor.fold.state._copies = Copies(folder)
+        self.copies = processor.fold.state._copies = StateValueCache(folder)
 
     def run(self, batch: list[Row], started_ms: int) -> list[SparkRow]:
         told = self.tester.test(0, [_block(batch, started_ms)])

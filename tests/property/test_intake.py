@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from fleetpulse.core.rows import EVERYONE, FLUSH, Origin
-from fleetpulse.io.ingest.segments import Position, SegmentRow
+from fleetpulse.io.ingest.segments import BridgeOffset, SegmentRow
 from fleetpulse.io.mqtt.subscriber import Arrived, Token
-from streaming.bridge.sequencer import Intake
+from streaming.bridge.sequencer import BridgeSequencer
 from tests.floors import Floor
 from tests.intakes import NOW
 
@@ -56,9 +56,9 @@ class Live(RuleBasedStateMachine):
 
     # ---- what the bridge does
 
-    def begin(self, position: Position | None) -> None:
+    def begin(self, position: BridgeOffset | None) -> None:
         """Begin a life; what was delivered and not acknowledged is no longer ours."""
-        self.intake = Intake("b", position, secret=b"s", holds_back=True)
+        self.intake = BridgeSequencer("b", position, secret=b"s", holds_back=True)
         self.intake.promised_ms = self.promised_ms
         self.due, self.flying, self.sent, self.opened = {}, {}, 0, 0
         self.intake.go_live(self.now_ms)
@@ -162,7 +162,9 @@ class Live(RuleBasedStateMachine):
         gaps = [json.loads(row.payload)["op"] for row in self.disk if row.topic == GAP]
         canaries = [row.received_at_ms for row in self.disk if row.topic == TICK and row.payload == b'{"bridge":"b"}']
         last_canary_ms = canaries[-1] if canaries else None
-        at = Position(self.segments, self.disk[-1].received_at_ms, last_canary_ms=last_canary_ms, gap_open=gaps[-1:] == ["open"])
+        at = BridgeOffset(
+            self.segments, self.disk[-1].received_at_ms, last_canary_ms=last_canary_ms, gap_open=gaps[-1:] == ["open"]
+        )
         self.begin(at)
 
     # ---- what always holds

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from fleetpulse.columnar.codec.arrow import is_signal, signals_to_batch
 from fleetpulse.columnar.fold import pending as waiting
-from fleetpulse.columnar.fold.judgement_batches import said_by
+from fleetpulse.columnar.fold.judgement_batches import drop_broadcast_copies
 from fleetpulse.columnar.fold.key_group import KeyGroup, begin
-from fleetpulse.core.judgements import COMPARED, MAX_REASON, Judgement, Verdict, compared
+from fleetpulse.core.judgements import COMPARED, MAX_REASON, Judgement, JudgementKind, compared
 from fleetpulse.core.lifecycle import HELD, TRANSITIONS, Mode
 from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, parse_policy
 from fleetpulse.core.replay import Deployment, outcome, replay
@@ -148,7 +148,7 @@ class Stream:
         reached = max([self.newest, *(one.received_at_ms for one in others)])
         step = state.fold(signals, others, reached, self.deployment, chunks.__getitem__)
         self._look(state)
-        self.told += compared_columns(said_by(group, step.told))
+        self.told += compared_columns(drop_broadcast_copies(group, step.judgements))
         for number in step.gone:
             del chunks[number]
         chunks |= dict(step.chunks)
@@ -174,7 +174,7 @@ def test_who_has_no_rows_is_woken_when_the_frontier_reaches_its_deadline_and_not
     rows = [policy, signal(1, "d"), *(signal(at, other) for at in (2, 10, 62))]
     told = in_batches(rows, [3, 4], deployment, 2)  # the last row's frontier is the deadline itself
     assert told == compared(replay(rows, deployment))
-    assert [one[1] for one in told if one[0] == Verdict.TRANSITION and one[6] == "offline"] == ["d"]
+    assert [one[1] for one in told if one[0] == JudgementKind.TRANSITION and one[6] == "offline"] == ["d"]
 
 
 @given(histories(), st.randoms(use_true_random=False), DEPLOYMENTS)
@@ -191,7 +191,11 @@ def test_order_among_equals_and_copies_change_no_transition(rows: list[Row], ran
     again = replace(copied, received_at_ms=_while_listening(rows, random.randint(copied.received_at_ms, newest)))
     judgements = replay([*rows, again], deployment)
     copy_of = (copied.device_id, copied.event_time_ms)
-    if any((one.device_id, one.event_time_ms) == copy_of for one in judgements if one.kind in (Verdict.LATE, Verdict.CLOCK)):
+    if any(
+        (one.device_id, one.event_time_ms) == copy_of
+        for one in judgements
+        if one.kind in (JudgementKind.LATE, JudgementKind.CLOCK)
+    ):
         return  # likewise
     transitions = {one: count for one, count in compared(judgements).items() if one[0] == "transition"}
     assert transitions == {one: count for one, count in want.items() if one[0] == "transition"}
@@ -224,7 +228,7 @@ def _arrivals(draw: st.DrawFn) -> tuple[list[Row], list[Row], Deployment]:
 def _without_receipt(told: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
     """Return transitions without when what brought them about was received."""
     place = COMPARED.index("received_at_ms")
-    return Counter({one[:place] + one[place + 1 :]: count for one, count in told.items() if one[0] == Verdict.TRANSITION})
+    return Counter({one[:place] + one[place + 1 :]: count for one, count in told.items() if one[0] == JudgementKind.TRANSITION})
 
 
 @given(_arrivals(), st.lists(st.integers(0, 60), max_size=6), st.integers(1, 3))
@@ -262,7 +266,7 @@ LIVES = Floor(20)
 def test_a_life_is_numbered_connected_and_allowed(rows: list[Row], deployment: Deployment) -> None:
     lives: dict[tuple[str, int | None], list[Judgement]] = {}
     for one in replay(rows, deployment):
-        if one.kind is Verdict.TRANSITION:
+        if one.kind is JudgementKind.TRANSITION:
             lives.setdefault((one.device_id, one.life_ms), []).append(one)
     for life in lives.values():
         assert [one.transition_no for one in life] == list(range(1, len(life) + 1))
@@ -329,7 +333,7 @@ def test_a_reason_shows_what_was_said_as_far_as_it_can_be_written() -> None:
     rows = [row(0, "fleet/s/d/heartbeat", ts_s=0)]
     rows += [row(9, "fleet/_/d/control", op="maintain", until=said) for said in ("\ud800", "x" * 5_000)]
     rows += [row(9_000, "fleet/_/b/tick")]
-    told = [one for one in replay(rows, Deployment(1_000)) if one.kind is Verdict.REFUSED]
+    told = [one for one in replay(rows, Deployment(1_000)) if one.kind is JudgementKind.REFUSED]
     reasons = [one.reason or "" for one in told]
     assert [one.isprintable() and 0 < len(one) <= MAX_REASON for one in reasons] == [True, True]
     assert in_batches(rows, [], Deployment(1_000), 1) == compared(replay(rows, Deployment(1_000)))

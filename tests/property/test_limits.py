@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fleetpulse.core.judgements import Verdict, compared
+from fleetpulse.core.judgements import JudgementKind, compared
 from fleetpulse.core.policy import Policy
 from fleetpulse.core.replay import Deployment, outcome, replay
 from tests.histories import START, row, signal, tick
@@ -27,7 +27,7 @@ def test_a_recorded_policy_that_is_none_is_refused_and_judging_goes_on(rule: str
     errors = [row(20 + at, "fleet/s/d/error", ts_s=20 + at, code="E") for at in range(40)]
     rows = [row(0, "fleet/_/_/policy", policy=policy), *errors, row(9_000, "fleet/_/b/tick")]
     told = replay(rows, Deployment(1_000))
-    assert [one.kind for one in told if one.kind is not Verdict.TRANSITION] == [Verdict.REFUSED]
+    assert [one.kind for one in told if one.kind is not JudgementKind.TRANSITION] == [JudgementKind.REFUSED]
     assert in_batches(rows, [3, 17], Deployment(1_000), 2) == compared(told)
 
 
@@ -46,7 +46,7 @@ def test_a_recorded_policy_that_is_beyond_what_a_key_group_keeps_is_refused(clas
     policy["classes"] = {name: {**policy["rules"], "flagged_codes": [code] * 8} for name, code in classes.items()}
     rows = [row(0, "fleet/_/_/policy", policy=policy), signal(20), row(9_000, "fleet/_/b/tick")]
     told = replay(rows, Deployment(1_000))
-    assert [one.kind for one in told if one.kind is not Verdict.TRANSITION] == [Verdict.REFUSED]
+    assert [one.kind for one in told if one.kind is not JudgementKind.TRANSITION] == [JudgementKind.REFUSED]
     assert in_batches(rows, [2], Deployment(1_000), 2) == compared(told)
 
 
@@ -57,7 +57,7 @@ def test_of_policies_that_wait_to_take_effect_there_is_a_most_however_the_rows_a
     rows += [row(at, "fleet/_/_/policy", policy=policy, effective_from_s=at + 100) for at in range(5, 400, 30)]
     rows.sort(key=lambda one: one.received_at_ms)
     told = replay(rows, Deployment(1_000))
-    refused = [(one.received_at_ms or 0) - START for one in told if one.kind is Verdict.REFUSED]
+    refused = [(one.received_at_ms or 0) - START for one in told if one.kind is JudgementKind.REFUSED]
     # of those that are given at 5, 35, 65 and so on the fourth is one too many, until the first is in force at 105
     assert refused == [95_000, 215_000, 335_000]
     for cuts in ([], [2, 9, 17], list(range(1, len(rows)))):
@@ -72,7 +72,7 @@ def test_a_policy_that_a_jitter_still_needs_counts_among_those_that_wait(monkeyp
     rows += [row(at, "fleet/_/b/tick", op="flush") for at in (152, 251)]  # what is written early is needed no longer, and counts
     rows.sort(key=lambda one: one.received_at_ms)
     told = replay(rows, deployment)
-    refused = [(one.received_at_ms or 0) - START for one in told if one.kind is Verdict.REFUSED]
+    refused = [(one.received_at_ms or 0) - START for one in told if one.kind is JudgementKind.REFUSED]
     # the first is in force at 105, and nothing is held back of what it ended when the frontier is at 155
     assert refused == [95_000, 125_000, 155_000, 275_000, 305_000, 335_000]
     for cuts in ([], [2, 9, 17], list(range(1, len(rows)))):
@@ -86,7 +86,7 @@ def test_of_bridges_that_do_not_listen_there_is_a_most_however_the_rows_are_cut(
     rows += [row(40 + number, f"fleet/_/{bridge}/gap", op="close", until_s=40) for number, bridge in enumerate("eabdc")]
     rows += [row(50, "fleet/_/d/gap", op="open", from_s=48), row(60, "fleet/_/d/gap", op="close", until_s=60), tick(9_000)]
     told = replay(rows, Deployment(1_000))
-    refused = [((one.received_at_ms or 0) - START, one.device_id) for one in told if one.kind is Verdict.REFUSED]
+    refused = [((one.received_at_ms or 0) - START, one.device_id) for one in told if one.kind is JudgementKind.REFUSED]
     assert refused == [(23_000, "d"), (24_000, "e")]
     shards = outcome(rows[:-4], Deployment(1_000)).shards
     assert shards is not None and shards.listenings[0].coverage.deaf == ("c",)

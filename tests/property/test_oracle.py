@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetpulse.core.judgements import Judgement, Verdict
+from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.policy import Policy
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.rows import Clock, Row
@@ -64,7 +64,7 @@ def plain(one: Row) -> Message:
 
 
 def said(one: Judgement) -> tuple[Any, ...]:
-    if one.kind is Verdict.TRANSITION:
+    if one.kind is JudgementKind.TRANSITION:
         change = (one.life_ms, one.transition_no, one.from_mode, one.to_mode, one.trigger)
         return (one.kind.value, one.device_id, *change, one.event_time_ms, one.last_seen_ms, one.runtime_ms)
     return (one.kind.value, one.device_id, one.message_kind, one.event_time_ms, one.received_at_ms, one.late_by_ms)

@@ -17,7 +17,7 @@ from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.tables.snapshots import Taken, snapshots
+from fleetpulse.io.tables.snapshots import SnapshotInfo, snapshots
 from tests.looked_at import eventful, judged_home, state_rows, write_state
 from tests.property.test_suites import judged_in_batches, raised, wild
 
@@ -26,7 +26,7 @@ pc: Any = pyarrow.compute  # its functions are made at run time: no checker know
 DEPLOYMENT = Deployment(30_000, 20_000)
 
 
-def cut_home(path: Path, seed: int, deployment: Deployment = DEPLOYMENT) -> tuple[Home, list[Row], Taken]:
+def cut_home(path: Path, seed: int, deployment: Deployment = DEPLOYMENT) -> tuple[Home, list[Row], SnapshotInfo]:
     """Make a home with a snapshot from within its history, of which a row that follows came in the same millisecond."""
     random = Random(seed)
     rows = sorted(eventful(seed) if seed % 2 else wild(seed), key=lambda one: one.received_at_ms)

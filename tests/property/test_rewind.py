@@ -9,7 +9,7 @@ from duckdb import DuckDBPyConnection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetpulse.core.judgements import Verdict, compared
+from fleetpulse.core.judgements import JudgementKind, compared
 from fleetpulse.core.lifecycle import Mode
 from fleetpulse.core.replay import Deployment, outcome, replay
 from fleetpulse.core.rows import Kind, Row
@@ -105,7 +105,7 @@ def test_a_life_is_told_without_holes_and_ends_in_the_mode_of_the_fleet(
             for earlier, later in pairwise(spans):
                 assert earlier["until_ms"] == later["since_ms"] == earlier["since_ms"] + earlier["lasted_ms"]
                 assert earlier["mode"] != later["mode"]
-            changed = [one for one in told.judgements if one.kind is Verdict.TRANSITION and one.device_id == device_id]
+            changed = [one for one in told.judgements if one.kind is JudgementKind.TRANSITION and one.device_id == device_id]
             assert sum(span["transition_no"] is not None for span in spans) == sum(
                 (one.event_time_ms or 0) <= at_ms for one in changed
             )

@@ -10,7 +10,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from fleetpulse.columnar.codec.versions import STORED_FORM, WRITTEN_FORMS
-from fleetpulse.columnar.fold.judgement_batches import TOLD_SCHEMA
+from fleetpulse.columnar.fold.judgement_batches import JUDGEMENT_SCHEMA
 from fleetpulse.columnar.fold.key_group import KeyGroup
 from fleetpulse.columnar.snapshot.rows import (
     GROUP,
@@ -67,7 +67,7 @@ def begun_from(snapshot: pa.Table, groups: int, deployment: Deployment, form: in
         assert head_of(one["block"])["version"] == form
     stream = Stream(deployment, groups, stored, chunks)
     pending = [json.loads(one) for one in known.pending]
-    stream.told += compared_columns(pa.RecordBatch.from_pylist(pending, schema=TOLD_SCHEMA))
+    stream.told += compared_columns(pa.RecordBatch.from_pylist(pending, schema=JUDGEMENT_SCHEMA))
     return stream
 
 
@@ -100,7 +100,7 @@ def test_the_definition_goes_on_from_a_snapshot(rows: list[Row], cut: int, deplo
     snapshot = snapshot_of(before)
     begun, rest = come_to(snapshot), rows[place:]
     pending = pa.RecordBatch.from_pylist(
-        [json.loads(one) for one in of_part(snapshot, PENDING)["content"].to_pylist()], schema=TOLD_SCHEMA
+        [json.loads(one) for one in of_part(snapshot, PENDING)["content"].to_pylist()], schema=JUDGEMENT_SCHEMA
     )
     whole, after = outcome(rows, deployment), outcome(rest, deployment, begun=begun)
     told = compared(after.judgements) + before.told + compared_columns(pending)

@@ -8,7 +8,7 @@ import pyarrow.compute
 import pytest
 
 from batch.quality import facts
-from batch.quality.derived_tables import WorkedOut, snapshot_state
+from batch.quality.derived_tables import DerivedTables, snapshot_state
 from fleetpulse.core.quality.suites import Severity
 from fleetpulse.core.quality.table_suites import SUITES
 from fleetpulse.core.replay import Deployment
@@ -50,7 +50,7 @@ def raised(home: Home) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     judged = facts.stand_of(home)
     with opened(home) as tables:
-        made = WorkedOut(home, tables, judged, snapshot_state(home))
+        made = DerivedTables(home, tables, judged, snapshot_state(home))
         for suite in SUITES:
             assert made.why_not(suite) == ""
             made.make(suite)

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from batch.amend import Wanted, amend_home
+from batch.amend import AmendRequest, amend_home
 from batch.state import snapshot
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.policy import parse_policy
@@ -23,7 +23,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.tables import tables
 from fleetpulse.reports import judgements
-from fleetpulse.reports.agreement import defined, told
+from fleetpulse.reports.agreement import defined, emitted
 from fleetpulse.reports.replay_origin import DONE, Begun
 from tests.histories import START, positioned, row, signal, tick
 from tests.homes import empty, land
@@ -65,7 +65,7 @@ def test_late_delivery_takes_an_offline_back_and_the_running_job_goes_on_from_th
             land(home, batch, number)
             _await(query, home, 100 + 20 * (number - 1))
         assert [one["to_mode"] for one in judgements.transitions(home)] == ["online", "offline"]
-        [done] = amend_home(home, Wanted())
+        [done] = amend_home(home, AmendRequest())
         assert (done.retracted, done.added, done.corrected) == (1, 0, True)
         assert [one["to_mode"] for one in judgements.transitions(home)] == ["online"]
         batches.append([*_sent(home, 121), tick(140)])
@@ -75,12 +75,12 @@ def test_late_delivery_takes_an_offline_back_and_the_running_job_goes_on_from_th
         batches.append([tick(200)])
         land(home, batches[-1], 4)
         _await(query, home, 200)
-        [done] = amend_home(home, Wanted())
+        [done] = amend_home(home, AmendRequest())
         assert done.left is None
         assert query.isActive
     finally:
         query.stop()
-    assert told(home) == defined([one for batch in batches for one in batch], DEPLOYMENT)
+    assert emitted(home) == defined([one for batch in batches for one in batch], DEPLOYMENT)
     shown = [(one["to_mode"], one["trigger"], one["runtime_ms"]) for one in judgements.transitions(home)]
     assert shown == [("online", "signal", 0), ("offline", "silence", 80_000)]
     standing = judgements.standing(home, "d", START + 200_000)
@@ -114,7 +114,7 @@ def test_what_amend_appends_and_what_the_job_appends_do_not_hinder_each_other(sp
         finally:
             done.set()
             query.stop()
-    assert told(home) == defined(rows, DEPLOYMENT)
+    assert emitted(home) == defined(rows, DEPLOYMENT)
     [counted] = tables.query(home, "SELECT count(*) AS n, max(amendment_no) AS newest FROM judgements WHERE kind = 'add'")
     assert counted["n"] == counted["newest"] == appending.result() >= APPENDS
 

@@ -11,17 +11,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 from batch.state import snapshot
-from batch.state.operations import Work, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
+from batch.state.operations import StateOperation, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
 from fleetpulse.columnar.codec.versions import WRITTEN_FORMS
-from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import Row
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import stand
+from fleetpulse.io.checkpoints.checkpoint import position_after
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import find_snapshot
-from fleetpulse.reports.agreement import defined, told
+from fleetpulse.reports.agreement import defined, emitted
 from tests.form import IS_LONG
 from tests.histories import any_own_row, any_policy, any_signal, as_the_bridge_says, row
 from tests.spark.test_state_verbs import judge
@@ -32,37 +32,37 @@ EXAMPLES = 5 if IS_LONG else 2  # each is a home of its own, with some starts of
 TOLD = 30  # transitions, at least
 
 
-def _nothing(_: Work) -> None:
+def _nothing(_: StateOperation) -> None:
     """Stop and start the job alone."""
 
 
-def _copied(work: Work) -> None:
+def _copied(work: StateOperation) -> None:
     snapshot.take(work.spark, work.home, None, work.say)
     bootstrap(work, find_snapshot(work.home))
 
 
-def _rescaled(work: Work) -> None:
+def _rescaled(work: StateOperation) -> None:
     rescale(work, work.home.key_groups() % 5 + 1)
 
 
-def _repartitioned(work: Work) -> None:
-    repartition(work, stand(work.home.checkpoint).partitions % 4 + 1)
+def _repartitioned(work: StateOperation) -> None:
+    repartition(work, position_after(work.home.checkpoint).partitions % 4 + 1)
 
 
-def _repartitioned_anew(work: Work) -> None:
-    repartition_anew(work, stand(work.home.checkpoint).partitions % 4 + 1)
+def _repartitioned_anew(work: StateOperation) -> None:
+    repartition_anew(work, position_after(work.home.checkpoint).partitions % 4 + 1)
 
 
-def _migrated(work: Work) -> None:
+def _migrated(work: StateOperation) -> None:
     migrate(work, next(form for form in WRITTEN_FORMS if form != work.home.generation().form))
 
 
-def _there_and_back(work: Work) -> None:
+def _there_and_back(work: StateOperation) -> None:
     _rescaled(work)
     rollback(work)
 
 
-VERBS: tuple[Callable[[Work], None], ...] = (
+VERBS: tuple[Callable[[StateOperation], None], ...] = (
     _nothing,
     _copied,
     _rescaled,
@@ -77,7 +77,7 @@ def _telling(random: Random) -> tuple[list[Row], Deployment]:
     """Return a history in which devices change their modes, and how it is judged."""
     for _ in range(100):
         rows, deployment = _history(random), Deployment(random.choice([1, 5, 20, 60]) * 1_000, 30_000)
-        told = sum(count for one, count in defined(rows, deployment).items() if one[0] == Verdict.TRANSITION)
+        told = sum(count for one, count in defined(rows, deployment).items() if one[0] == JudgementKind.TRANSITION)
         if told > TOLD:
             return rows, deployment
     raise AssertionError("hardly any history tells of that many changes")
@@ -109,8 +109,8 @@ def test_any_history_is_judged_as_the_definition_says_whatever_is_done_between_b
                 land(home, rows[begin:end], number)
             judge(spark, home)
             if number <= len(verbs):
-                verbs[number - 1][1](Work(spark, home, said.append))
-        assert told(home) == defined(rows, deployment)
+                verbs[number - 1][1](StateOperation(spark, home, said.append))
+        assert emitted(home) == defined(rows, deployment)
         ids = tables.query(home, "SELECT device_id, life, transition_no FROM transitions")
         assert len({tuple(one.values()) for one in ids}) == len(ids)
     finally:

@@ -8,18 +8,18 @@ import pytest
 from pyspark.sql import SparkSession
 
 from batch.state import snapshot
-from batch.state.operations import Work, bootstrap, rescale
+from batch.state.operations import StateOperation, bootstrap, rescale
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import begun, committed, stand
+from fleetpulse.io.checkpoints.checkpoint import begun, committed, position_after
 from fleetpulse.io.checkpoints.generations import load_generations, save_generations
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import promise
 from fleetpulse.io.lifecycle.state_reader import read_snapshot
-from fleetpulse.io.maintenance.readers import needs
+from fleetpulse.io.maintenance.readers import reader_pins
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import find_snapshot, write_snapshot
-from fleetpulse.reports.agreement import defined, told
+from fleetpulse.reports.agreement import defined, emitted
 from tests.spark.test_state_crashes import copy_of
 from tests.spark.test_state_verbs import judge
 from tests.spark.test_stream import DEPLOYMENT, history, land
@@ -44,7 +44,7 @@ def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hom
     snapshot.take(spark, home, None, _quietly)
     land(home, ROWS[PARTS[1] : PARTS[2]], 2)
     judge(spark, home)
-    rescale(Work(spark, home, _quietly), 4)
+    rescale(StateOperation(spark, home, _quietly), 4)
     land(home, ROWS[PARTS[2] : PARTS[3]], 3)
     judge(spark, home)
     land(home, ROWS[PARTS[3] :], 4)
@@ -81,19 +81,19 @@ def test_what_was_said_is_not_said_again_and_what_was_not_is(
     spark: SparkSession, judged: Home, tmp_path: Path, damage: Callable[[Home], None]
 ) -> None:
     home, said = copy_of(judged, tmp_path / "home"), list[str]()
-    before = told(home)
+    before = emitted(home)
     damage(home)
-    made = bootstrap(Work(spark, home, said.append), find_snapshot(home), damaged=True)
+    made = bootstrap(StateOperation(spark, home, said.append), find_snapshot(home), damaged=True)
     assert made is not None and home.generation() == replace(made, status="current")
     [unknown] = [words for words in said if words.startswith("where generation 2 stopped is not known: ")]
     assert "what is not in judgements; the state is compared with nothing" in unknown
     assert said[-1].startswith("saying what was not said: ")
-    assert told(home) == defined(ROWS, DEPLOYMENT) and before < told(home)
-    assert stand(home.checkpoint).newest_ms == max(row.received_at_ms for row in ROWS)
+    assert emitted(home) == defined(ROWS, DEPLOYMENT) and before < emitted(home)
+    assert position_after(home.checkpoint).newest_ms == max(row.received_at_ms for row in ROWS)
     judge(spark, home)
-    assert told(home) == defined(ROWS, DEPLOYMENT)
+    assert emitted(home) == defined(ROWS, DEPLOYMENT)
     assert not list(home.lifecycle.glob("told-*")) and not list(home.lifecycle.rglob("unsaid-*"))
-    assert {need.who for need in needs(home)} >= {"generation 3", "snapshot 1"}, "what nobody can go back to needs nothing"
+    assert {need.who for need in reader_pins(home)} >= {"generation 3", "snapshot 1"}, "what nobody can go back to needs nothing"
     predecessor = load_generations(home.lifecycle).predecessor()
     assert predecessor is not None and predecessor.number == 1
 
@@ -106,15 +106,15 @@ def test_killed_at_any_step_it_is_given_again_or_the_job_says_the_rest(spark: Sp
         if not words.startswith(("snapshot version", "where generation")):  # nothing has changed there
             images[words] = copy_of(home, tmp_path / f"image-{len(images)}")
 
-    bootstrap(Work(spark, home, say), find_snapshot(home), damaged=True)
+    bootstrap(StateOperation(spark, home, say), find_snapshot(home), damaged=True)
     assert len(images) >= 4
     for words, image in images.items():
         if image.generation().number == 2:
-            bootstrap(Work(spark, image, _quietly), find_snapshot(image), damaged=True)
+            bootstrap(StateOperation(spark, image, _quietly), find_snapshot(image), damaged=True)
         else:
-            assert told(image) < defined(ROWS, DEPLOYMENT), words
+            assert emitted(image) < defined(ROWS, DEPLOYMENT), words
             judge(spark, image)
-        assert told(image) == defined(ROWS, DEPLOYMENT), words
+        assert emitted(image) == defined(ROWS, DEPLOYMENT), words
         statuses = [one.status for one in load_generations(image.lifecycle).known.values()]
         assert "new" not in statuses and statuses.count("current") == 1
 
@@ -124,8 +124,8 @@ def test_what_cannot_be_told_apart_is_refused_with_the_reason_and_changes_nothin
 ) -> None:
     home = copy_of(judged, tmp_path / "home")
     _damage(home)
-    taken, before = find_snapshot(home), told(home)
-    work = Work(spark, home, _quietly)
+    taken, before = find_snapshot(home), emitted(home)
+    work = StateOperation(spark, home, _quietly)
     with pytest.raises(FleetError, match=r"is damaged .*; .*begin anew from a snapshot: ./fleet state bootstrap --damaged"):
         bootstrap(work, taken)
     with pytest.raises(FleetError, match="neither held nor looked at before that: leave --hold and --gate"):
@@ -140,7 +140,7 @@ def test_what_cannot_be_told_apart_is_refused_with_the_reason_and_changes_nothin
     with pytest.raises(FleetError, match=rf"that do not follow from it \(transition of {device}.*; name another snapshot"):
         bootstrap(work, find_snapshot(home), damaged=True)
     record = load_generations(home.lifecycle)
-    assert record.current == 2 and told(home) == before and len(list(home.lifecycle.glob("gen-*"))) == 2
+    assert record.current == 2 and emitted(home) == before and len(list(home.lifecycle.glob("gen-*"))) == 2
     chosen = replace(record.known[2], made_from={**record.known[2].made_from, "only": "site = 'north'"})
     save_generations(home.lifecycle, record.with_one(chosen))
     with pytest.raises(FleetError, match="generation 2 knows other devices than snapshot version"):

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from fleetpulse.columnar.snapshot.bootstrap import REGISTERED_SCHEMA
-from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.policy import Dated, Policies, parse_policy
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment, replay
@@ -103,7 +103,7 @@ def test_devices_that_never_speak_go_offline_by_ticks_alone_and_by_the_definitio
     want = {
         (one.device_id, one.transition_no, one.event_time_ms, str(one.to_mode), str(one.trigger), one.policy_version, one.life_ms)
         for one in replay([policy, *registry, *rest], DEPLOYMENT)
-        if one.kind is Verdict.TRANSITION
+        if one.kind is JudgementKind.TRANSITION
     }
     rows = tables.query(
         home,

@@ -23,7 +23,7 @@ from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.tables import tables
-from fleetpulse.reports.agreement import defined, told
+from fleetpulse.reports.agreement import defined, emitted
 from tests.histories import START, row, tick
 
 pytestmark = [pytest.mark.spark, pytest.mark.extended]
@@ -97,19 +97,19 @@ def test_maintenance_between_any_two_batches_changes_no_verdict(spark: SparkSess
     assert done[MESSAGES.name, "delete"] >= 2 * VERSIONS // RUNS
     assert done[JUDGEMENTS.name, "delete"] > 0, "files and old versions of the log"
     want = defined(rows, DEPLOYMENT)
-    assert told(home) == want
+    assert emitted(home) == want
 
     anew = Home(tmp_path / "anew")  # a generation that reads bronze from its first version, through the pieces
     shutil.copytree(home.path, anew.path)
     shutil.rmtree(anew.checkpoint.parent)
     shutil.rmtree(anew.table(JUDGEMENTS.name))
     _judge(spark, anew)
-    assert told(anew) == want
+    assert emitted(anew) == want
 
     _maintain(home, replace(KEEP, messages_ms=0))
     _land(home, [tick(9200)], VERSIONS + 1)
     _judge(spark, home)
-    assert told(home) == defined([*rows, tick(9200)], DEPLOYMENT)
+    assert emitted(home) == defined([*rows, tick(9200)], DEPLOYMENT)
     for table in (JUDGEMENTS, MESSAGES):  # what both have written is what both read
         read = spark.read.format("delta").load(str(home.table(table.name)))
         assert read.count() == tables.query(home, f"SELECT count(*) AS n FROM {table.name}", tables=[table.name])[0]["n"]

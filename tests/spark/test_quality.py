@@ -15,7 +15,7 @@ from batch.state.generation import state_of
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import COVERAGE, JUDGEMENTS, MESSAGES, QUARANTINE
-from fleetpulse.io.checkpoints.checkpoint import stand
+from fleetpulse.io.checkpoints.checkpoint import position_after
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.spark.session import folder_of
 from fleetpulse.io.tables import tables
@@ -80,7 +80,7 @@ def test_the_gate_opens_for_what_the_job_holds_and_names_what_was_damaged(spark:
     tables.create(home, MESSAGES)
     land(home, history(11), 1)
     judge(spark, home)
-    at = stand(home.checkpoint)
+    at = position_after(home.checkpoint)
     taken = snapshot.take(spark, home, None, list[str]().append, lambda rows, what: gated(spark, home, rows, what, keep=2))
     assert taken.version is not None
     with generation_state(spark, home, 1) as state:

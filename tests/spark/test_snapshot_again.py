@@ -8,14 +8,14 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from batch.state import snapshot
-from batch.state.operations import Work, bootstrap
+from batch.state.operations import StateOperation, bootstrap
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
 from fleetpulse.io.checkpoints.checkpoint import committed
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.state_reader import read_snapshot
 from fleetpulse.io.tables import tables
-from fleetpulse.io.tables.snapshots import Taken, files_of, find_snapshot, snapshots, write_snapshot
+from fleetpulse.io.tables.snapshots import SnapshotInfo, files_of, find_snapshot, snapshots, write_snapshot
 from tests.spark.test_state_crashes import copy_of
 from tests.spark.test_state_verbs import judge
 from tests.spark.test_stream import DEPLOYMENT, history, land
@@ -43,7 +43,7 @@ def home(judged: Home, tmp_path: Path) -> Home:
 
 def _taken(
     spark: SparkSession, home: Home, batch: int | None = None, gate: snapshot.Gate | None = None, *, dry: bool = False
-) -> tuple[Taken, list[str]]:
+) -> tuple[SnapshotInfo, list[str]]:
     said: list[str] = []
     return snapshot.take(spark, home, batch, said.append, gate, dry=dry), said
 
@@ -76,15 +76,15 @@ def test_the_newest_snapshot_counts_and_no_older_one(spark: SparkSession, home: 
 
 @pytest.mark.extended
 def test_a_gate_looks_at_what_is_there_already(spark: SparkSession, home: Home) -> None:
-    looked: list[Taken] = []
+    looked: list[SnapshotInfo] = []
 
     @contextmanager
-    def opens(rows: DataFrame, what: Taken) -> Iterator[DataFrame]:
+    def opens(rows: DataFrame, what: SnapshotInfo) -> Iterator[DataFrame]:
         looked.append(what)
         yield rows
 
     @contextmanager
-    def stays_shut(rows: DataFrame, what: Taken) -> Iterator[DataFrame]:
+    def stays_shut(rows: DataFrame, what: SnapshotInfo) -> Iterator[DataFrame]:
         raise FleetError("no snapshot is published")
         yield rows
 
@@ -135,4 +135,4 @@ def test_a_snapshot_that_is_damaged_is_taken_anew_and_can_be_begun_with(
     found, said = _taken(spark, home)
     assert found.version == newest + 1 and f"snapshot version {newest + 1} is written" in said
     assert damage is _gone or any(f"snapshot version {newest} is damaged: it " in words for words in said)
-    assert bootstrap(Work(spark, home, said.append), find_snapshot(home)) is not None
+    assert bootstrap(StateOperation(spark, home, said.append), find_snapshot(home)) is not None

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from batch.state import snapshot
 from batch.state.canary import Trial, canary
 from batch.state.operations import (
-    Work,
+    StateOperation,
     bootstrap,
     bootstrap_devices,
     check_form,
@@ -33,13 +33,13 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import outcome
 from fleetpulse.core.rows import Kind
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import committed, relocate_each, stand
+from fleetpulse.io.checkpoints.checkpoint import committed, position_after, relocate_each
 from fleetpulse.io.checkpoints.generations import checkpoint_of, load_generations
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.state_reader import read_snapshot
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import files_of, find_snapshot, snapshots, write_snapshot
-from fleetpulse.reports.agreement import defined, told
+from fleetpulse.reports.agreement import defined, emitted
 from tests.form import IS_DEFAULT
 from tests.histories import START
 from tests.spark.test_state_verbs import judge
@@ -49,7 +49,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 ROWS = history(23)
 CUT = len(ROWS) * 2 // 3
 LISTED = dict.fromkeys(["ghost", *sorted({row.device_id for row in ROWS[CUT:] if row.kind is Kind.HEARTBEAT})], START)
-Verb = Callable[[Work], object]
+Verb = Callable[[StateOperation], object]
 
 
 def _listed(since_ms: dict[str, int]) -> pa.Table:
@@ -67,7 +67,7 @@ def _listed(since_ms: dict[str, int]) -> pa.Table:
     )
 
 
-def _canary(work: Work) -> None:
+def _canary(work: StateOperation) -> None:
     check_form(work.home, 4)
     canary(work, "migrate", Trial(4, 4, 0.5, nullcontext))
 
@@ -91,7 +91,7 @@ def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hom
     home = Home(tmp_path_factory.mktemp("judged") / "home")
     home.prepare(DEPLOYMENT)
     tables.create(home, MESSAGES)
-    work = Work(spark, home, lambda words: None)
+    work = StateOperation(spark, home, lambda words: None)
     land(home, ROWS[: CUT // 2], 1)
     judge(spark, home)
     snapshot.take(spark, home, None, work.say)
@@ -129,16 +129,16 @@ def test_a_verb_that_was_killed_at_any_step_finishes_when_it_is_given_again(
         if (left := _left(home)) not in images:  # otherwise it is what a kill one step before leaves behind
             images[left] = copy_of(home, tmp_path / f"image-{len(images)}")
 
-    VERBS[verb](Work(spark, home, say))
+    VERBS[verb](StateOperation(spark, home, say))
     assert len(images) >= 2, "a step has changed something"
     last = list(images.values())[-2]
     for image in [last] if IS_DEFAULT else images.values():
         before = image.generation().number
         if before == 3 and verb not in ("bootstrap", "list"):  # it was killed behind its last step
             with pytest.raises(FleetError, match="nothing is to be done"):
-                VERBS[verb](Work(spark, image, lambda words: None))
+                VERBS[verb](StateOperation(spark, image, lambda words: None))
         else:
-            VERBS[verb](Work(spark, image, lambda words: None))
+            VERBS[verb](StateOperation(spark, image, lambda words: None))
         statuses = [one.status for one in load_generations(image.lifecycle).known.values()]
         assert "new" not in statuses and statuses.count("current") == 1
         assert image.generation().number >= before
@@ -151,7 +151,7 @@ def test_a_verb_that_was_killed_at_any_step_finishes_when_it_is_given_again(
 def _gone_on(spark: SparkSession, home: Home) -> Counter[tuple[object, ...]]:
     land(home, ROWS[CUT:], 3)
     judge(spark, home)
-    return told(home)
+    return emitted(home)
 
 
 def test_a_canary_that_says_something_else_is_removed_and_the_judgement_is_named(
@@ -178,7 +178,7 @@ def test_a_canary_that_says_something_else_is_removed_and_the_judgement_is_named
 
     trial = Trial(4, 4, 0.5, stopped)
     with pytest.raises(FleetError, match="1 judgements are missing, 1 are too many: ") as raised:
-        canary(Work(spark, home, said.append), "migrate", trial)
+        canary(StateOperation(spark, home, said.append), "migrate", trial)
     assert [one for one in said if one.startswith("canary: 0 s of 0 s; generation 3 has judged ")], said
     [device] = changed
     assert f"transition of {device}, transition of {device}; nothing has changed" in str(raised.value)
@@ -193,15 +193,15 @@ def test_a_canary_that_says_something_else_is_removed_and_the_judgement_is_named
 
 def test_some_of_the_devices_go_on_as_they_would_among_all(spark: SparkSession, judged: Home, tmp_path: Path) -> None:
     home = copy_of(judged, tmp_path / "home")
-    bootstrap(Work(spark, home, lambda words: None), find_snapshot(home), "site = 'north'")
+    bootstrap(StateOperation(spark, home, lambda words: None), find_snapshot(home), "site = 'north'")
     land(home, ROWS[CUT:], 3)
     judge(spark, home)
     theirs = {row.device_id for row in ROWS if row.site == "north"} - {row.device_id for row in ROWS if row.site != "north"}
     assert len(theirs) > 3
     want = {one: count for one, count in defined(ROWS, DEPLOYMENT).items() if one[1] in theirs}
-    assert {one: count for one, count in told(home).items() if one[1] in theirs} == want
+    assert {one: count for one, count in emitted(home).items() if one[1] in theirs} == want
     said, number, taken = list[str](), home.generation().number, find_snapshot(home)
-    bootstrap(Work(spark, home, said.append), taken)
+    bootstrap(StateOperation(spark, home, said.append), taken)
     assert f"generations {taken.generation} and {number} know different devices: they are not compared" in said
     assert home.generation().number > number, "all devices are back, as they were in the snapshot"
     judge(spark, home)
@@ -221,8 +221,8 @@ def test_a_list_of_devices_begins_lives_of_their_own_and_silence_counts_from_the
     heard = [device for device, _ in beats.most_common() if device in judged_well][:4]
     since_ms = {**dict.fromkeys(heard, START), "ghost": START, "fresh": ROWS[CUT - 1].received_at_ms - 40_000}
     listed = _listed(since_ms)
-    work = Work(spark, home, lambda words: None)
-    before = told(home)
+    work = StateOperation(spark, home, lambda words: None)
+    before = emitted(home)
     with pytest.raises(FleetError, match="got a list without any"):
         bootstrap_devices(work, lambda frontier_ms: listed.slice(0, 0), "a test")
     bootstrap_devices(work, lambda frontier_ms: listed, "a test")
@@ -233,7 +233,7 @@ def test_a_list_of_devices_begins_lives_of_their_own_and_silence_counts_from_the
     assert {round(row.life.timestamp() * 1000) for row in rows.values()} == {(taken.frontier_ms or 0) + 1}
     land(home, ROWS[CUT:], 3)
     judge(spark, home)
-    said = told(home) - before
+    said = emitted(home) - before
     assert {one[1] for one in said if one[0] == "transition"} >= set(heard)
     assert not [one for one in said if one[1] == "ghost"], "its silence was over before the frontier"
     ids = tables.query(home, "SELECT device_id, life, transition_no FROM judged_transitions")
@@ -244,7 +244,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason_and_changes_nothing(
     spark: SparkSession, judged: Home, tmp_path: Path
 ) -> None:
     home = copy_of(judged, tmp_path / "home")
-    work, before = Work(spark, home, lambda words: None), load_generations(home.lifecycle)
+    work, before = StateOperation(spark, home, lambda words: None), load_generations(home.lifecycle)
     refused: list[tuple[Verb, str]] = [
         (lambda work: rescale(work, 4), "has 4 key groups already"),
         (lambda work: rescale(work, 0), "1 to 100,000 key groups; got 0"),
@@ -264,7 +264,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason_and_changes_nothing(
             verb(work)
     for name, verb in VERBS.items():
         if name not in ("snapshot", "canary"):  # whether these do anything is asked before they are called
-            assert verb(Work(spark, home, lambda words: None, dry=True)) is None
+            assert verb(StateOperation(spark, home, lambda words: None, dry=True)) is None
     assert load_generations(home.lifecycle) == before
     assert len(snapshots(home)) == 1
     with home.state_held("another"), pytest.raises(FleetError, match=r"in use by another \(process"), home.state_held("me"):
@@ -283,7 +283,7 @@ def test_a_generation_that_differs_in_one_device_is_refused_and_the_device_is_na
     ]
     write_snapshot(home, rows.selectExpr(others), taken)
     with pytest.raises(FleetError, match=f"lost or changed: {device}; new or changed: {device}; nothing has changed"):
-        bootstrap(Work(spark, home, lambda words: None), find_snapshot(home))
+        bootstrap(StateOperation(spark, home, lambda words: None), find_snapshot(home))
     record = load_generations(home.lifecycle)
     assert record.current == 2 and [one.status for one in record.known.values()].count("current") == 1
     assert len(list(home.lifecycle.glob("gen-*"))) == 2, "what differs is removed"
@@ -302,7 +302,7 @@ def test_a_snapshot_that_is_damaged_is_named_whatever_the_state_is(
             content[4 : len(content) // 2] = b"\xff" * (len(content) // 2 - 4)  # its pages; what it says of itself is whole
             path.write_bytes(content)
     with pytest.raises(FleetError, match=rf"snapshot version {taken.version} cannot be read: .*name another with --version"):
-        bootstrap(Work(spark, home, lambda words: None), taken, only)
+        bootstrap(StateOperation(spark, home, lambda words: None), taken, only)
     assert load_generations(home.lifecycle).current == record.current
 
 
@@ -314,17 +314,17 @@ def test_a_batch_that_was_said_and_not_committed_is_committed_with_the_watermark
     middle = CUT + (len(ROWS) - CUT) // 2
     land(home, ROWS[CUT:middle], 3)
     judge(spark, home)  # it is killed before Spark's commit, and behind Delta's
-    whole = stand(home.checkpoint)
+    whole = position_after(home.checkpoint)
     commit = home.checkpoint / "commits" / str(whole.batch)
     said = commit.read_text()
     commit.unlink()
     if goes_on == "a verb":
-        rescale(Work(spark, home, lambda words: None), 3)
-        assert stand(checkpoint_of(home.lifecycle, 2), whole.batch) == whole
+        rescale(StateOperation(spark, home, lambda words: None), 3)
+        assert position_after(checkpoint_of(home.lifecycle, 2), whole.batch) == whole
         assert json.loads(commit.read_text().splitlines()[1]) == json.loads(said.splitlines()[1])
     land(home, ROWS[middle:], 4)
     judge(spark, home)
-    assert told(home) == defined(ROWS, DEPLOYMENT)
+    assert emitted(home) == defined(ROWS, DEPLOYMENT)
 
 
 def test_state_that_is_damaged_is_no_ones_successor(spark: SparkSession, judged: Home, tmp_path: Path) -> None:
@@ -334,18 +334,18 @@ def test_state_that_is_damaged_is_no_ones_successor(spark: SparkSession, judged:
     whole = offsets.read_text()
     offsets.write_text(whole.splitlines()[0] + '\n{"conf": {}}\n{"nothing": 1}\n')
     with pytest.raises(FleetError, match="is damaged"):
-        stand(home.checkpoint)
+        position_after(home.checkpoint)
     offsets.write_text(whole)
     for path in home.checkpoint.glob("state/0/*/*.changelog"):
         path.write_bytes(path.read_bytes()[:-20])
     for path in home.checkpoint.glob("state/0/*/*.zip"):
         path.write_bytes(b"no archive")
     with pytest.raises(Exception, match=r"(?i)state|zip|checksum|read"):
-        rescale(Work(spark, home, lambda words: None), 5)
+        rescale(StateOperation(spark, home, lambda words: None), 5)
     assert home.generation().number == 2
-    bootstrap(Work(spark, home, lambda words: None), find_snapshot(home), damaged=True)
+    bootstrap(StateOperation(spark, home, lambda words: None), find_snapshot(home), damaged=True)
     land(home, ROWS[CUT:], 3)
     judge(spark, home)
-    assert told(home) == defined(ROWS, DEPLOYMENT)
+    assert emitted(home) == defined(ROWS, DEPLOYMENT)
     record = json.loads((home.lifecycle / "generations.json").read_text())
     assert all(one["status"] != "new" for one in record["generations"])

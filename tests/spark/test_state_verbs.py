@@ -12,17 +12,17 @@ from batch.common.progress import Say
 from batch.state import snapshot
 from batch.state.handoff import discard, switch
 from batch.state.inspect import inspect
-from batch.state.operations import Work, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
+from batch.state.operations import StateOperation, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import stand
+from fleetpulse.io.checkpoints.checkpoint import position_after
 from fleetpulse.io.checkpoints.generations import checkpoint_of
 from fleetpulse.io.home.checkpoint_ownership import marked_with
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import find_snapshot
-from fleetpulse.reports.agreement import defined, told
+from fleetpulse.reports.agreement import defined, emitted
 from tests.spark.test_stream import DEPLOYMENT, history, land
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # eight generations, one after another
@@ -34,7 +34,7 @@ def said() -> list[str]:
     return []
 
 
-def _verbs(say: Say) -> Iterator[Callable[[Work], object]]:
+def _verbs(say: Say) -> Iterator[Callable[[StateOperation], object]]:
     """Yield what is done after each part of the history; a snapshot that is gone back to later is among it."""
     yield lambda work: rescale(work, 5)
     yield lambda work: snapshot.take(work.spark, work.home, None, say)
@@ -69,10 +69,10 @@ def test_the_state_is_moved_about_between_batches_and_the_verdicts_are_those_of_
         land(home, rows[begin:end], number)
         judge(spark, home)
         if number <= len(verbs):
-            verbs[number - 1](Work(spark, home, said.append))
-    assert told(home) == defined(rows, DEPLOYMENT)
+            verbs[number - 1](StateOperation(spark, home, said.append))
+    assert emitted(home) == defined(rows, DEPLOYMENT)
     assert home.generation().number == 8
-    assert (home.key_groups(), home.generation().form, stand(home.checkpoint).partitions) == (8, 5, 2)
+    assert (home.key_groups(), home.generation().form, position_after(home.checkpoint).partitions) == (8, 5, 2)
     assert "comparing: the same so far are group, waiting, of group, waiting, digests, timers" in said
     ids = tables.query(home, "SELECT device_id, life, transition_no FROM transitions")
     assert len({tuple(one.values()) for one in ids}) == len(ids)
@@ -87,7 +87,7 @@ def test_a_generation_that_is_held_gets_the_work_only_while_the_one_that_runs_st
     rows = history(12)
     thirds = [len(rows) * part // 3 for part in range(4)]
     say = said.append
-    work = Work(spark, home, say, holds=True)
+    work = StateOperation(spark, home, say, holds=True)
     land(home, rows[: thirds[1]], 1)
     judge(spark, home)
     first = migrate(work, 4)
@@ -115,4 +115,4 @@ def test_a_generation_that_is_held_gets_the_work_only_while_the_one_that_runs_st
     assert said[-1] == "generation 3 has the work already" and home.key_groups() == 5
     land(home, rows[thirds[2] :], 3)
     judge(spark, home)
-    assert told(home) == defined(rows, DEPLOYMENT)
+    assert emitted(home) == defined(rows, DEPLOYMENT)

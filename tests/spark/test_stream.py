@@ -25,7 +25,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.bronze_source import BlockReader
 from fleetpulse.io.lifecycle.query import start
 from fleetpulse.io.tables import tables
-from fleetpulse.reports.agreement import defined, told
+from fleetpulse.reports.agreement import defined, emitted
 from tests.histories import START, positioned, row, signal, tick
 
 pytestmark = pytest.mark.spark
@@ -102,7 +102,7 @@ def test_the_stream_equals_the_definition_over_cuts_and_restarts(spark: SparkSes
         "maintenance",
     }
     assert {one[COMPARED.index("trigger")] for one in want} >= {"gateway_death", "gateway_return"}
-    assert told(home) == want
+    assert emitted(home) == want
     assert dropped == 0
     ids = tables.query(home, "SELECT device_id, life, transition_no FROM transitions")
     assert len({tuple(one.values()) for one in ids}) == len(ids)

@@ -23,7 +23,7 @@ class Context(dict):
         pass
 context = Context()
 context["ti"] = context
-task = BacktestOnSpark(task_id="t", place=Place("fleet", pathlib.Path(sys.argv[1])))
+task = BacktestOnSpark(task_id="t", place=OrchestrationConfig("fleet", pathlib.Path(sys.argv[1])))
 task.words, task.run_name = sys.argv[2:], "a run"
 print(json.dumps(task.execute(context)))
 """

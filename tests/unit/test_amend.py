@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from deltalake import write_deltalake
 
-from batch.amend import Amended, Wanted, amend_and_settle, amend_home
+from batch.amend import Amended, AmendRequest, amend_and_settle, amend_home
 from cli.commands.batch.amend import amend as amend_by_command
 from cli.commands.fleet.device import correct
 from fleetpulse.core.amendments import content, histories, shown, transitions
 from fleetpulse.core.errors import Misuse
-from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.messages.decode import Rejection, decode
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.registry.device_patch import corrected, fingerprint, plain
@@ -25,7 +25,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.maintenance.compaction import DAY_MS
 from fleetpulse.io.tables import tables
 from fleetpulse.reports import judgements, time_travel
-from fleetpulse.reports.device_judgements import said_by_device
+from fleetpulse.reports.device_judgements import judgements_by_device
 from fleetpulse.reports.messages import rows_through
 from tests.histories import START, row, signal, tick
 from tests.homes import Judged, commit_batch, empty, shorten
@@ -66,7 +66,7 @@ def sent(home: Home, received_s: float) -> list[Row]:
 def agrees(home: Home, device_id: str = "d") -> bool:
     """Whether what is shown is what would have been judged, had nothing come late."""
     judged = histories(rows_through(home, [device_id], None), home.deployment())
-    known = shown(said_by_device(home, [device_id])[device_id])
+    known = shown(judgements_by_device(home, [device_id])[device_id])
     read = [(one["kind"], one["transition_no"], one["amendment_no"]) for one in judgements.transitions(home, device_id)]
     assert read == [(one.kind, one.transition_no, one.amendment_no) for one in known]
     return [content(one) for one in known] == [content(one) for one in transitions(judged.amended).get(device_id, [])]
@@ -75,7 +75,7 @@ def agrees(home: Home, device_id: str = "d") -> bool:
 def test_an_offline_that_late_delivery_takes_back_is_shown_as_retracted(judged: Judged) -> None:
     home = judged.home
     assert seen(home) == [(10, "online", "signal"), (70, "offline", "silence")]
-    [done] = amend_home(home, Wanted())
+    [done] = amend_home(home, AmendRequest())
     assert (done.retracted, done.added, done.corrected) == (1, 0, True)
     assert seen(home) == [(10, "online", "signal")]
     assert agrees(home)
@@ -92,7 +92,7 @@ def test_an_offline_that_late_delivery_takes_back_is_shown_as_retracted(judged: 
 
 
 def test_what_was_known_before_an_amend_and_what_is_known_now_can_both_be_looked_at(judged: Judged) -> None:
-    amend_home(judged.home, Wanted())
+    amend_home(judged.home, AmendRequest())
 
     def mode(moment: time_travel.Moment) -> list[str]:
         return [one["mode"] for one in time_travel.fleet(judged.home, moment)]
@@ -103,16 +103,16 @@ def test_what_was_known_before_an_amend_and_what_is_known_now_can_both_be_looked
 
 def test_a_corrected_device_goes_on_as_its_amended_history_and_then_there_is_nothing_left(judged: Judged) -> None:
     home = judged.home
-    amend_home(home, Wanted())
+    amend_home(home, AmendRequest())
     judged.take(*sent(home, 121), tick(200))
     assert seen(home) == [(10, "online", "signal"), (129, "online", "amended"), (150, "offline", "silence")]
-    assert amend_home(home, Wanted()) == [Amended("d", 1, 0, corrected=False, left=None)]
+    assert amend_home(home, AmendRequest()) == [Amended("d", 1, 0, corrected=False, left=None)]
     assert seen(home) == [(10, "online", "signal"), (150, "offline", "silence")]
     assert agrees(home)
     standing = judgements.standing(home, "d", START + 200_000)
     assert standing is not None
     assert standing.retracted_offline == [{"since_ms": START + 70_000, "until_ms": START + 129_000}]
-    assert amend_home(home, Wanted()) == []
+    assert amend_home(home, AmendRequest()) == []
     assert not sent(home, 201)
 
 
@@ -124,15 +124,15 @@ def test_an_amend_that_waits_for_its_correction_is_done_with_the_device(judged: 
         judged.take(*sent(home, 121), tick(200))
         return True
 
-    assert amend_and_settle(home, Wanted(), course) == [Amended("d", 2, 0, corrected=True, left=None)]
+    assert amend_and_settle(home, AmendRequest(), course) == [Amended("d", 2, 0, corrected=True, left=None)]
     assert seen(home) == [(10, "online", "signal"), (150, "offline", "silence")]
-    assert amend_home(home, Wanted()) == []
+    assert amend_home(home, AmendRequest()) == []
 
 
 def test_an_amend_whose_correction_is_not_judged_in_time_says_what_is_left(judged: Judged) -> None:
-    [done] = amend_and_settle(judged.home, Wanted(), lambda _: False)
+    [done] = amend_and_settle(judged.home, AmendRequest(), lambda _: False)
     assert (done.retracted, done.corrected, done.left is None) == (1, True, False)
-    assert amend_and_settle(judged.home, Wanted(dry_run=True), lambda _: pytest.fail("nothing was sent"))
+    assert amend_and_settle(judged.home, AmendRequest(dry_run=True), lambda _: pytest.fail("nothing was sent"))
 
 
 def test_a_stopped_fleet_is_not_waited_for(judged: Judged, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,9 +147,9 @@ def test_a_stopped_fleet_is_not_waited_for(judged: Judged, capsys: pytest.Captur
 
 def test_amending_again_says_nothing_new_and_sends_no_second_correction(judged: Judged) -> None:
     home = judged.home
-    amend_home(home, Wanted())
+    amend_home(home, AmendRequest())
     version = tables.version(home.table(JUDGEMENTS.name))
-    again = amend_home(home, Wanted())
+    again = amend_home(home, AmendRequest())
     assert [(one.retracted, one.added, one.corrected, one.left is None) for one in again] == [(0, 0, False, False)]
     assert tables.version(home.table(JUDGEMENTS.name)) == version
     assert len(sent(home, 121)) == 1
@@ -158,50 +158,50 @@ def test_amending_again_says_nothing_new_and_sends_no_second_correction(judged: 
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(judged: Judged) -> None:
     home = judged.home
     version = tables.version(home.table(JUDGEMENTS.name))
-    [done] = amend_home(home, Wanted(dry_run=True))
+    [done] = amend_home(home, AmendRequest(dry_run=True))
     assert (done.retracted, done.corrected) == (1, True)
     assert (tables.version(home.table(JUDGEMENTS.name)), sent(home, 121)) == (version, [])
 
 
 def test_where_nothing_came_late_it_is_written_down_once_that_all_is_done_with(tmp_path: Path) -> None:
     judged = Judged(empty(tmp_path / "home", DEPLOYMENT))
-    assert amend_home(judged.home, Wanted()) == []
+    assert amend_home(judged.home, AmendRequest()) == []
     judged.take(signal(10), tick(100))
     version = tables.version(judged.home.table(JUDGEMENTS.name))
     for _ in range(2):
-        assert amend_home(judged.home, Wanted()) == []
+        assert amend_home(judged.home, AmendRequest()) == []
         assert tables.version(judged.home.table(JUDGEMENTS.name)) == version + 1
 
 
 def test_what_came_late_and_changes_nothing_is_done_with(tmp_path: Path) -> None:
     judged = Judged(empty(tmp_path / "home", DEPLOYMENT))
     judged.take(signal(10, gateway="gw"), signal(40), signal(20, received_s=50, gateway="gw"), tick(55))
-    assert amend_home(judged.home, Wanted()) == [Amended("d", 0, 0, corrected=False, left=None)]
-    assert amend_home(judged.home, Wanted()) == []
-    assert len(amend_home(judged.home, Wanted(since_ms=START))) == 1
-    assert len(amend_home(judged.home, Wanted(device_ids=("d", "e")))) == 2
+    assert amend_home(judged.home, AmendRequest()) == [Amended("d", 0, 0, corrected=False, left=None)]
+    assert amend_home(judged.home, AmendRequest()) == []
+    assert len(amend_home(judged.home, AmendRequest(since_ms=START))) == 1
+    assert len(amend_home(judged.home, AmendRequest(device_ids=("d", "e")))) == 2
 
 
 def test_a_correction_of_a_device_that_has_moved_on_is_refused_and_made_anew(judged: Judged) -> None:
     home = judged.home
-    amend_home(home, Wanted())
+    amend_home(home, AmendRequest())
     judged.take(
         *sent(home, 121), signal(125), tick(140)
     )  # heard before the correction is in effect, and unknown when it was made
     reasons = [one["reason"] for one in judgements.unjudged(home, "refused")]
     assert reasons == ["the device has moved on since this was worked out: amend again"]
-    [done] = amend_home(home, Wanted())
+    [done] = amend_home(home, AmendRequest())
     assert done.corrected
     assert agrees(home)
     judged.take(*sent(home, 141), tick(180))
-    [done] = amend_home(home, Wanted())
+    [done] = amend_home(home, AmendRequest())
     assert done.left is None
     assert agrees(home)
 
 
 def test_a_correction_that_comes_when_its_time_was_judged_is_refused(judged: Judged) -> None:
     home = judged.home
-    amend_home(home, Wanted())
+    amend_home(home, AmendRequest())
     judged.take(*sent(home, 180), tick(181))
     assert [one["reason"] for one in judgements.unjudged(home, "refused")] == ["effective_from lies in what has been judged"]
 
@@ -212,7 +212,7 @@ def test_a_corrected_entry_of_the_registry_is_judged_from_its_own_instant(judged
         signal(130, "e"), tick(200), row(210, "e/registry", op="add", effective_from_s=120, **{"class": "slow"}), tick(220)
     )
     assert seen(home, "e") == [(130, "online", "signal"), (190, "offline", "silence")]
-    done = {one.device_id: one for one in amend_home(home, Wanted())}
+    done = {one.device_id: one for one in amend_home(home, AmendRequest())}
     assert (done["e"].retracted, done["e"].added) == (2, 1)  # it is of another class from its first row on, 10 s earlier
     assert seen(home, "e") == [(130, "online", "signal")]
     assert agrees(home, "e")
@@ -225,7 +225,7 @@ def test_a_device_whose_verdicts_do_not_follow_from_bronze_is_left_alone(judged:
     home = judged.home
     stray = {"kind": "transition", "device_id": "d", "event_time_ms": START + 30_000, "life_ms": START, "transition_no": 7}
     write_deltalake(str(home.table(JUDGEMENTS.name)), tables.to_table(JUDGEMENTS, [stray]), mode="append")
-    [done] = amend_home(home, Wanted())
+    [done] = amend_home(home, AmendRequest())
     assert (done.retracted, done.added, done.corrected) == (0, 0, False)
     assert done.left is not None
     assert "do not follow from the rows of bronze" in done.left
@@ -248,14 +248,14 @@ def test_a_device_whose_rows_retention_has_removed_is_listed_once_and_does_not_h
     late = {"kind": "late", "device_id": "odd", "received_at_ms": after_ms}
     table = str(judged.home.table(JUDGEMENTS.name))
     write_deltalake(table, tables.to_table(JUDGEMENTS, [odd, late]), mode="append")
-    done = amend_home(judged.home, Wanted())
+    done = amend_home(judged.home, AmendRequest())
     assert [(one.device_id, one.final, one.corrected, one.retracted) for one in done] == [
         ("d", True, False, 0),
         ("odd", False, False, 0),
     ]
     for one, why in zip(done, ("are gone", "its verdicts do not follow from the rows of bronze that are kept"), strict=True):
         assert why in (one.left or "")
-    assert [one.device_id for one in amend_home(judged.home, Wanted())] == ["odd"], (
+    assert [one.device_id for one in amend_home(judged.home, AmendRequest())] == ["odd"], (
         "its rows are all there: it is looked at again"
     )
 
@@ -282,7 +282,7 @@ def test_two_amends_do_not_work_at_once(judged: Judged) -> None:
     with (judged.home.path / "amend.lock").open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with refused("amend-runs-already"):
-            amend_home(judged.home, Wanted())
+            amend_home(judged.home, AmendRequest())
 
 
 def test_a_table_of_an_older_version_is_refused_and_not_changed(tmp_path: Path) -> None:
@@ -292,13 +292,13 @@ def test_a_table_of_an_older_version_is_refused_and_not_changed(tmp_path: Path) 
     write_deltalake(str(home.table(JUDGEMENTS.name)), older)
     commit_batch(home.checkpoint, 1, START)
     with refused("judgements-of-older-version"):
-        amend_home(home, Wanted())
+        amend_home(home, AmendRequest())
     assert tables.version(home.table(JUDGEMENTS.name)) == 0
 
 
 def test_while_a_gap_is_open_no_correction_is_sent(judged: Judged) -> None:
     judged.take(row(120.5, "fleet/_/b/gap", op="open", from_s=120, after_s=120))
-    [done] = amend_home(judged.home, Wanted())
+    [done] = amend_home(judged.home, AmendRequest())
     assert not done.corrected
     assert done.left is not None
     assert "nobody listens now" in done.left
@@ -351,7 +351,7 @@ def test_whatever_a_row_that_corrects_carries_the_fold_lives_on(device: Any) -> 
     row_ = row(20, "fleet/_/d/correct", was=was, device=carried, effective_from_s=25)
     assert row_.kind is Kind.CORRECT
     judged = replay([*rows, row_], DEPLOYMENT)
-    refused = [one for one in judged if one.kind is Verdict.REFUSED]
+    refused = [one for one in judged if one.kind is JudgementKind.REFUSED]
     forgotten = [one for one in judged if one.to_mode == "forgotten"]
     assert len(forgotten) == (carried is None)
     assert len(refused) == (carried is not None)

@@ -11,20 +11,20 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from batch import amend as job
-from batch.amend import Amended, Wanted, amend_home
+from batch.amend import Amended, AmendRequest, amend_home
 from cli.commands.batch.amend import amend as amend_by_command
 from fleetpulse.core.amendments import Beginning, corrections
 from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.core.replay import outcome
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS
 from fleetpulse.core.times import format_instant
-from fleetpulse.io.home.amend_progress import Reached, write_reached
+from fleetpulse.io.home.amend_progress import AmendProgress, write_reached
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms, promise
 from fleetpulse.io.tables import tables
 from fleetpulse.io.tables.snapshots import snapshots
 from fleetpulse.reports import judgements
-from fleetpulse.reports.device_judgements import said_by_device
+from fleetpulse.reports.device_judgements import judgements_by_device
 from fleetpulse.reports.replay_origin import Begun, Reach, done_with, reach
 from tests.histories import START, row, signal, tick
 from tests.kept import DAY_MS, DEPLOYMENT, begun, day, late
@@ -50,18 +50,18 @@ def test_what_came_late_is_amended_from_a_snapshot_as_from_the_whole_history(tmp
     kept.take(*late(day(1, 3000), day(1, 6000), received_s=day(3, 10)), tick(day(3, 20)))
     shutil.copytree(kept.home.path, tmp_path / "whole")
     kept.forget()
-    [done] = amend_home(kept.home, Wanted())
+    [done] = amend_home(kept.home, AmendRequest())
     assert (done.retracted, done.added, done.corrected) == (1, 1, True)
     assert kept.agrees()
     assert seen(kept.home)[-2:] == [(day(1, 10), "online", "signal"), (day(1, 9600), "offline", "silence")]
     whole = Home(tmp_path / "whole")
-    assert amend_home(whole, Wanted()) == [done]
-    assert Counter(said_by_device(whole, ["d"])["d"]) == Counter(said_by_device(kept.home, ["d"])["d"])
+    assert amend_home(whole, AmendRequest()) == [done]
+    assert Counter(judgements_by_device(whole, ["d"])["d"]) == Counter(judgements_by_device(kept.home, ["d"])["d"])
     [one], [other] = sent(kept.home, day(3, 21)), sent(whole, day(3, 21))
     assert one.contents() == other.contents()
     kept.take(one, tick(day(3, 60)))
-    assert amend_home(kept.home, Wanted()) == [Amended("d", 0, 0, corrected=False, left=None)]
-    assert amend_home(kept.home, Wanted()) == []
+    assert amend_home(kept.home, AmendRequest()) == [Amended("d", 0, 0, corrected=False, left=None)]
+    assert amend_home(kept.home, AmendRequest()) == []
     assert kept.agrees()
 
 
@@ -82,7 +82,7 @@ def test_who_is_broken_off_goes_on_behind_what_was_done(tmp_path: Path, monkeypa
     monkeypatch.setattr(job, "_AT_ONCE", 1)
     some, looked = job._amend_some, list[str]()
 
-    def breaks_off(home: Home, group: Any, through_ms: int, wanted: Wanted) -> list[Amended]:
+    def breaks_off(home: Home, group: Any, through_ms: int, wanted: AmendRequest) -> list[Amended]:
         looked.extend(group.device_ids)
         if len(looked) == 3:
             raise FleetError("broken off")
@@ -90,9 +90,9 @@ def test_who_is_broken_off_goes_on_behind_what_was_done(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(job, "_amend_some", breaks_off)
     with pytest.raises(FleetError, match="broken off"):
-        amend_home(kept.home, Wanted())
+        amend_home(kept.home, AmendRequest())
     monkeypatch.setattr(job, "_amend_some", some)
-    assert (looked, [one.device_id for one in amend_home(kept.home, Wanted())]) == (["k", "l", "m"], ["m"])
+    assert (looked, [one.device_id for one in amend_home(kept.home, AmendRequest())]) == (["k", "l", "m"], ["m"])
 
 
 def test_a_refusal_names_what_was_not_done_with_when_each_snapshot_was_taken(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_corrected_entry_of_the_registry_is_amended_from_a_snapshot_too(tmp_pa
     entry = row(day(3, 10), "d/registry", op="add", effective_from_s=day(1, 200), **{"class": "slow"})
     kept.take(entry, tick(day(3, 20)))
     kept.forget()
-    [done] = amend_home(kept.home, Wanted())
+    [done] = amend_home(kept.home, AmendRequest())
     assert (done.retracted, done.added) == (1, 1)
     assert kept.agrees()
     assert seen(kept.home)[-1] == (day(1, 7300), "offline", "silence")
@@ -123,7 +123,7 @@ def test_what_reaches_back_further_than_any_snapshot_is_refused_with_what_keeps_
     kept.take(*late(100, received_s=day(3, 10)), tick(day(3, 20)))
     kept.forget()
     before = seen(kept.home)
-    [done] = amend_home(kept.home, Wanted())
+    [done] = amend_home(kept.home, AmendRequest())
     assert (done.retracted, done.added, done.corrected) == (0, 0, False)
     assert done.left is not None
     assert "what came late for it at 2023-11-17T22:13:30.000Z reaches back to 2023-11-14T22:15:00.000Z" in done.left
@@ -131,10 +131,10 @@ def test_what_reaches_back_further_than_any_snapshot_is_refused_with_what_keeps_
     assert "can be amended" not in done.left
     assert "keep_messages" in done.left
     assert seen(kept.home) == before
-    assert amend_home(kept.home, Wanted()) == [], "it is named once: no later amend could do more"
+    assert amend_home(kept.home, AmendRequest()) == [], "it is named once: no later amend could do more"
     kept.snapshot()
     kept.take(*late(day(3, 30), received_s=day(3, 40)), tick(day(3, 50)))
-    [done] = amend_home(kept.home, Wanted())
+    [done] = amend_home(kept.home, AmendRequest())
     assert (done.added, done.corrected) == (1, True), "what was let go is done with, and does not keep others from being amended"
 
 
@@ -145,7 +145,7 @@ def test_without_a_snapshot_a_device_that_is_older_than_bronze_is_left_alone_and
     delayed = [signal(day(3, 2000), one, received_s=day(3, 4010), gateway="gw") for one in ("d", "n")]
     kept.take(*delayed, tick(day(3, 4020)))
     kept.forget()
-    old, new = amend_home(kept.home, Wanted())
+    old, new = amend_home(kept.home, AmendRequest())
     assert (old.device_id, old.retracted, old.corrected) == ("d", 0, False)
     assert old.left is not None
     assert old.left.startswith("messages from before "), "the reason alone, and what to do"
@@ -159,7 +159,7 @@ def test_a_snapshot_reaches_what_came_late_after_an_amend_was_done_with_what_cam
     kept = begun(tmp_path / "home")
     kept.take(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
     unsaid = kept.snapshot()
-    assert amend_home(kept.home, Wanted()) == [Amended("d", 0, 0, corrected=False, left=None)]
+    assert amend_home(kept.home, AmendRequest()) == [Amended("d", 0, 0, corrected=False, left=None)]
     kept.take(tick(day(3, 30)))
     taken = kept.snapshot()
     assert (unsaid.amended_ms, taken.amended_ms) == (None, START + int(day(3, 20) * 1000) - 1)
@@ -173,7 +173,7 @@ def test_a_snapshot_reaches_what_came_late_after_an_amend_was_done_with_what_cam
     [(begins, device_ids)] = chosen.begun.items()
     assert begins.snapshot is not None
     assert (begins.snapshot.newest_ms, device_ids) == (taken.newest_ms, ["d"])
-    [done] = amend_home(kept.home, Wanted())
+    [done] = amend_home(kept.home, AmendRequest())
     assert (done.retracted, done.added) == (1, 1)
     assert kept.agrees()
 
@@ -183,14 +183,14 @@ def test_where_late_messages_are_no_longer_listed_no_older_snapshot_is_relied_on
     kept.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
     kept.forget()
     promise(kept.home, "came_late", START + DAY_MS * 2)
-    [done] = amend_home(kept.home, Wanted())
+    [done] = amend_home(kept.home, AmendRequest())
     assert done.left is not None
     assert "no longer listed whole (keep_late)" in done.left
 
 
 def test_in_a_fleet_for_which_little_comes_late_what_amend_was_done_with_moves_on(tmp_path: Path) -> None:
     kept = begun(tmp_path / "home")
-    assert amend_home(kept.home, Wanted()) == []
+    assert amend_home(kept.home, AmendRequest()) == []
     assert done_with(kept.home, kept.rows[-1].received_at_ms) == (kept.rows[-1].received_at_ms - 1, ())
 
 
@@ -200,7 +200,7 @@ def test_other_judgements_of_messages_go_and_a_snapshot_reaches_what_it_reached(
     run_maintain(kept.home, FEW_LATE)
     kept.take(*late(day(1, 3000), day(1, 6000), received_s=day(3, 10)), tick(day(3, 20)))
     kept.forget()
-    [done] = amend_home(kept.home, Wanted())
+    [done] = amend_home(kept.home, AmendRequest())
     assert (done.retracted, done.added, done.corrected, done.left is None) == (1, 1, True, False)
     assert kept.agrees()
 
@@ -209,7 +209,7 @@ def test_a_snapshot_reaches_what_came_late_though_what_amend_was_done_with_befor
     kept = begun(tmp_path / "home")
     shutil.rmtree(kept.home.table(DEVICE_SNAPSHOTS.name))
     kept.take(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
-    amend_home(kept.home, Wanted())
+    amend_home(kept.home, AmendRequest())
     kept.snapshot()
     said(kept.home, "clock", 5)
     kept.take(tick(day(5)))
@@ -217,7 +217,7 @@ def test_a_snapshot_reaches_what_came_late_though_what_amend_was_done_with_befor
     assert judgements.unjudged(kept.home, "late") == []
     kept.take(*late(day(4), received_s=day(5, 10)), tick(day(5, 20)))
     kept.forget()
-    [done] = amend_home(kept.home, Wanted())
+    [done] = amend_home(kept.home, AmendRequest())
     assert done.corrected
     assert kept.agrees()
 
@@ -231,7 +231,7 @@ def test_a_device_whose_rows_are_all_kept_needs_no_list_of_what_came_late_before
     kept.take(signal(day(3, 5), "n"), tick(day(3, 4000)))
     kept.take(signal(day(3, 2000), "n", received_s=day(3, 4010), gateway="gw"), tick(day(3, 4020)))
     kept.forget()
-    [done] = amend_home(kept.home, Wanted())
+    [done] = amend_home(kept.home, AmendRequest())
     assert (done.device_id, done.retracted, done.corrected) == ("n", 1, True)
     assert kept.agrees("n")
 
@@ -245,7 +245,7 @@ def test_a_device_that_was_amended_from_rows_that_are_neither_listed_nor_kept_is
     promise(kept.home, "came_late", START + DAY_MS)
     before = {"kind": "add", "device_id": "n", "event_time_ms": START, "life_ms": START, "amendment_no": 1}
     tables.append(kept.home, JUDGEMENTS, tables.to_table(JUDGEMENTS, [before]), "other", 1)
-    [done] = amend_home(kept.home, Wanted())
+    [done] = amend_home(kept.home, AmendRequest())
     assert (done.retracted, done.added, done.corrected, done.final) == (0, 0, False, True)
 
 
@@ -253,7 +253,7 @@ def test_a_snapshot_that_amend_had_read_beyond_says_nothing_of_what_it_was_done_
     kept = begun(tmp_path / "home")
     assert done_with(kept.home, kept.rows[-1].received_at_ms) == (None, ())
     kept.take(*late(day(1, 50), received_s=day(3, 10)), signal(day(3, 15)), tick(day(3, 20)))
-    amend_home(kept.home, Wanted())
+    amend_home(kept.home, AmendRequest())
     newest_ms = kept.rows[-1].received_at_ms
     assert (done_with(kept.home, newest_ms - 1), done_with(kept.home, newest_ms)) == ((None, ()), (newest_ms - 1, ()))
     assert tables.landed(kept.home, JUDGEMENTS, "amend") == newest_ms - 1
@@ -266,7 +266,11 @@ def test_a_device_that_stays_apart_takes_no_snapshot_from_the_others(tmp_path: P
     shutil.rmtree(kept.home.table(DEVICE_SNAPSHOTS.name))
     kept.take(*[signal(day(3, 5), one, received_s=day(3, 20), gateway="gw") for one in ("e", "f")], tick(day(3, 30)))
     kept.take(*late(day(1, 50), received_s=day(3, 40)), signal(day(3, 45)), tick(day(3, 50)))
-    assert {one.device_id: one.left is None for one in amend_home(kept.home, Wanted())} == {"d": True, "e": False, "f": False}
+    assert {one.device_id: one.left is None for one in amend_home(kept.home, AmendRequest())} == {
+        "d": True,
+        "e": False,
+        "f": False,
+    }
     taken, newest_ms = kept.snapshot(), kept.rows[-1].received_at_ms
     assert (taken.amended_ms, taken.unmet) == (newest_ms - 1, ("e", "f"))
     assert snapshots(kept.home)[0].unmet == ("e", "f")
@@ -275,12 +279,12 @@ def test_a_device_that_stays_apart_takes_no_snapshot_from_the_others(tmp_path: P
     chosen = reach(kept.home, ["d", "e"], kept.rows[-1].received_at_ms)
     assert [begins.snapshot is not None for begins, ids in chosen.begun.items() if "d" in ids] == [True]
     assert list(chosen.why) == ["e"]
-    done = {one.device_id: one for one in amend_home(kept.home, Wanted())}
+    done = {one.device_id: one for one in amend_home(kept.home, AmendRequest())}
     assert (done["d"].added, done["d"].final) == (1, False)
     assert kept.agrees()
     monkeypatch.setattr("fleetpulse.reports.replay_origin._MOST_NAMED", 1)
     done_ms = tables.landed(kept.home, JUDGEMENTS, "amend")
-    write_reached(kept.home, Reached(done_ms, newest_ms, ("e", "f")))
+    write_reached(kept.home, AmendProgress(done_ms, newest_ms, ("e", "f")))
     assert done_with(kept.home, newest_ms) == (done_ms, ()), "too many to be named"
 
 
@@ -356,23 +360,23 @@ def test_no_correction_is_worked_out_of_what_happened_before_the_beginning() -> 
 def test_since_is_refused_before_what_is_kept_with_the_oldest_instant_that_can_be_named(tmp_path: Path) -> None:
     kept = begun(tmp_path / "home")
     kept.take(*late(day(1, 3000), received_s=day(3, 10)), tick(day(3, 20)))
-    assert [one.device_id for one in amend_home(kept.home, Wanted(since_ms=0, dry_run=True))] == ["d"], "all is kept"
+    assert [one.device_id for one in amend_home(kept.home, AmendRequest(since_ms=0, dry_run=True))] == ["d"], "all is kept"
     kept.forget()
     kept_ms = oldest_kept_ms(kept.home, "messages")
     assert kept_ms is not None
     before = tables.version(kept.home.table(JUDGEMENTS.name))
-    for wanted in (Wanted(since_ms=kept_ms - 1), Wanted(("d",), since_ms=0), Wanted(since_ms=0, dry_run=True)):
+    for wanted in (AmendRequest(since_ms=kept_ms - 1), AmendRequest(("d",), since_ms=0), AmendRequest(since_ms=0, dry_run=True)):
         with refused(
             "amend-not-retained", match=rf"reaches back to {format_instant(kept_ms)} at .*keep_messages.*; name .* or later"
         ):
             amend_home(kept.home, wanted)
     assert tables.version(kept.home.table(JUDGEMENTS.name)) == before
-    [done] = amend_home(kept.home, Wanted(since_ms=kept_ms))
+    [done] = amend_home(kept.home, AmendRequest(since_ms=kept_ms))
     assert (done.retracted, done.added) == (1, 1)
     promise(kept.home, "came_late", kept_ms + 1)
     with refused("amend-not-retained", match=rf"reaches back to {format_instant(kept_ms + 1)} at .*keep_late"):
-        amend_home(kept.home, Wanted(since_ms=kept_ms))
-    assert [one.device_id for one in amend_home(kept.home, Wanted())] == ["d"], "without it, it goes on where it was"
+        amend_home(kept.home, AmendRequest(since_ms=kept_ms))
+    assert [one.device_id for one in amend_home(kept.home, AmendRequest())] == ["d"], "without it, it goes on where it was"
 
 
 def test_since_is_an_instant_of_the_past(tmp_path: Path) -> None:

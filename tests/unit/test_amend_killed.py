@@ -11,15 +11,15 @@ from typing import Any, Final
 
 import pytest
 
-from batch.amend import Wanted, amend_home
-from fleetpulse.core.judgements import Judgement, Verdict
+from batch.amend import AmendRequest, amend_home
+from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.home.amend_progress import reached
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.paths import ROOT
-from fleetpulse.reports.device_judgements import said_by_device
+from fleetpulse.reports.device_judgements import judgements_by_device
 from fleetpulse.reports.replay_origin import DONE
 from tests.histories import row, tick
 from tests.histories import signal as heartbeat
@@ -52,7 +52,7 @@ def killing(name, whole):
 
 for where, name in ((job.tables, "append_of"), (job, "spool"), (job, "write_reached")):
     setattr(where, name, killing(name, getattr(where, name)))
-job.amend_home(Home(Path(sys.argv[1])), job.Wanted())
+job.amend_home(Home(Path(sys.argv[1])), job.AmendRequest())
 """
 
 
@@ -73,7 +73,7 @@ def _go_on(judged: Judged) -> None:
 
 def _outcome(home: Home) -> dict[str, Any]:
     """Return all that an amend leaves behind."""
-    said: dict[str, Counter[Judgement]] = {one: Counter(its) for one, its in said_by_device(home, ["d", "e"]).items()}
+    said: dict[str, Counter[Judgement]] = {one: Counter(its) for one, its in judgements_by_device(home, ["d", "e"]).items()}
     commands = [json.loads(path.read_text()) for path in home.commands.glob("*.json")]
     return {"said": said, "commands": commands, "done": tables.landed(home, JUDGEMENTS, DONE), "reached": reached(home)}
 
@@ -117,10 +117,10 @@ def test_killed_at_any_write_and_given_again_it_says_everything_once(
             _go_on(judged)
         if number == round_no:
             assert _amend_in_a_process(home, at, moment) == (-signal.SIGKILL, ROUNDS[number][: at + 1])
-        amend_home(home, Wanted())
+        amend_home(home, AmendRequest())
         assert _outcome(home) == wanted
         assert agrees(home) and agrees(home, "e")
-    assert amend_home(home, Wanted()) == []
-    amended = [one for one in said_by_device(home, ["d"])["d"] if one.amendment_no is not None]
+    assert amend_home(home, AmendRequest()) == []
+    amended = [one for one in judgements_by_device(home, ["d"])["d"] if one.amendment_no is not None]
     assert sorted(one.amendment_no or 0 for one in amended) == list(range(1, len(amended) + 1))
-    assert Verdict.RETRACT in {one.kind for one in amended}
+    assert JudgementKind.RETRACT in {one.kind for one in amended}

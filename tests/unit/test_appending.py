@@ -17,7 +17,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import MESSAGES, QUARANTINE
 from fleetpulse.io.delta import appender as appending
 from fleetpulse.io.delta.appender import CHECKPOINT_EVERY, Appender
-from fleetpulse.io.delta.commits import Added, exchange
+from fleetpulse.io.delta.commits import Added, replace_files
 from fleetpulse.io.delta.log import DeltaLog
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
@@ -45,7 +45,7 @@ def found(home: Home) -> list[int]:
 
 def test_an_append_does_not_read_the_log_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     appender, opened = Appender(home.table("messages")), list[Path]()
-    for name in ("leave_checkpoint", "open_known"):
+    for name in ("write_log_checkpoint", "open_known"):
         as_it_was = getattr(appending, name)
         monkeypatch.setattr(appending, name, lambda path, doing=as_it_was: (opened.append(path), doing(path))[1])
     versions = [appender.append(rows(number), {"landing": number}) for number in range(1, CHECKPOINT_EVERY + 5)]
@@ -68,7 +68,7 @@ def test_what_others_commit_meanwhile_stays(home: Home) -> None:
     name = Path(DeltaTable(str(table / "aside")).get_add_actions()["path"].to_pylist()[0]).name
     (table / "aside" / name).rename(table / name)
     out = {str(path): 1 for path in DeltaTable(str(table), version=2).get_add_actions()["path"].to_pylist()}
-    assert exchange(table, out, [Added(name, 1, {"numRecords": 2})], "OPTIMIZE", data_change=False) == 4
+    assert replace_files(table, out, [Added(name, 1, {"numRecords": 2})], "OPTIMIZE", data_change=False) == 4
     assert one.append(rows(4), {"one": 2}) == 5
     assert found(home) == [1, 2, 3, 4]
     assert [tables.landed(home, MESSAGES, name) for name in ("one", "other")] == [2, 1]
@@ -144,7 +144,7 @@ def test_a_full_disk_leaves_the_table_as_it_was(home: Home, monkeypatch: pytest.
     def full(_number: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for place in ("fleetpulse.io.delta.appender.os.fsync", "fleetpulse.io.delta.appender.put"):
+    for place in ("fleetpulse.io.delta.appender.os.fsync", "fleetpulse.io.delta.appender.put_commit"):
         with monkeypatch.context() as patched:
             patched.setattr(place, lambda *_: full(0))
             with pytest.raises(OSError, match="No space left"):
@@ -152,7 +152,7 @@ def test_a_full_disk_leaves_the_table_as_it_was(home: Home, monkeypatch: pytest.
         assert not [*table.glob("*.parquet")] and tables.version(table) == 0, place
     with monkeypatch.context() as patched:  # a checkpoint is a help to readers: without it, all is there as well
         patched.setattr(appending, "CHECKPOINT_EVERY", 1)
-        patched.setattr(appending, "leave_checkpoint", lambda _: full(0))
+        patched.setattr(appending, "write_log_checkpoint", lambda _: full(0))
         appender.append(rows(1), {"landing": 1})
     assert found(home) == [1]
 

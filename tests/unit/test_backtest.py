@@ -12,7 +12,7 @@ from batch.backtest import backtest
 from cli.commands.batch.backtest import backtest as verb
 from fleetpulse.columnar.backtest.diff import CHANGES
 from fleetpulse.core.errors import Misuse
-from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.policy import Policy, parse_policy
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.rows import Kind, Row
@@ -52,7 +52,7 @@ def test_a_shorter_timeout_moves_and_adds_verdicts_and_nothing_is_written(home: 
     answer = backtest(home, SHORT, None, None)
     assert _files(home) == before
     told = answer.figures
-    assert [one.kind for one in replay(_history(), DEPLOYMENT)].count(Verdict.TRANSITION) == sum(
+    assert [one.kind for one in replay(_history(), DEPLOYMENT)].count(JudgementKind.TRANSITION) == sum(
         m["before"] for m in told.by_mode
     )
     assert told.changes["moved"] == 7  # c falls silent five times, and all do at the end: sooner

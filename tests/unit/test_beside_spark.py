@@ -14,7 +14,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.delta import spark_conflicts
-from fleetpulse.io.delta.spark_conflicts import commit_for_good
+from fleetpulse.io.delta.spark_conflicts import commit_verified
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.maintenance.vacuum import remove_rows
 from fleetpulse.io.tables import tables
@@ -38,7 +38,7 @@ def append(home: Home, number: int) -> None:
     def write(properties: CommitProperties) -> None:
         write_deltalake(str(path), rows, mode="append", commit_properties=properties)
 
-    commit_for_good(path, write, {"amend": number})
+    commit_verified(path, write, {"amend": number})
 
 
 def numbers(home: Home) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 
 from fleetpulse.columnar.codec.arrow import SIGNAL_SCHEMA
 from fleetpulse.columnar.fold.key_group import KeyGroup, begin
-from fleetpulse.columnar.fold.pending import Chunk, Waiting
+from fleetpulse.columnar.fold.pending import Chunk, PendingRows
 from fleetpulse.columnar.jit.layout import DEVICE_FIELDS, MEMORY_WIDTH, ROW_FIELDS
 from fleetpulse.columnar.snapshot.rows import head_of
 from fleetpulse.columnar.state.deltas import WORDS
@@ -20,12 +20,27 @@ from fleetpulse.core.policy import MAX_ERRORS, MAX_SEQUENCE, Dated, Policies, Po
 from fleetpulse.core.presence.coverage import Coverage, Listening
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.rows import Row
-from fleetpulse.io.ingest.segments import Position
+from fleetpulse.io.ingest.segments import BridgeOffset
 from fleetpulse.io.lifecycle.state_reader import VARIABLES
 from fleetpulse.paths import ROOT
 
 pytestmark = pytest.mark.unit
-KEPT = (Device, Devices, KeyGroup, Waiting, Chunk, Row, Shards, Listening, Coverage, Policies, Dated, Policy, Rules, Position)
+KEPT = (
+    Device,
+    Devices,
+    KeyGroup,
+    PendingRows,
+    Chunk,
+    Row,
+    Shards,
+    Listening,
+    Coverage,
+    Policies,
+    Dated,
+    Policy,
+    Rules,
+    BridgeOffset,
+)
 OF_SPARK = "state variable"
 _WORD = re.compile(r"`([^`]+)`")
 _NUMBER = re.compile(r"`([A-Z_]+)` = ([\d,]+)")

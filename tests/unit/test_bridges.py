@@ -10,7 +10,7 @@ from fleetpulse.core.rows import BRIDGE
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest.leases import LEASE_MS, Lease, kept_sites, read_lease, write_lease
 from fleetpulse.io.ingest.segments import (
-    Position,
+    BridgeOffset,
     SegmentRow,
     SegmentTakenError,
     list_segments,
@@ -22,7 +22,7 @@ from fleetpulse.io.ingest.segments import (
 )
 from fleetpulse.io.mqtt.subscriber import Arrived
 from fleetpulse.settings import load_settings
-from streaming.bridge.sequencer import Intake
+from streaming.bridge.sequencer import BridgeSequencer
 from streaming.landing.backlog import Bridges, tidy
 from streaming.landing.merge import Backlog, place
 from tests.refusals import refused
@@ -94,8 +94,8 @@ def test_a_gap_in_the_place_of_a_bridge_names_its_sites(folders: dict[str, Path]
 
 @pytest.mark.parametrize(("takes_foreign", "sites"), [(False, {"except": ["oslo"]}), (True, {})])
 def test_the_first_bridge_says_of_which_sites_it_does_not_listen(takes_foreign: bool, sites: dict[str, list[str]]) -> None:
-    at = Position(1, NOW, last_canary_ms=NOW, shared=frozenset({"oslo"}))
-    intake = Intake("bridge-1", at, others=frozenset({"north"}), takes_foreign=takes_foreign)
+    at = BridgeOffset(1, NOW, last_canary_ms=NOW, shared=frozenset({"oslo"}))
+    intake = BridgeSequencer("bridge-1", at, others=frozenset({"north"}), takes_foreign=takes_foreign)
     intake.go_live(LATER)
     (gap,) = intake.waiting.rows()
     content = json.loads(gap.payload)
@@ -104,7 +104,7 @@ def test_the_first_bridge_says_of_which_sites_it_does_not_listen(takes_foreign: 
 
 def test_nobody_is_given_up_while_nobody_else_is_heard_of_or_all_are_just_starting(folders: dict[str, Path]) -> None:
     assert [one.through_ms for _, one in read(Bridges(folders, NOW), LATER).values()] == [None, None]
-    assert position(folders["a"]) == Position(1, NOW - 9, last_canary_ms=NOW - 5, tail=(NOW - 9, 1))
+    assert position(folders["a"]) == BridgeOffset(1, NOW - 9, last_canary_ms=NOW - 5, tail=(NOW - 9, 1))
     assert [one.through_ms for _, one in read(Bridges(folders, LATER), LATER).values()] == [NOW, NOW]
 
 
@@ -163,7 +163,7 @@ def test_a_number_is_given_once(tmp_path: Path) -> None:
 
 
 def test_what_comes_after_a_promise_is_later_whatever_the_clock_says() -> None:
-    intake = Intake("b", None)
+    intake = BridgeSequencer("b", None)
     intake.go_live(NOW)
     assert intake.promise(NOW) == NOW - 1
     intake.arrived(Arrived("fleet/s/d/heartbeat", b"{}", False, (1, 1)), NOW - 60_000)
@@ -176,7 +176,7 @@ def test_what_comes_after_a_promise_is_later_whatever_the_clock_says() -> None:
 
 
 def test_sites_are_left_to_others_behind_the_canary_that_was_sent_when_the_broker_kept_them() -> None:
-    intake = Intake("bridge-1", None, others=frozenset({"north"}))
+    intake = BridgeSequencer("bridge-1", None, others=frozenset({"north"}))
     intake.go_live(NOW)
     before = intake.canary(NOW)
     intake.share(frozenset({"oslo"}))
@@ -203,7 +203,7 @@ def test_sites_are_left_to_others_behind_the_canary_that_was_sent_when_the_broke
 @pytest.mark.parametrize("met_before", [False, True], ids=["new topic", "known topic"])
 @pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
 def test_what_comes_behind_the_canary_is_left_to_others_also_when_it_comes_with_it(together: bool, met_before: bool) -> None:
-    intake = Intake("bridge-1", None, others=frozenset({"north"}))
+    intake = BridgeSequencer("bridge-1", None, others=frozenset({"north"}))
     intake.go_live(NOW)
     numbers = count(1)
 

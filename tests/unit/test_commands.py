@@ -11,7 +11,7 @@ from cli.commands.batch.amend import amend
 from cli.commands.fleet.access import grant, revoke
 from cli.commands.fleet.device import import_, maintain
 from cli.commands.inspect.status import transitions
-from cli.supervisor.up import Wanted, _prepare
+from cli.supervisor.up import UpOptions, _prepare
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICES
@@ -151,7 +151,7 @@ def test_devices_are_imported_with_the_columns_of_a_list_of_the_state(tmp_path: 
 
 def test_a_home_goes_on_with_the_simulated_fleet_that_it_has(tmp_path: Path) -> None:
     def begin(devices: int | None, seed: int | None) -> None:
-        _prepare(made, Wanted(devices, seed, None, simulate=True, broker=None, port=0, policy=None))
+        _prepare(made, UpOptions(devices, seed, None, simulate=True, broker=None, port=0, policy=None))
 
     made = empty(tmp_path / "home", Deployment())
     begin(20, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from batch.quality.derived_tables import WorkedOut
+from batch.quality.derived_tables import DerivedTables
 from batch.quality.run import FAILED, PASSED, SKIPPED, Finding, run
 from fleetpulse.core.replay import Deployment, replay
 from fleetpulse.core.tables import MESSAGES, QUARANTINE, Table
@@ -16,7 +16,7 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest.segments import SegmentRow
 from fleetpulse.io.quality.suite_inputs import opened
 from fleetpulse.io.tables import tables as delta
-from fleetpulse.io.tables.row_accounting import Counted, counted_in
+from fleetpulse.io.tables.row_accounting import IngestCounters, read_counters
 from streaming.landing import landing as landing_module
 from streaming.landing.landing import Landing
 from tests.looked_at import eventful, judged_home, state_rows
@@ -54,8 +54,8 @@ def mixed(number: int) -> list[SegmentRow]:
     ]
 
 
-def counted(home: Home) -> Counted | None:
-    return counted_in(DeltaTable(str(home.table(MESSAGES.name))))
+def counted(home: Home) -> IngestCounters | None:
+    return read_counters(DeltaTable(str(home.table(MESSAGES.name))))
 
 
 def quarantined(home: Home) -> int:
@@ -99,7 +99,7 @@ def why_skipped(home: Home) -> str:
 def test_what_is_taken_is_a_message_or_refused_and_the_line_after_a_recordings_last_is_neither(home: Home) -> None:
     write(home, BRIDGE, 1, mixed(1))
     Landing(home).step()
-    assert counted(home) == Counted(5, REFUSED)
+    assert counted(home) == IngestCounters(5, REFUSED)
     assert (landed(home), quarantined(home)) == (3, REFUSED)
 
 
@@ -111,7 +111,7 @@ def test_who_starts_again_counts_on(home: Home) -> None:
     assert life.step() == 0
     write(home, BRIDGE, 4, mixed(4))
     assert life.step() == 1
-    assert counted(home) == life.counted == Counted(20, 4 * REFUSED)
+    assert counted(home) == life.counted == IngestCounters(20, 4 * REFUSED)
     assert raised(home) == []
 
 
@@ -122,12 +122,12 @@ def test_rows_are_counted_once_wherever_it_is_killed(home: Home, table: str, mon
     write(home, BRIDGE, 2, mixed(2))
     for _ in range(2):  # lives
         killed_before(table, home, monkeypatch)
-    assert counted(home) == Counted(5, REFUSED)
+    assert counted(home) == IngestCounters(5, REFUSED)
     assert quarantined(home) == (2 * REFUSED if table == MESSAGES.name else REFUSED)
     assert raised(home) == [], "quarantine may be a step ahead"
     write(home, BRIDGE, 3, mixed(3))
     land_all(home)
-    assert counted(home) == Counted(15, 3 * REFUSED)
+    assert counted(home) == IngestCounters(15, 3 * REFUSED)
     assert raised(home) == []
 
 
@@ -143,7 +143,7 @@ def test_the_rows_of_several_bridges_are_counted_together(tmp_path: Path, monkey
         behind = [row._replace(received_at_ms=row.received_at_ms - BEGIN_MS + now_ms - 80_000) for row in mixed(number)]
         write(home, "north", number, behind)  # it surfaces behind what has landed
         land_all(home)
-    assert counted(home) == Counted(30, 6 * REFUSED)
+    assert counted(home) == IngestCounters(30, 6 * REFUSED)
     assert (landed(home), quarantined(home), raised(home)) == (18, 6 * REFUSED, [])
 
 
@@ -151,7 +151,7 @@ def test_a_home_that_is_older_than_the_numbers_begins_with_what_its_tables_hold(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(Counted, "numbers", lambda _: {})
+        patched.setattr(IngestCounters, "numbers", lambda _: {})
         write(home, BRIDGE, 1, mixed(1))
         Landing(home).step()
         write(home, BRIDGE, 2, mixed(2))
@@ -160,7 +160,7 @@ def test_a_home_that_is_older_than_the_numbers_begins_with_what_its_tables_hold(
         assert why_skipped(home).startswith("bronze does not say how many rows were taken")
     assert (landed(home), quarantined(home)) == (3, 2 * REFUSED)
     Landing(home).step()
-    assert counted(home) == Counted(10, 2 * REFUSED)
+    assert counted(home) == IngestCounters(10, 2 * REFUSED)
     assert raised(home) == []
 
 
@@ -177,7 +177,7 @@ def test_a_message_lost_without_a_trace_in_any_verdict_is_missed_by_conservation
 
     lost = next(place for place in range(1, len(history) - 1) if is_in_no_verdict(place))
     home = judged_home(tmp_path / "home", history[:lost] + history[lost + 1 :], DEPLOYMENT, said)
-    all_of_it = Counted(len(history) + 1, 1)
+    all_of_it = IngestCounters(len(history) + 1, 1)
     delta.append_of(home, MESSAGES, delta.from_columns(MESSAGES, {}, 0), all_of_it.numbers())
     report = run(home)
     assert [(one.suite, one.expectation) for one in report.findings() if one.outcome != "passed"] == [
@@ -205,7 +205,7 @@ def test_what_lands_while_somebody_looks_is_not_held_against_anybody(home: Home)
     with opened(home) as tables:
         write(home, BRIDGE, 2, mixed(2))
         Landing(home).step()
-        worked = WorkedOut(home, tables, None, None)
+        worked = DerivedTables(home, tables, None, None)
         worked.make(suite)
         [row] = tables.arrow(suite.rows).to_pylist()
     assert (row["taken"], row["in_messages"], row["in_quarantine"]) == (5, 3, REFUSED)
@@ -213,7 +213,7 @@ def test_what_lands_while_somebody_looks_is_not_held_against_anybody(home: Home)
 
 def test_joined_files_are_no_fewer_rows_and_what_retention_removes_is_counted(tmp_path: Path) -> None:
     home = four_days(tmp_path / "home")
-    all_of_it = Counted(landed(home), 0)
+    all_of_it = IngestCounters(landed(home), 0)
     delta.append_of(home, MESSAGES, delta.from_columns(MESSAGES, {}, 0), all_of_it.numbers())
     assert [step.did for step in run_maintain(home)].count("join") == DAYS
     assert {one.outcome for one in findings(home).values()} == {PASSED}
@@ -268,7 +268,7 @@ def test_what_lands_between_the_openings_of_two_tables_is_not_held_against_anybo
     with monkeypatch.context() as patched:
         patched.setattr(delta, "newest", land_and_open)
         with opened(home) as tables:
-            WorkedOut(home, tables, None, None).make(NAMED["conservation"])
+            DerivedTables(home, tables, None, None).make(NAMED["conservation"])
             [row] = tables.arrow(NAMED["conservation"].rows).to_pylist()
     assert row["taken"] > 10
     assert [row[name] for name in row if name.startswith("no")] == [True] * 3
@@ -276,10 +276,10 @@ def test_what_lands_between_the_openings_of_two_tables_is_not_held_against_anybo
 
 def test_retention_while_somebody_looks_is_not_held_against_anybody(tmp_path: Path) -> None:
     home = four_days(tmp_path / "home")
-    delta.append_of(home, MESSAGES, delta.from_columns(MESSAGES, {}, 0), Counted(landed(home), 0).numbers())
+    delta.append_of(home, MESSAGES, delta.from_columns(MESSAGES, {}, 0), IngestCounters(landed(home), 0).numbers())
     suite = NAMED["conservation"]
     with opened(home) as tables:
-        worked = WorkedOut(home, tables, None, None)
+        worked = DerivedTables(home, tables, None, None)
         assert worked.why_not(suite) == ""
         steps = run_maintain(home, replace(KEEP, messages_ms=DAY_MS, replaced_ms=DAY_MS))
         assert [step.did for step in steps].count("remove") == 1

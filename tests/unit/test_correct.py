@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from batch.amend import Wanted, amend_home
+from batch.amend import AmendRequest, amend_home
 from cli.commands.fleet.device import correct, release
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.policy import parse_policy
@@ -62,7 +62,7 @@ def _amended(told: Judged, **said: Any) -> list[dict[str, Any]]:
     correct("d", from_=str(START + int(at_s * 1000)), home=told.home.path, **said)
     told.take(*sent(told.home, 900), tick(910))
     assert [one["message_kind"] for one in judgements.unjudged(told.home, "refused")] == ["registry"]
-    [done] = amend_home(told.home, Wanted())
+    [done] = amend_home(told.home, AmendRequest())
     assert done.left is None or done.corrected
     assert agrees(told.home)
     return judgements.transitions(told.home, "d")

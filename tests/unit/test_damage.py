@@ -18,7 +18,7 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import format_instant
-from fleetpulse.io.delta.corruption import DamagedError, blaming_file, damage_in, open_table
+from fleetpulse.io.delta.corruption import DamagedError, corruption_message, open_table, reporting_corruption_of_file
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables as delta
 from fleetpulse.paths import ROOT
@@ -131,13 +131,13 @@ def test_a_fault_of_ours_is_no_damage(home: Home) -> None:
         pa.array(["x"]).cast(pa.int64())
     full = DeltaError("Generic LocalFileSystem error: No space left on device (os error 28)")
     for error in (full, cast.value, KeyError("a"), TypeError("b"), CommitFailedError("another was first"), FleetError("c")):
-        assert damage_in(error) is None
+        assert corruption_message(error) is None
 
 
 def test_a_file_that_is_gone_is_named(home: Home) -> None:
     [first, *_] = delta.paths_of(home, delta.declared("messages"))
     first.unlink()
-    with refused("file-damaged", DamagedError, match=first.name), blaming_file(first):
+    with refused("file-damaged", DamagedError, match=first.name), reporting_corruption_of_file(first):
         pq.read_table(first)
     with refused("file-damaged", DamagedError, match=first.name):
         delta.query(home, "SELECT count(*) FROM messages", tables=["messages"])

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment, outcome, replay
 from fleetpulse.core.rows import Row
@@ -98,13 +98,13 @@ def test_silence_does_not_count_in_maintenance() -> None:
 
 
 def test_a_hold_beyond_the_policy_is_refused() -> None:
-    def others(until_s: float) -> list[Verdict]:
+    def others(until_s: float) -> list[JudgementKind]:
         told = replay([signal(10), row(20, "d/control", op="maintain", until_s=until_s), tick(60)], DEPLOYMENT)
-        return [one.kind for one in told if one.kind is not Verdict.TRANSITION]
+        return [one.kind for one in told if one.kind is not JudgementKind.TRANSITION]
 
     longest_s = 20 + 7 * 86_400
-    assert (others(longest_s), others(longest_s + 0.001)) == ([], [Verdict.REFUSED])
-    assert (others(20.001), others(20)) == ([], [Verdict.REFUSED]), "it ends behind the command"
+    assert (others(longest_s), others(longest_s + 0.001)) == ([], [JudgementKind.REFUSED])
+    assert (others(20.001), others(20)) == ([], [JudgementKind.REFUSED]), "it ends behind the command"
 
 
 def test_an_update_ends_when_the_device_is_back_after_a_restart() -> None:
@@ -128,18 +128,18 @@ def test_release_ends_an_update_or_a_flag_and_is_refused_elsewhere() -> None:
     assert judged(signal(10), update, release, until_s=50)[2:] == [(40, "updating", "online", "released")]
     for others in ((), (row(20, "d/control", op="maintain", until_s=7_200),)):
         rows = positioned([signal(10), *others, release, tick(50)])
-        refused = [one.reason for one in replay(rows, DEPLOYMENT) if one.kind is Verdict.REFUSED]
+        refused = [one.reason for one in replay(rows, DEPLOYMENT) if one.kind is JudgementKind.REFUSED]
         mode = "maintenance" if others else "online"
         assert refused == [f"release ends an update or a flag; the device is {mode}, without either"]
 
 
 def test_a_command_for_the_frontier_is_refused_and_one_for_the_instant_after_it_counts() -> None:
-    def verdicts(effective_s: float) -> list[Verdict]:
+    def verdicts(effective_s: float) -> list[JudgementKind]:
         command = row(20, "d/control", op="maintain", until_s=100, effective_from_s=effective_s)  # the frontier is at 19
         return [one.kind for one in replay(positioned([signal(10), command, tick(60)]), DEPLOYMENT)]
 
-    assert verdicts(19) == [Verdict.REFUSED, Verdict.TRANSITION]
-    assert verdicts(19.001) == [Verdict.TRANSITION] * 2
+    assert verdicts(19) == [JudgementKind.REFUSED, JudgementKind.TRANSITION]
+    assert verdicts(19.001) == [JudgementKind.TRANSITION] * 2
 
 
 def test_a_will_leaves_its_grace_and_only_a_later_signal_revives() -> None:
@@ -263,12 +263,12 @@ def test_a_decommissioned_device_is_counted_and_not_judged_and_then_forgotten() 
         (20, "online", "decommissioned", "decommission"),
         (36_020, "decommissioned", "forgotten", "forget"),
     ]
-    assert [one.event_time_ms for one in told if one.kind is Verdict.AFTER_DECOMMISSION] == [START + 30_000]
+    assert [one.event_time_ms for one in told if one.kind is JudgementKind.AFTER_DECOMMISSION] == [START + 30_000]
 
 
 def test_a_forgotten_device_begins_a_new_life() -> None:
     told = outcome([policy(effective_s=-1000), signal(10), signal(36_100), tick(36_110)], DEPLOYMENT)
-    transitions = [one for one in told.judgements if one.kind is Verdict.TRANSITION]
+    transitions = [one for one in told.judgements if one.kind is JudgementKind.TRANSITION]
     assert [(one.to_mode, one.life_ms, one.transition_no) for one in transitions] == [
         ("online", START + 10_000, 1),
         ("offline", START + 10_000, 2),
@@ -331,18 +331,18 @@ def test_runtime_is_covered_time_between_signals_within_the_timeout() -> None:
 
 def test_a_late_message_is_listed_with_how_late() -> None:
     told = replay([signal(10), tick(100), signal(20, received_s=101)], DEPLOYMENT)
-    assert [(one.kind, one.late_by_ms) for one in told if one.kind is Verdict.LATE] == [(Verdict.LATE, 80_000)]
+    assert [(one.kind, one.late_by_ms) for one in told if one.kind is JudgementKind.LATE] == [(JudgementKind.LATE, 80_000)]
 
 
 def test_of_copies_the_one_received_first_counts() -> None:
     told = replay([signal(10, seq=1), signal(10, seq=1, received_s=10.5), tick(60)], DEPLOYMENT)
-    assert [one.received_at_ms for one in told if one.kind is Verdict.DUPLICATE] == [START + 10_500]
+    assert [one.received_at_ms for one in told if one.kind is JudgementKind.DUPLICATE] == [START + 10_500]
     assert len(changes(told)) == 1
 
 
 def test_a_clock_far_ahead_is_listed_and_moves_nothing() -> None:
     told = replay([signal(10), signal(10_000, received_s=11), tick(60)], DEPLOYMENT)
-    assert [one.kind for one in told if one.kind is not Verdict.TRANSITION] == [Verdict.CLOCK]
+    assert [one.kind for one in told if one.kind is not JudgementKind.TRANSITION] == [JudgementKind.CLOCK]
     assert len(changes(told)) == 1
 
 
@@ -350,7 +350,7 @@ def test_unknown_devices_are_listed_where_the_policy_says_so() -> None:
     content = parse_policy({"unknown_devices": "quarantine"}).normalised()
     strict = row(0, "fleet/_/_/policy", policy=content, effective_from_s=-1000)
     told = replay([strict, signal(10), tick(60)], DEPLOYMENT)
-    assert [one.kind for one in told] == [Verdict.UNKNOWN_DEVICE]
+    assert [one.kind for one in told] == [JudgementKind.UNKNOWN_DEVICE]
 
 
 def test_a_registered_device_that_was_forgotten_is_said_to_be_so_until_it_is_registered_again() -> None:
@@ -358,7 +358,7 @@ def test_a_registered_device_that_was_forgotten_is_said_to_be_so_until_it_is_reg
     own = row(0, "fleet/_/_/policy", policy=parse_policy(rules).normalised(), effective_from_s=-1000)
     added, again = (row(at, "d/registry", op="add") for at in (5, 600))
     told = replay([own, added, signal(10), signal(500), again, signal(610), tick(630)], DEPLOYMENT)
-    assert [(one.event_time_ms, one.reason) for one in told if one.kind is Verdict.UNKNOWN_DEVICE] == [
+    assert [(one.event_time_ms, one.reason) for one in told if one.kind is JudgementKind.UNKNOWN_DEVICE] == [
         (START + 500_000, "nobody registered this device, or it was forgotten since: register it (again)")
     ]
     assert [one[2] for one in changes(told)] == ["online", "offline", "forgotten", "online"]

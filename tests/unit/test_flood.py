@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.rows import Origin
-from fleetpulse.io.ingest.segments import SEGMENT_SCHEMA, Position, SegmentRow, read_segment, rows_table, write_segment
+from fleetpulse.io.ingest.segments import SEGMENT_SCHEMA, BridgeOffset, SegmentRow, read_segment, rows_table, write_segment
 from fleetpulse.io.mqtt.subscriber import Arrived
 from streaming.bridge import rate_limit
-from streaming.bridge.rate_limit import BURST_S, Floods
-from streaming.bridge.sequencer import FLOOD, Intake
+from streaming.bridge.rate_limit import BURST_S, RateLimiter
+from streaming.bridge.sequencer import FLOOD, BridgeSequencer
 from streaming.landing.merge import Part
 from streaming.landing.rows import decode_parts
 
@@ -21,12 +21,12 @@ NOW = 1_700_000_000_000
 TOPIC = "fleet/s/loud/heartbeat"
 
 
-def _exceeds(floods: Floods, topic: str, now_ms: int) -> bool:
+def _exceeds(floods: RateLimiter, topic: str, now_ms: int) -> bool:
     return floods.exceeding((topic,), now_ms) == [0]
 
 
 def test_a_device_may_send_its_burst_and_then_its_limit() -> None:
-    floods = Floods(2)
+    floods = RateLimiter(2)
     assert [_exceeds(floods, TOPIC, NOW) for _ in range(2 * BURST_S + 3)].count(True) == 3
     assert _exceeds(floods, "fleet/s/loud/error", NOW)
     assert not _exceeds(floods, "fleet/s/quiet/heartbeat", NOW)
@@ -37,7 +37,7 @@ def test_a_device_may_send_its_burst_and_then_its_limit() -> None:
 
 @given(st.integers(1, 50), st.lists(st.integers(-100, 3_000), max_size=300))
 def test_nobody_gets_more_than_burst_and_limit(per_s: int, steps: list[int]) -> None:
-    floods, now_ms, newest_ms, taken = Floods(per_s), NOW, NOW, 0
+    floods, now_ms, newest_ms, taken = RateLimiter(per_s), NOW, NOW, 0
     for step in steps:
         now_ms += step
         taken += not _exceeds(floods, TOPIC, now_ms)
@@ -47,7 +47,7 @@ def test_nobody_gets_more_than_burst_and_limit(per_s: int, steps: list[int]) -> 
 
 
 def test_what_was_let_go_of_and_comes_again_is_counted_once() -> None:
-    intake = Intake("b", None, floods=Floods(2))
+    intake = BridgeSequencer("b", None, floods=RateLimiter(2))
     intake.go_live(NOW)
     waiting = [Arrived(TOPIC, b"{}", False, (1, number)) for number in range(2 * BURST_S + 3)]
     for again_ms in (0, 1, 2):
@@ -59,7 +59,7 @@ def test_what_was_let_go_of_and_comes_again_is_counted_once() -> None:
 
 def test_what_the_broker_kept_while_nobody_listened_is_within_the_limit() -> None:
     away_ms, since_ms = 15 * 60_000, NOW - 15 * 60_000
-    intake = Intake("b", Position(1, since_ms), floods=Floods(2))
+    intake = BridgeSequencer("b", BridgeOffset(1, since_ms), floods=RateLimiter(2))
     intake.go_live(NOW)
     kept = 2 * away_ms // 1000
 
@@ -75,26 +75,26 @@ def test_what_the_broker_kept_while_nobody_listened_is_within_the_limit() -> Non
 
 
 def test_after_a_week_of_standstill_a_flood_is_a_flood() -> None:
-    floods, hour_s = Floods(1), 3_600
+    floods, hour_s = RateLimiter(1), 3_600
     floods.away_since(NOW - 7 * 24 * hour_s * 1000)
     assert [_exceeds(floods, TOPIC, NOW) for _ in range(hour_s + BURST_S + 5)].count(True) == 5
 
 
 def test_a_device_has_one_limit_whatever_sites_and_kinds_it_names() -> None:
-    floods = Floods(1)
+    floods = RateLimiter(1)
     topics = [f"fleet/site-{number}/d/{kind}" for number in range(BURST_S) for kind in ("heartbeat", "error")]
     assert floods.exceeding(topics, NOW) == list(range(BURST_S, 2 * BURST_S))
     assert not floods.exceeding(["fleet/site-1/other/heartbeat"], NOW)
 
 
 def test_nothing_exceeds_no_limit() -> None:
-    floods = Floods(0)
+    floods = RateLimiter(0)
     assert not any(_exceeds(floods, TOPIC, NOW) for _ in range(10_000))
 
 
 def test_the_quiet_are_forgotten_and_a_flood_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate_limit, "_MOST", 100)
-    floods = Floods(1)
+    floods = RateLimiter(1)
     for number in range(150):
         _exceeds(floods, f"fleet/s/d{number}/heartbeat", NOW + number)
         for _ in range(BURST_S):
@@ -104,7 +104,7 @@ def test_the_quiet_are_forgotten_and_a_flood_is_not(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_beyond_the_limit_is_written_and_goes_to_quarantine(tmp_path: Path) -> None:
-    intake = Intake("b", None, floods=Floods(1))
+    intake = BridgeSequencer("b", None, floods=RateLimiter(1))
     intake.go_live(NOW)
     for number in range(BURST_S + 5):
         intake.arrived(Arrived(TOPIC, b"{}", False, (1, number + 1)), NOW)
@@ -131,7 +131,7 @@ def test_a_segment_of_before_there_was_a_limit_is_read(tmp_path: Path) -> None:
 
 def _flooded(topics: list[str], at_ms: list[int], per_s: int = 1) -> list[bool]:
     """Return which of messages are refused, of a device that has used up its limit."""
-    intake = Intake("b", None, floods=Floods(per_s))
+    intake = BridgeSequencer("b", None, floods=RateLimiter(per_s))
     intake.go_live(NOW)
     intake.arrived_together([Arrived(TOPIC, b"{}", False, (1, number)) for number in range(per_s * BURST_S)], NOW)
     for topic, now_ms in zip(topics, at_ms, strict=True):
@@ -141,7 +141,7 @@ def _flooded(topics: list[str], at_ms: list[int], per_s: int = 1) -> list[bool]:
 
 def test_a_flood_costs_data_and_never_presence() -> None:
     burst = [Arrived(TOPIC, b"%d" % number, False, (1, number)) for number in range(20_000)]
-    intake = Intake("b", None, floods=Floods(100))
+    intake = BridgeSequencer("b", None, floods=RateLimiter(100))
     intake.go_live(NOW)
     intake.arrived_together(burst, NOW)
     counted = [row for row in intake.waiting.rows() if row.refused is None]
@@ -158,7 +158,7 @@ def test_of_what_is_beyond_the_limit_the_newest_message_of_each_second_counts() 
 
 
 def test_a_message_that_is_written_stays_and_the_next_one_of_the_second_counts_too() -> None:
-    intake = Intake("b", None, floods=Floods(1))
+    intake = BridgeSequencer("b", None, floods=RateLimiter(1))
     intake.go_live(NOW)
     for number in range(BURST_S + 1):
         intake.arrived(Arrived(TOPIC, b"{}", False, (1, number)), NOW)

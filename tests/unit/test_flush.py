@@ -7,26 +7,26 @@ import pytest
 from fleetpulse.core.messages.decode import decode
 from fleetpulse.core.messages.replay_envelope import Envelope, wrap
 from fleetpulse.core.rows import FLUSH, Kind, Origin, Row
-from fleetpulse.io.ingest.segments import Position
+from fleetpulse.io.ingest.segments import BridgeOffset
 from fleetpulse.io.mqtt.subscriber import Arrived
-from streaming.bridge.sequencer import Intake
+from streaming.bridge.sequencer import BridgeSequencer
 
 NOW = 1_700_000_000_000
 TOPIC = "fleet/s/d/heartbeat"
 
 
-def _make(position: Position | None = None, *, holds_back: bool = True) -> Intake:
-    return Intake("b", position, holds_back=holds_back)
+def _make(position: BridgeOffset | None = None, *, holds_back: bool = True) -> BridgeSequencer:
+    return BridgeSequencer("b", position, holds_back=holds_back)
 
 
-def _told(intake: Intake) -> list[tuple[int, str]]:
+def _told(intake: BridgeSequencer) -> list[tuple[int, str]]:
     """Return ``received_at`` after NOW and the topic of each row; of a flush "flush"."""
     flush = json.dumps({"bridge": "b", "op": FLUSH}, separators=(",", ":")).encode()
     rows = [*intake.waiting.rows()]
     return [(row.received_at_ms - NOW, FLUSH if row.payload == flush else row.topic) for row in rows]
 
 
-def _play(intake: Intake, *, end: bool) -> None:
+def _play(intake: BridgeSequencer, *, end: bool) -> None:
     for line in range(3 if end else 2):
         last = line == 2
         envelope = Envelope("r", line, None if last else NOW + line, None if last else TOPIC, b"" if last else b"{}", last)
@@ -42,7 +42,7 @@ def test_who_stops_listening_asks_at_the_instant_after_the_newest_row() -> None:
 
 
 def test_what_is_asked_for_is_a_tick_that_flushes() -> None:
-    intake = _make(Position(1, NOW))
+    intake = _make(BridgeOffset(1, NOW))
     intake.go_live(NOW)
     intake.stopping()
     *_, asked = intake.waiting.rows()
@@ -85,7 +85,7 @@ def test_an_empty_home_has_nothing_to_ask_for() -> None:
 
 
 def test_who_is_commanded_to_flush_asks_at_the_instant_after_the_newest_row_too() -> None:
-    intake = _make(Position(1, NOW))
+    intake = _make(BridgeOffset(1, NOW))
     intake.go_live(NOW)
     intake.command("1-a.json", "fleet/_/b/tick", {"op": FLUSH}, NOW + 60_000)
     *_, before, asked = intake.waiting.rows()

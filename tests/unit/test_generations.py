@@ -20,9 +20,9 @@ from fleetpulse.io.checkpoints.checkpoint import (
     is_settled,
     judged_up_to,
     note_begin,
+    position_after,
     query_id,
     relocate,
-    stand,
     unfinished,
 )
 from fleetpulse.io.checkpoints.generations import (
@@ -34,10 +34,10 @@ from fleetpulse.io.checkpoints.generations import (
     load_generations,
     save_generations,
 )
-from fleetpulse.io.home.desired_state import RUNNING, STOPPED, desire, desired, stopped_meanwhile
-from fleetpulse.io.home.exclusive import is_making, making
+from fleetpulse.io.home.desired_state import RUNNING, STOPPED, get_desired, set_desired, stopped_meanwhile
+from fleetpulse.io.home.exclusive import exclusive_state_change, is_making
 from fleetpulse.io.home.home import KEY_GROUPS, Home
-from fleetpulse.io.maintenance.readers import needs
+from fleetpulse.io.maintenance.readers import reader_pins
 from tests.refusals import refused
 
 
@@ -139,29 +139,29 @@ def test_the_state_has_one_holder(home: Home) -> None:
 
 
 def test_what_is_wanted_is_remembered_with_who_wants_it(home: Home) -> None:
-    assert desired(home).what == RUNNING
-    desire(home, STOPPED, "ann")
-    assert (desired(home).what, desired(home).by) == (STOPPED, "ann")
+    assert get_desired(home).what == RUNNING
+    set_desired(home, STOPPED, "ann")
+    assert (get_desired(home).what, get_desired(home).by) == (STOPPED, "ann")
     (home.path / "desired.json").write_text("no")
     with refused("desired-state-damaged"):
-        desired(home)
+        get_desired(home)
 
 
 def test_a_checkpoint_says_where_it_stands_and_whether_all_is_said(tmp_path: Path) -> None:
     with refused("checkpoint-empty"):
-        stand(tmp_path)
+        position_after(tmp_path)
     _batch(tmp_path, 4, 10, (100, 200))
-    assert (stand(tmp_path).version, stand(tmp_path).newest_ms, judged_up_to(tmp_path)) == (10, 201, (4, 201))
+    assert (position_after(tmp_path).version, position_after(tmp_path).newest_ms, judged_up_to(tmp_path)) == (10, 201, (4, 201))
     assert is_settled(tmp_path), "a batch judges all key groups at its newest row"
     _batch(tmp_path, 5, 10, (200, 200))
     assert is_settled(tmp_path)
     _batch(tmp_path, 6, 12, (200, 300), committed=False)
     assert unfinished(tmp_path) == 6 and not is_settled(tmp_path)
     with refused("checkpoint-batch-missing"):
-        stand(tmp_path, 3)
+        position_after(tmp_path, 3)
     (tmp_path / "offsets" / "5").write_text('v1\n{"conf": {}}\n{"someone": "else"}')
     with refused("checkpoint-damaged"):
-        stand(tmp_path)
+        position_after(tmp_path)
 
 
 def test_a_new_checkpoint_has_judged_what_it_was_begun_with(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_new_checkpoint_has_judged_what_it_was_begun_with(tmp_path: Path) -> N
     note_begin(tmp_path, 5_000)
     assert begun_with(tmp_path) == 5_000
     assert judged_up_to(tmp_path) == (0, 5_000)
-    assert stand(tmp_path).newest_ms == 5_000 and is_settled(tmp_path)
+    assert position_after(tmp_path).newest_ms == 5_000 and is_settled(tmp_path)
     note_begin(tmp_path, None)
     assert begun_with(tmp_path) is None
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["begun-with.json"]
@@ -179,7 +179,7 @@ def test_a_new_checkpoint_has_judged_what_it_was_begun_with(tmp_path: Path) -> N
 def test_what_a_checkpoint_was_begun_with_is_refused_where_it_is_damaged(tmp_path: Path, content: str) -> None:
     _batch(tmp_path, 0, 10, (0, 0))
     (tmp_path / "begun-with.json").write_text(content)
-    for read in (begun_with, judged_up_to, stand):
+    for read in (begun_with, judged_up_to, position_after):
         with refused("checkpoint-damaged"):
             read(tmp_path)
 
@@ -283,45 +283,45 @@ def test_a_parquet_list_that_is_not_what_it_is_to_be_is_refused_where_it_is_read
 
 def test_what_a_killed_process_wanted_is_wanted_no_more(home: Home) -> None:
     with stopped_meanwhile(home, "a canary"):
-        assert desired(home).what == STOPPED
+        assert get_desired(home).what == STOPPED
         word = (home.path / "desired.json").read_text()
         with refused("stream-stopped-by-other"), stopped_meanwhile(home, "another"):
             pass
-    assert (desired(home).what, desired(home).by) == (RUNNING, "nobody yet")
+    assert (get_desired(home).what, get_desired(home).by) == (RUNNING, "nobody yet")
     (home.path / "desired.json").write_text(word)  # as a killed one leaves it
-    assert desired(home).what == RUNNING
+    assert get_desired(home).what == RUNNING
 
 
 def test_another_word_said_meanwhile_stays(home: Home) -> None:
     with stopped_meanwhile(home, "a canary"):
-        desire(home, STOPPED, "ann")
-    assert (desired(home).what, desired(home).by) == (STOPPED, "ann")
+        set_desired(home, STOPPED, "ann")
+    assert (get_desired(home).what, get_desired(home).by) == (STOPPED, "ann")
 
 
 def test_a_job_that_was_stopped_before_stays_stopped_by_whom_it_was(home: Home) -> None:
-    before = desire(home, STOPPED, "ann")
+    before = set_desired(home, STOPPED, "ann")
     with stopped_meanwhile(home, "a canary"):
-        assert desired(home) == before
-    assert desired(home) == before
+        assert get_desired(home) == before
+    assert get_desired(home) == before
 
 
 def test_who_acts_on_a_word_that_was_read_does_not_override_another(home: Home) -> None:
-    read = desired(home)
-    other = desire(home, STOPPED, "ann", only_if=read)
-    assert other == desired(home)
-    assert desire(home, RUNNING, "a supervisor", only_if=read) is None
-    assert desired(home) == other
+    read = get_desired(home)
+    other = set_desired(home, STOPPED, "ann", only_if=read)
+    assert other == get_desired(home)
+    assert set_desired(home, RUNNING, "a supervisor", only_if=read) is None
+    assert get_desired(home) == other
 
 
 def test_one_makes_at_a_time_and_what_a_killed_maker_left_holds_nobody_back(home: Home) -> None:
     left = _begun(home)
     aside = home.lifecycle / "told-0002"
     aside.mkdir()
-    with making(home, "a test", lambda words: None):
+    with exclusive_state_change(home, "a test", lambda words: None):
         assert is_making(home)
-        assert f"generation {left.number}" in {need.who for need in needs(home)}
+        assert f"generation {left.number}" in {need.who for need in reader_pins(home)}
     assert not is_making(home)
-    assert f"generation {left.number}" not in {need.who for need in needs(home)}
+    assert f"generation {left.number}" not in {need.who for need in reader_pins(home)}
     prune(home, 1, lambda words: None, dry=False)
     assert not aside.exists()
     known = load_generations(home.lifecycle).of(left.number)

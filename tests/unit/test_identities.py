@@ -15,7 +15,7 @@ from fleetpulse.io.home.command_spool import commanded
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest.segments import SegmentRow, rows_table, write_segment
 from fleetpulse.io.tables import tables
-from streaming.bridge.rate_limit import BURST_S, Floods, Spared
+from streaming.bridge.rate_limit import BURST_S, RateLimiter, Spared
 from streaming.landing.landing import Landing
 from tests import histories
 from tests.histories import START
@@ -138,7 +138,7 @@ def test_a_registered_device_is_unreachable_with_the_gateway_of_its_site() -> No
 
 
 def test_a_flood_at_one_site_costs_a_device_at_another_nothing() -> None:
-    floods = Floods(1, BY_SITE)
+    floods = RateLimiter(1, BY_SITE)
     oslo, rome = ["fleet/oslo/d/heartbeat"] * (BURST_S + 1), ["fleet/rome/d/heartbeat"]
     assert floods.exceeding([*oslo, *rome], START) == [BURST_S]
     spared = Spared(floods.sender)

@@ -9,9 +9,9 @@ import pytest
 from batch.state.inspect import of_files
 from cli.commands.state.inspect_view import show_inspected
 from fleetpulse.core.replay import Deployment
-from fleetpulse.io.checkpoints.checkpoint import stand
+from fleetpulse.io.checkpoints.checkpoint import position_after
 from fleetpulse.io.checkpoints.generations import HELD, Generation, load_generations, save_generations
-from fleetpulse.io.home.desired_state import STOPPED, desire
+from fleetpulse.io.home.desired_state import STOPPED, set_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.snapshots import snapshots
 from tests.histories import signal
@@ -34,7 +34,7 @@ def home(tmp_path: Path) -> Home:
 
 def _looked(home: Home, batch: int | None = None, now_ms: int = 0) -> dict[str, Any]:
     """Return what a program gets."""
-    return json.loads(json.dumps(of_files(home, stand(home.checkpoint, batch), now_ms)))
+    return json.loads(json.dumps(of_files(home, position_after(home.checkpoint, batch), now_ms)))
 
 
 def _told(home: Home, capsys: pytest.CaptureFixture[str], now_ms: int = 0) -> str:
@@ -94,7 +94,7 @@ def test_what_stands_in_the_way_of_the_next_start_is_told(home: Home, capsys: py
     assert _looked(home)["next"]["held"] is None and _looked(home)["next"]["desired"]["what"] == "running"
     held = Generation(2, 3, 4, "rescale", {"generation": 1}, 1, HELD, {"beside": 1})
     save_generations(home.lifecycle, load_generations(home.lifecycle).with_one(home.generation()).with_one(held))
-    desire(home, STOPPED, "ann [at night]")
+    set_desired(home, STOPPED, "ann [at night]")
     found = _looked(home)["next"]
     assert found["held"] == {"generation": 2, "made_by": "rescale"}
     assert (found["desired"]["what"], found["desired"]["by"]) == ("stopped", "ann [at night]")

@@ -3,10 +3,10 @@
 import pytest
 
 from fleetpulse.core.rows import FLUSH
-from fleetpulse.io.ingest.segments import Position
+from fleetpulse.io.ingest.segments import BridgeOffset
 from fleetpulse.io.mqtt.subscriber import Arrived
-from streaming.bridge.rate_limit import BURST_S, Floods
-from streaming.bridge.sequencer import Intake
+from streaming.bridge.rate_limit import BURST_S, RateLimiter
+from streaming.bridge.sequencer import BridgeSequencer
 from tests.intakes import NOW, TOPIC, Broker, bodies, fly, make, rows, stamps
 
 pytestmark = pytest.mark.unit
@@ -27,9 +27,9 @@ def test_received_at_never_runs_backwards(broker: Broker) -> None:
 
 @pytest.mark.parametrize("others", [frozenset[str](), frozenset({"c"})])
 def test_messages_taken_in_together_are_taken_in_as_one_by_one(others: frozenset[str]) -> None:
-    taken: list[Intake] = []
+    taken: list[BridgeSequencer] = []
     for together in (True, False):
-        broker, intake = Broker(), Intake("b", Position(3, NOW), secret=b"s", floods=Floods(1), others=others)
+        broker, intake = Broker(), BridgeSequencer("b", BridgeOffset(3, NOW), secret=b"s", floods=RateLimiter(1), others=others)
         intake.shared = frozenset({"oslo"})
         intake.go_live(NOW - 1_000)
         canary = broker.deliver(intake.canary_topic, intake.canary(NOW))
@@ -57,7 +57,7 @@ def test_messages_taken_in_together_are_taken_in_as_one_by_one(others: frozenset
 
 
 def test_received_at_never_runs_backwards_across_restarts(broker: Broker) -> None:
-    intake = make(Position(3, NOW))
+    intake = make(BridgeOffset(3, NOW))
     intake.go_live(NOW - 1_000)
     intake.arrived(broker.deliver(TOPIC), NOW - 1_000)
     assert stamps(intake) == [NOW + 1, NOW + 2]
@@ -176,7 +176,7 @@ def test_an_empty_home_has_no_gap(broker: Broker) -> None:
 
 @pytest.mark.parametrize(("canary_ms", "since_ms"), [(NOW - 9, NOW - 9), (None, NOW)])
 def test_a_start_with_a_position_begins_with_a_gap(canary_ms: int | None, since_ms: int, broker: Broker) -> None:
-    intake = make(Position(1, NOW, last_canary_ms=canary_ms))
+    intake = make(BridgeOffset(1, NOW, last_canary_ms=canary_ms))
     intake.go_live(NOW + 5_000)
     assert bodies(intake, "gap") == [{"op": "open", "from": since_ms, "why": "start"}]
 
@@ -213,7 +213,7 @@ def test_a_canary_that_was_sent_before_the_gap_was_opened_does_not_close_it(brok
 
 
 def test_an_open_gap_is_not_opened_again_not_even_after_a_restart(broker: Broker) -> None:
-    intake = make(Position(1, NOW, last_canary_ms=NOW, gap_open=True))
+    intake = make(BridgeOffset(1, NOW, last_canary_ms=NOW, gap_open=True))
     intake.go_live(NOW + 1)
     intake.lost(NOW + 2)
     assert bodies(intake, "gap") == []

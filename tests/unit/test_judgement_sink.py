@@ -10,8 +10,8 @@ import pytest
 from deltalake import DeltaTable
 
 from fleetpulse.columnar.codec.arrow import to_bytes
-from fleetpulse.columnar.fold.judgement_batches import from_judgements
-from fleetpulse.core.judgements import Judgement, Verdict
+from fleetpulse.columnar.fold.judgement_batches import judgements_to_batch
+from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.delta import appender
@@ -49,8 +49,8 @@ class Batch:
 
 
 def of_two_kinds(count: int) -> Any:
-    kinds = (Verdict.LATE, Verdict.TRANSITION)
-    return from_judgements(Judgement(kinds[number % 2], f"d{number}", event_time_ms=number) for number in range(count))
+    kinds = (JudgementKind.LATE, JudgementKind.TRANSITION)
+    return judgements_to_batch(Judgement(kinds[number % 2], f"d{number}", event_time_ms=number) for number in range(count))
 
 
 def sink(home: Home) -> Any:
@@ -99,7 +99,7 @@ def test_a_commit_that_fails_leaves_no_file_and_the_batch_is_committed_when_it_i
         raise OSError(28, "No space left on device")
 
     into = sink(home)
-    for where, name in ((appender, "put"), (judgement_sink, "files_of")):
+    for where, name in ((appender, "put_commit"), (judgement_sink, "files_of")):
         batch = Batch(home, rows=[2], files=[2])
         rows = batch.collect()
         with monkeypatch.context() as patched:

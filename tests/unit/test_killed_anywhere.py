@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from batch.state.generation import take_over
+from batch.state.generation import activate
 from batch.state.handoff import discard, hold, switch
-from batch.state.operations import Work, give
+from batch.state.operations import StateOperation, activate_or_hold
 from batch.state.prune import prune
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.checkpoints.checkpoint import stand
+from fleetpulse.io.checkpoints.checkpoint import position_after
 from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of, load_generations
 from fleetpulse.io.home.home import Home
 from tests.refusals import refused
@@ -55,9 +55,9 @@ def held(tmp_path: Path) -> Home:
         made = begun(home)
         shutil.copytree(home.checkpoint, checkpoint_of(home.lifecycle, number))
         if number == 2:
-            take_over(home, made, stand(home.checkpoint), _quietly)
+            activate(home, made, position_after(home.checkpoint), _quietly)
         else:
-            hold(home, made, stand(home.checkpoint), _quietly)
+            hold(home, made, position_after(home.checkpoint), _quietly)
     return home
 
 
@@ -91,12 +91,12 @@ def _killed(act: Callable[[], object], at: int) -> bool:
 def test_killed_before_any_change_a_verb_is_given_again_and_finishes_or_says_why_not(
     held: Home, tmp_path: Path, verb: str
 ) -> None:
-    stood, at = stand(held.checkpoint), 1
+    stood, at = position_after(held.checkpoint), 1
     while at < _MOST_STEPS:
         home = Home(tmp_path / f"home-{at}")
         shutil.copytree(held.path, home.path)
         died = _killed(lambda home=home: VERBS[verb](home), at)
-        assert stand(home.checkpoint) == stood, "whichever is current stands where the one before it stood"
+        assert position_after(home.checkpoint) == stood, "whichever is current stands where the one before it stood"
         gone = verb == "discard" and load_generations(home.lifecycle).held() is None  # it came past what it is about
         with refused("generation-not-held") if gone else nullcontext():
             VERBS[verb](home)
@@ -112,15 +112,15 @@ def test_killed_before_any_change_a_verb_is_given_again_and_finishes_or_says_why
 
 
 def test_what_does_not_pass_the_gate_is_removed_and_the_one_that_runs_goes_on(held: Home) -> None:
-    def shut(work: Work, made: Generation) -> None:
+    def shut(work: StateOperation, made: Generation) -> None:
         raise FleetError(f"nothing may be built on generation {made.number}")
 
     discard(held, 3, _quietly)
     made = begun(held)
     shutil.copytree(held.checkpoint, checkpoint_of(held.lifecycle, made.number))
-    work = Work(lambda: pytest.fail("no session is needed"), held, _quietly, gate=shut)
+    work = StateOperation(lambda: pytest.fail("no session is needed"), held, _quietly, gate=shut)
     with pytest.raises(FleetError, match="nothing may be built on generation 4"):
-        give(work, made, stand(held.checkpoint))
+        activate_or_hold(work, made, position_after(held.checkpoint))
     record = load_generations(held.lifecycle)
     assert (record.current, record.known[4].status) == (2, "discarded")
     assert not checkpoint_of(held.lifecycle, 4).exists()

@@ -11,11 +11,11 @@ from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.query import start_patiently
 from fleetpulse.io.spark.scratch import remove_aside
-from fleetpulse.io.spark.session import OPTIONS, Size, settings
+from fleetpulse.io.spark.session import OPTIONS, SparkResources, settings
 from fleetpulse.io.system.process import Stop
 from fleetpulse.io.tables import tables
 from streaming import lifecycle
-from streaming.lifecycle import Habits, run_lifecycle
+from streaming.lifecycle import LifecycleOptions, run_lifecycle
 from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
@@ -44,7 +44,7 @@ def test_a_jvm_that_is_gone_is_said_and_figures_are_written(
     monkeypatch.setattr(lifecycle, "start", lambda *_, **__: Gone(error))
     monkeypatch.setattr(lifecycle, "StreamHealth", lambda *_, **__: health)
     with refused("jvm-ended"):
-        run_lifecycle(home, Stop(), Habits(0, 200, None, 0), Size())
+        run_lifecycle(home, Stop(), LifecycleOptions(0, 200, None, 0), SparkResources())
     assert stopped == ["figures"]
 
 
@@ -61,7 +61,7 @@ def test_what_a_killed_spark_was_writing_goes_and_all_else_stays(tmp_path: Path)
 
 
 def test_a_jvms_temporary_files_lie_with_the_session_whatever_its_folder_is_called() -> None:
-    told = settings(Path('/a "b" c/spark'), Size())[OPTIONS]
+    told = settings(Path('/a "b" c/spark'), SparkResources())[OPTIONS]
     assert '"-Djava.io.tmpdir=/a \\"b\\" c/spark/tmp"' in told
 
 

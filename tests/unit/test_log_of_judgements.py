@@ -9,9 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from fleetpulse.core.tables import JUDGEMENTS
-from fleetpulse.io.delta.commits import leave_checkpoint
+from fleetpulse.io.delta.commits import write_log_checkpoint
 from fleetpulse.io.delta.log import DeltaLog
-from fleetpulse.io.home.exclusive import maintaining, making
+from fleetpulse.io.home.exclusive import exclusive_maintenance, exclusive_state_change
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.maintenance.vacuum import newest_by, outdated_log, shorten_log
 from fleetpulse.io.tables import tables
@@ -52,7 +52,7 @@ def test_what_lies_below_an_old_checkpoint_goes_and_the_table_stays_as_it_is(hom
     for batch in range(1, 13):
         _say(home, batch)
     (table / "_delta_log" / f"{3:020d}.crc").write_text("{}")
-    leave_checkpoint(table)
+    write_log_checkpoint(table)
     _say(home, 13)
     assert shorten_log(table, "query", 2 * 3600_000, AN_HOUR_LATER_S) == 0, "the checkpoint has not been there for so long"
     assert shorten_log(table, "query", MINUTE_MS, AN_HOUR_LATER_S) == 13
@@ -71,7 +71,7 @@ def test_what_others_have_put_in_behind_the_querys_last_commit_stays(home: Home)
         _say(home, batch)
     for number in range(1, 6):
         _say(home, number, "amend")
-    leave_checkpoint(table)
+    write_log_checkpoint(table)
     assert newest_by(table, "query") == 5
     assert outdated_log(table, MINUTE_MS, AN_HOUR_LATER_S), "by its age alone it would go"
     assert shorten_log(table, "query", MINUTE_MS, AN_HOUR_LATER_S) == 0
@@ -84,9 +84,9 @@ def test_what_others_have_put_in_behind_the_querys_last_commit_stays(home: Home)
 def test_nothing_goes_while_a_generation_is_made_or_the_home_is_maintained(home: Home) -> None:
     for batch in range(1, 6):
         _say(home, batch)
-    leave_checkpoint(home.table(JUDGEMENTS.name))
+    write_log_checkpoint(home.table(JUDGEMENTS.name))
     _age(home, 3600)
-    for busy in (making(home, "a canary", lambda _: None), maintaining(home, lambda _: None)):
+    for busy in (exclusive_state_change(home, "a canary", lambda _: None), exclusive_maintenance(home, lambda _: None)):
         with busy:
             shorten(home, "query", MINUTE_MS)
             assert _commits(home) == [0, 1, 2, 3, 4, 5]
@@ -119,7 +119,7 @@ def test_figures_go_on_where_the_log_was_cleared_while_nobody_looked(home: Home)
     assert commits.through("query", 2) == {"summary": 1}
     for batch in range(3, 8):
         _say(home, batch, online=batch)
-    leave_checkpoint(home.table(JUDGEMENTS.name))
+    write_log_checkpoint(home.table(JUDGEMENTS.name))
     shorten_log(home.table(JUDGEMENTS.name), "query", MINUTE_MS, AN_HOUR_LATER_S)
     assert _commits(home) == [7]
     assert commits.through("query", 3) is None, "what that batch wrote is no longer known"
@@ -142,7 +142,7 @@ def test_the_newest_version_is_found_from_the_one_that_was_known(home: Home, mon
         assert log.latest() == 3
     for batch in range(4, 8):
         _say(home, batch)
-    leave_checkpoint(table)
+    write_log_checkpoint(table)
     shorten_log(table, "query", MINUTE_MS, AN_HOUR_LATER_S)
     assert _commits(home) == [7]
     assert log.latest() == 7, "what it knew was cleared meanwhile"

@@ -17,12 +17,12 @@ from batch.maintenance.maintain import maintain
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE
 from fleetpulse.io.checkpoints.generations import begin_generation, checkpoint_of, load_generations, save_generations
 from fleetpulse.io.delta.log import DeltaLog
-from fleetpulse.io.home.exclusive import maintaining, making
+from fleetpulse.io.home.exclusive import exclusive_maintenance, exclusive_state_change
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import oldest_kept_ms, require_kept
 from fleetpulse.io.lifecycle.bronze_source import BlockReader
 from fleetpulse.io.maintenance import readers
-from fleetpulse.io.maintenance.readers import Need
+from fleetpulse.io.maintenance.readers import ReaderPin
 from fleetpulse.io.tables import tables
 from tests.histories import START, tick
 from tests.histories import signal as heartbeat
@@ -57,7 +57,7 @@ def read_on(home: Home, version: int) -> Read:
 
 def test_who_reads_on_by_version_reads_the_same_rows_in_order(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {version: read_on(home, version) for version in (0, 20, 30)}
-    needed = [Need("a snapshot", 20), Need("another", 30)]
+    needed = [ReaderPin("a snapshot", 20), ReaderPin("another", 30)]
     monkeypatch.setattr(readers, "SOURCES", (*readers.SOURCES, lambda _: needed))
     steps, again = run_maintain(home), run_maintain(home)
     assert [step.files for step in steps if step.table == MESSAGES.name and step.did == "join"] == [12, 7, 5, 5, 7, 12]
@@ -155,7 +155,7 @@ def test_a_snapshot_holds_back_retention_while_its_files_are_there(home: Home) -
         about = CommitProperties(custom_metadata={"userMetadata": json.dumps({**told, "key_groups": 8})})
         table = tables.to_table(DEVICE_SNAPSHOTS, rows)
         write_deltalake(str(home.table(DEVICE_SNAPSHOTS.name)), table, mode="overwrite", commit_properties=about)
-    assert [(one.who, one.version) for one in readers.needs(home)][:2] == [("snapshot 1", 7), ("snapshot 2", EACH + 1)]
+    assert [(one.who, one.version) for one in readers.reader_pins(home)][:2] == [("snapshot 1", 7), ("snapshot 2", EACH + 1)]
     for name in DeltaTable(str(home.table(DEVICE_SNAPSHOTS.name)), version=1).file_uris():
         Path(name).unlink()
     run_maintain(home, replace(KEEP, messages_ms=DAY_MS))
@@ -173,7 +173,7 @@ def test_a_dry_run_changes_nothing(home: Home) -> None:
 def test_who_maintains_waits_for_who_makes_or_maintains_and_says_for_whom(home: Home) -> None:
     said: list[str] = []
     with ExitStack() as other:
-        other.enter_context(making(home, "fleet state snapshot", said.append))
+        other.enter_context(exclusive_state_change(home, "fleet state snapshot", said.append))
 
         def say(words: str) -> None:
             said.append(words)
@@ -183,7 +183,7 @@ def test_who_maintains_waits_for_who_makes_or_maintains_and_says_for_whom(home: 
     [words] = said
     assert words.startswith("waiting for fleet state snapshot (process ")
     still = refused("work-still-running")
-    with maintaining(home, said.append), still, maintaining(home, said.append, patience_s=0.0):
+    with exclusive_maintenance(home, said.append), still, exclusive_maintenance(home, said.append, patience_s=0.0):
         pass
 
 

@@ -16,10 +16,10 @@ from batch.maintenance.maintain import maintain
 from batch.maintenance.plan import FULL
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, QUARANTINE
 from fleetpulse.io.checkpoints.generations import begin_generation, checkpoint_of, load_generations, save_generations
-from fleetpulse.io.home.exclusive import making
+from fleetpulse.io.home.exclusive import exclusive_state_change
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.maintenance import compaction, disk_cleanup, vacuum
-from fleetpulse.io.maintenance.readers import needs
+from fleetpulse.io.maintenance.readers import reader_pins
 from fleetpulse.io.spark import scratch
 from fleetpulse.io.tables import tables
 from tests.histories import START
@@ -148,7 +148,7 @@ def test_old_generations_that_no_longer_run_are_pruned_but_for_the_newest_and_ho
     assert told == [("delete", 2, "generation 1,"), ("delete", 2, "generation 2,")]
     assert [step for step in dry if step.table == "checkpoints"] == [step for step in done if step.table == "checkpoints"]
     assert _checkpoints(home) == ["gen-0003", "gen-0004"]
-    assert {need.who for need in needs(home)} == {"generation 3, which may be gone back to", "generation 4"}
+    assert {need.who for need in reader_pins(home)} == {"generation 3, which may be gone back to", "generation 4"}
     run_maintain(home, replace(KEEP, generations_ms=DAY_MS))
     assert _checkpoints(home) == ["gen-0003", "gen-0004"]  # the way back stays, however old
 
@@ -166,7 +166,7 @@ def test_while_somebody_makes_a_generation_none_is_pruned_and_the_next_maintenan
     _retired(home, 90, 45)
     with monkeypatch.context() as alone:
         alone.setattr("fleetpulse.io.home.exclusive.MAINTAIN_LOCK", "another.lock")  # as one who takes his first lock just now
-        with making(home, "fleet state rescale", lambda words: None):
+        with exclusive_state_change(home, "fleet state rescale", lambda words: None):
             alone.undo()
             held = list(maintain(home, replace(KEEP, generations_ms=DAY_MS), dry_run=False, now_s=NOW_S))
     assert [step.did for step in held if step.table == "checkpoints"] == ["hold"]
@@ -319,7 +319,7 @@ def test_a_full_disk_stops_what_writes_and_nothing_that_deletes(
     log.write_text("a line")
     os.utime(log, (NOW_S - 40 * DAY_S, NOW_S - 40 * DAY_S))
     with monkeypatch.context() as disk:
-        for module, name in ((compaction, "put_in_place"), (retention, "promise"), (vacuum, "leave_checkpoint")):
+        for module, name in ((compaction, "put_in_place"), (retention, "promise"), (vacuum, "write_log_checkpoint")):
             disk.setattr(module, name, full)
         disk.setattr(disk_cleanup.shutil, "copyfile", half_copied)
         disk.setattr(disk_cleanup, "LONG_BYTES", 3)

@@ -13,7 +13,7 @@ from fleetpulse.core.rows import BRIDGE, Clock, Origin, Row
 from fleetpulse.io.ingest.recording import inspect, read
 from fleetpulse.io.mqtt.codec import Reader
 from fleetpulse.io.mqtt.subscriber import Arrived
-from streaming.bridge.sequencer import MAX_TOPIC, Intake
+from streaming.bridge.sequencer import MAX_TOPIC, BridgeSequencer
 from streaming.landing.landing import LANDED
 from streaming.landing.merge import Part
 from streaming.landing.rows import decode_parts
@@ -26,7 +26,7 @@ LONGEST = "fleet/s/" + "x" * (65_535 - 8)
 
 def landed(*messages: tuple[str, bytes], live: bool = True) -> dict[str, list[dict[str, Any]]]:
     """Return what becomes of messages, by table: through intake, segment and landing."""
-    intake = Intake("b", None)
+    intake = BridgeSequencer("b", None)
     if live:
         intake.go_live(NOW)
     arrived = [Arrived(topic, payload, False, (1, number)) for number, (topic, payload) in enumerate(messages, 1)]

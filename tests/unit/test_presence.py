@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.presence.presence_time import clock_words
 from fleetpulse.core.replay import outcome, replay
@@ -39,17 +39,17 @@ def check(case: Case, among: list[Case]) -> None:
 @pytest.mark.parametrize(
     ("name", "device_id", "clock", "offset_ms", "words", "listed"),
     [
-        ("ten minutes ahead", "c1", Trust.AHEAD, 600_000, "10m ahead", {Verdict.CLOCK: 1}),
-        ("it counts from its start", "c2", Trust.INVALID, None, "not set", {Verdict.CLOCK: 1}),
-        ("two minutes behind", "c3", Trust.LATE, -120_000, "2m behind, or its messages are held up", {Verdict.LATE: 60}),
-        ("not set at its start, then right", "c4", Trust.ON_TIME, None, None, {Verdict.CLOCK: 1}),
-        ("the default of a real-time clock, then right", "c5", Trust.ON_TIME, None, None, {Verdict.CLOCK: 1}),
-        ("1,024 weeks back", "c6", Trust.BEHIND, -1024 * 604_800_000, "not set", {Verdict.CLOCK: 1}),
-        ("a backlog at once", "c7", Trust.ON_TIME, None, None, {Verdict.LATE: 119}),
+        ("ten minutes ahead", "c1", Trust.AHEAD, 600_000, "10m ahead", {JudgementKind.CLOCK: 1}),
+        ("it counts from its start", "c2", Trust.INVALID, None, "not set", {JudgementKind.CLOCK: 1}),
+        ("two minutes behind", "c3", Trust.LATE, -120_000, "2m behind, or its messages are held up", {JudgementKind.LATE: 60}),
+        ("not set at its start, then right", "c4", Trust.ON_TIME, None, None, {JudgementKind.CLOCK: 1}),
+        ("the default of a real-time clock, then right", "c5", Trust.ON_TIME, None, None, {JudgementKind.CLOCK: 1}),
+        ("1,024 weeks back", "c6", Trust.BEHIND, -1024 * 604_800_000, "not set", {JudgementKind.CLOCK: 1}),
+        ("a backlog at once", "c7", Trust.ON_TIME, None, None, {JudgementKind.LATE: 119}),
     ],
 )
 def test_the_state_keeps_clock_fault_and_offset(
-    name: str, device_id: str, clock: Trust, offset_ms: int | None, words: str | None, listed: dict[Verdict, int]
+    name: str, device_id: str, clock: Trust, offset_ms: int | None, words: str | None, listed: dict[JudgementKind, int]
 ) -> None:
     known = outcome(rows_of([CASES[name]]), DEPLOYMENT)
     device = known.devices[device_id]
@@ -93,7 +93,9 @@ def test_an_identity_conflict_is_reported_once_a_day_and_not_where_the_device_is
         rows = [row(3600 * hour, f"fleet/{sites[number % 2]}/d/heartbeat") for number, hour in enumerate(hours)]
         said = replay([*rows, tick(3600 * hours[-1] + 100)], DEPLOYMENT)
         return [
-            ((one.event_time_ms or 0) - START) / 3_600_000 for one in said if one.kind is Verdict.IDENTITY_CONFLICT and one.reason
+            ((one.event_time_ms or 0) - START) / 3_600_000
+            for one in said
+            if one.kind is JudgementKind.IDENTITY_CONFLICT and one.reason
         ]
 
     assert conflicts(0, 1, 2, 3, 25, 26) == [2, 26], "a day after the first report"
@@ -102,10 +104,10 @@ def test_an_identity_conflict_is_reported_once_a_day_and_not_where_the_device_is
 
 
 def test_a_signal_that_was_received_before_those_heard_moves_no_device() -> None:
-    def late(site: str) -> list[Verdict]:
+    def late(site: str) -> list[JudgementKind]:
         rows = [row(10, "fleet/oslo/d/heartbeat", ts_s=0), row(20, "fleet/rome/d/heartbeat", ts_s=20)]
         rows.append(row(15, f"fleet/{site}/d/heartbeat", ts_s=25))
-        return [one.kind for one in replay([*rows, tick(100)], DEPLOYMENT) if one.kind is Verdict.IDENTITY_CONFLICT]
+        return [one.kind for one in replay([*rows, tick(100)], DEPLOYMENT) if one.kind is JudgementKind.IDENTITY_CONFLICT]
 
     assert late("oslo") == [], "received before the one from rome"
 

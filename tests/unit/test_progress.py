@@ -19,7 +19,7 @@ from batch.state import canary
 from batch.state.canary import Said
 from batch.state.checkpoint_copy import copy_checkpoint
 from batch.state.generation import await_end, judged_version
-from batch.state.operations import Work
+from batch.state.operations import StateOperation
 from cli.app import app
 from fleetpulse.core.policy import parse_policy
 from fleetpulse.core.replay import Deployment
@@ -228,7 +228,7 @@ def test_a_canary_says_how_long_it_has_run_how_far_both_are_and_how_much_was_sai
     monkeypatch.setattr(canary, "start", lambda *_, **__: query)
     monkeypatch.setattr(canary, "_LOOK_S", 0.01)
     made = Generation(2, 3, 4, "migrate --canary", {"generation": 1}, 1)
-    work = Work(lambda: cast("SparkSession", None), home, said.append)
+    work = StateOperation(lambda: cast("SparkSession", None), home, said.append)
     canary._side_by_side(work, made, home.table(JUDGEMENTS.name), 0.05)
     assert said[0] == (
         "canary: 0 s of 0 s; generation 2 has judged bronze up to version 4, the running one up to 1; 0 judgements said aside"

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from batch.quality import facts
-from batch.quality.derived_tables import WorkedOut, snapshot_state
+from batch.quality.derived_tables import DerivedTables, snapshot_state
 from batch.quality.run import gate, refuse, run
 from fleetpulse.core.quality.suites import Suite
 from fleetpulse.core.quality.table_suites import SUITES
@@ -226,10 +226,10 @@ def expectations(clean: Home) -> Expectations:
 
 
 @contextmanager
-def looked_at(home: Home) -> Iterator[tuple[Opened, WorkedOut]]:
+def looked_at(home: Home) -> Iterator[tuple[Opened, DerivedTables]]:
     judged = facts.stand_of(home)
     with opened(home) as tables:
-        yield tables, WorkedOut(home, tables, judged, snapshot_state(home))
+        yield tables, DerivedTables(home, tables, judged, snapshot_state(home))
 
 
 def plant(tables: Opened, name: str, sql: str) -> None:

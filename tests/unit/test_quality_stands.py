@@ -10,20 +10,20 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from batch.amend import Wanted, amend_home
+from batch.amend import AmendRequest, amend_home
 from batch.common.progress import Say
 from batch.quality.derived_tables import snapshot_state
 from batch.quality.facts import by_bronze, heads_of, is_chosen, listens_as, stand_at
 from batch.quality.rejudge import Origin, judged_again, origin_of
 from batch.quality.run import gate, refuse, run
-from batch.state.generation import Plan, is_the_running, require_emitted
+from batch.state.generation import GenerationSpec, is_the_running, require_emitted
 from fleetpulse.columnar.snapshot.rows import GROUP
 from fleetpulse.core.policy import Policies, parse_policy
 from fleetpulse.core.presence.coverage import Coverage, Listening
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment, outcome
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import Stand
+from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition
 from fleetpulse.io.checkpoints.generations import DISCARDED, RETIRED, Generation, Generations, save_generations
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import promise
@@ -122,11 +122,11 @@ def test_only_what_is_made_of_the_running_state_is_not_compared_with_it(tmp_path
     home = empty(tmp_path / "home", DEPLOYMENT)
     home.lifecycle.mkdir(parents=True)
     save_generations(home.lifecycle, made({}, {"generation": 1, "batch": 1}))
-    at = Stand(9, 40, 1, 2)
+    at = CheckpointPosition(9, 40, 1, 2)
 
     def it_is(source: dict[str, Any], bronze: int = 40) -> bool:
         rows: Any = None
-        return is_the_running(home, Plan("verb", source, rows, bronze, 4, 2, 1), at)
+        return is_the_running(home, GenerationSpec("verb", source, rows, bronze, 4, 2, 1), at)
 
     assert it_is({"generation": 2, "batch": 9})
     assert not it_is({"generation": 1, "batch": 9}), "a rollback to an earlier one"
@@ -326,7 +326,7 @@ def test_what_is_taken_back_before_it_is_said_is_none_of_the_laws_while_a_jitter
     history = [policy, *silent, *(signal(at_s, "e") for at_s in range(0, 191, 10))]
     home = judged_home(tmp_path / "home", history, replace(DEPLOYMENT, verdict_jitter_ms=120_000))
     DeltaTable(str(home.table(JUDGEMENTS.name))).delete("device_id = 'd' AND to_mode = 'offline'")
-    [amended, *_] = amend_home(home, Wanted())
+    [amended, *_] = amend_home(home, AmendRequest())
     assert (amended.device_id, amended.retracted) == ("d", 1)
     assert failed_in(home, "amendments") == {}
     later = ("stand", "UPDATE stand SET settled = frontier")

@@ -135,11 +135,11 @@ def test_a_bridge_holds_nothing_that_only_other_verbs_need() -> None:
 def test_a_backtest_loads_neither_spark_nor_pandas_and_spark_gets_pandas_back() -> None:
     script = (
         "import sys\n"
-        "from fleetpulse.io.system.process import do_with, do_without\n"
-        "do_without('pandas')\n"
+        "from fleetpulse.io.system.process import block_imports, unblock_imports\n"
+        "block_imports('pandas')\n"
         "import cli.commands.batch.backtest, batch.backtest\n"
         "print(sorted({'pyspark', 'pandas', 'py4j', 'paho'} & set(sys.modules)))\n"
-        "do_with('pandas')\n"
+        "unblock_imports('pandas')\n"
         "import pandas"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -8,9 +8,9 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
-from fleetpulse.io.checkpoints.checkpoint import committed, stand
+from fleetpulse.io.checkpoints.checkpoint import committed, position_after
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.lifecycle.finish_commit import commit_what_was_said
+from fleetpulse.io.lifecycle.finish_commit import finish_sink_committed_batch
 from fleetpulse.io.tables import tables
 from tests.histories import START, signal, tick
 from tests.homes import landed_home
@@ -47,14 +47,14 @@ def say(home: Home, batch: int, query: str = QUERY) -> None:
 
 
 def looked_after(home: Home) -> int | None:
-    return commit_what_was_said(home.checkpoint, home.table(JUDGEMENTS.name), home.table(MESSAGES.name))
+    return finish_sink_committed_batch(home.checkpoint, home.table(JUDGEMENTS.name), home.table(MESSAGES.name))
 
 
 def test_it_is_committed_with_the_newest_row_that_it_has_read(home: Home) -> None:
     begin(home, 1, START + 999, 3)
     say(home, 1)
     assert looked_after(home) == 1
-    at = stand(home.checkpoint)
+    at = position_after(home.checkpoint)
     assert (at.batch, at.version, at.newest_ms) == (1, 3, START + 9_000)
     assert sorted(path.name for path in (home.checkpoint / "commits").iterdir()) == ["0", "1"]
     assert looked_after(home) is None, "nothing is left to do"
@@ -64,21 +64,21 @@ def test_one_that_has_read_nothing_leaves_the_watermark_where_it_was(home: Home)
     begin(home, 1, START + 999, 2)
     say(home, 1)
     assert looked_after(home) == 1
-    assert stand(home.checkpoint).newest_ms == START + 1_000
+    assert position_after(home.checkpoint).newest_ms == START + 1_000
 
 
 def test_nothing_was_said_to_a_table_whose_maker_was_stopped_before_its_first_entry(home: Home, tmp_path: Path) -> None:
     begin(home, 1, START + 999, 3)
     aside = tmp_path / "told"
     (aside / "_delta_log").mkdir(parents=True)
-    assert commit_what_was_said(home.checkpoint, aside, home.table(MESSAGES.name)) is None
+    assert finish_sink_committed_batch(home.checkpoint, aside, home.table(MESSAGES.name)) is None
 
 
 def test_the_first_batch_begins_where_the_generation_does(home: Home) -> None:
     (home.checkpoint / "commits" / "0").unlink()
     say(home, 0)
     assert looked_after(home) == 0
-    assert stand(home.checkpoint).newest_ms == START + 1_000
+    assert position_after(home.checkpoint).newest_ms == START + 1_000
 
 
 @pytest.mark.parametrize("said", [None, (0, QUERY), (1, "another-query")])

@@ -7,7 +7,7 @@ import pytest
 
 from fleetpulse.io.ingest.segments import (
     SEGMENT_SCHEMA,
-    Position,
+    BridgeOffset,
     SegmentRow,
     list_segments,
     position,
@@ -44,19 +44,19 @@ def test_the_position_is_that_of_the_newest_row(tmp_path: Path) -> None:
     assert position(tmp_path) is None
     assert position(tmp_path / "none") is None
     write(tmp_path, 1, canary=3)
-    assert position(tmp_path) == Position(1, 7, last_canary_ms=3, tail=(7, 1))
+    assert position(tmp_path) == BridgeOffset(1, 7, last_canary_ms=3, tail=(7, 1))
     line = ROW._replace(origin="replay", recording="r", line=4)
     write(tmp_path, 2, line)
-    assert position(tmp_path) == Position(2, 7, "r", 4, tail=(7, 1))
+    assert position(tmp_path) == BridgeOffset(2, 7, "r", 4, tail=(7, 1))
     write(tmp_path, 3, line._replace(topic="replay/r", line=5))
-    assert position(tmp_path) == Position(3, 7, "r", 5, ended=True, tail=(7, 1))
+    assert position(tmp_path) == BridgeOffset(3, 7, "r", 5, ended=True, tail=(7, 1))
     write_segment(tmp_path, 4, rows_table([ROW]), bridge="b", last_canary_ms=None, gap_open=True, played="r")
-    assert position(tmp_path) == Position(4, 7, gap_open=True, played="r", tail=(7, 1))
+    assert position(tmp_path) == BridgeOffset(4, 7, gap_open=True, played="r", tail=(7, 1))
     left_open = frozenset({"c", "d"})
     write_segment(tmp_path, 5, rows_table([ROW]), bridge="b", last_canary_ms=None, left_open=left_open)
-    assert position(tmp_path) == Position(5, 7, left_open=left_open, tail=(7, 1))
+    assert position(tmp_path) == BridgeOffset(5, 7, left_open=left_open, tail=(7, 1))
     write_segment(tmp_path, 6, rows_table([ROW]), bridge="b", last_canary_ms=None, gap_rows=left_open)
-    assert position(tmp_path) == Position(6, 7, gap_rows=left_open, tail=(7, 1))
+    assert position(tmp_path) == BridgeOffset(6, 7, gap_rows=left_open, tail=(7, 1))
 
 
 @pytest.mark.parametrize("kept", [0, 8, 200])

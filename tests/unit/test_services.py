@@ -9,7 +9,7 @@ from cli.app import app
 from cli.commands.run.service import how_it_is
 from cli.supervisor.processes import Run
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.home.desired_state import STOPPED, desire
+from fleetpulse.io.home.desired_state import STOPPED, set_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import Service, in_use, runs, served, services
 from fleetpulse.io.system.process import write_status
@@ -73,7 +73,7 @@ def test_a_check_says_how_a_part_is(home: Home) -> None:
         write_status(home.run("landing"), {"pid": 1, "problem": "cannot write: the disk is full"})
         with refused("service-unwell"):
             how_it_is(home, Service.LANDING)
-        desire(home, STOPPED, "ann")
+        set_desired(home, STOPPED, "ann")
         assert how_it_is(home, Service.LIFECYCLE) == "the lifecycle job is stopped, as ann wants it"
 
 

@@ -14,8 +14,8 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.lifecycle.state_reader import blaming_snapshot
-from fleetpulse.io.maintenance.readers import needs
+from fleetpulse.io.lifecycle.state_reader import reporting_corruption_of_snapshot
+from fleetpulse.io.maintenance.readers import reader_pins
 from fleetpulse.io.maintenance.vacuum import DAY_MS, kept_versions
 from fleetpulse.io.tables import snapshots as snapshot_table
 from fleetpulse.io.tables.snapshots import NOTE_FORM, files_of, find_snapshot, is_whole, shown_snapshot, snapshots
@@ -87,23 +87,23 @@ def test_what_fails_over_a_snapshot_with_a_damaged_file_is_said_of_the_snapshot(
     files = files_of(home.table(DEVICE_SNAPSHOTS.name), 2)
     files[-1].write_bytes(files[-1].read_bytes()[:-40])
     said = rf"(?s)snapshot version 2 cannot be read: file {files[-1].name}: .*; name another with --version; .*state snapshots"
-    with refused("snapshot-unreadable", match=said), blaming_snapshot(home, 2):
+    with refused("snapshot-unreadable", match=said), reporting_corruption_of_snapshot(home, 2):
         raise PySparkException("Job aborted due to stage failure")
-    with refused("snapshot-unreadable", match=said), blaming_snapshot(home, 2):
+    with refused("snapshot-unreadable", match=said), reporting_corruption_of_snapshot(home, 2):
         raise FleetError("no condition on a device") from PySparkException("Job aborted due to stage failure")
     files[-1].unlink()
     with (
         refused("snapshot-unreadable", match=f"file {files[-1].name}"),
-        blaming_snapshot(home, 2),
+        reporting_corruption_of_snapshot(home, 2),
     ):
         raise PySparkException("Job aborted due to stage failure")
 
 
 def test_what_fails_over_a_whole_snapshot_is_not_said_of_it(home: Home) -> None:
     take_snapshot(home)
-    with pytest.raises(PySparkException, match="Job aborted"), blaming_snapshot(home, 1):
+    with pytest.raises(PySparkException, match="Job aborted"), reporting_corruption_of_snapshot(home, 1):
         raise PySparkException("Job aborted due to stage failure")
-    with pytest.raises(FleetError, match="no device"), blaming_snapshot(home, 1):
+    with pytest.raises(FleetError, match="no device"), reporting_corruption_of_snapshot(home, 1):
         raise FleetError("no device fits")
 
 
@@ -112,7 +112,7 @@ def test_a_file_that_spark_names_is_the_snapshots_fault_though_it_can_be_read(ho
     name = files_of(home.table(DEVICE_SNAPSHOTS.name), 1)[0].name
     with (
         refused("snapshot-unreadable", match=rf"snapshot version 1 cannot be read: Checksum error: {name}"),
-        blaming_snapshot(home, 1),
+        reporting_corruption_of_snapshot(home, 1),
     ):
         raise PySparkException(f"Checksum error: {name}")
 
@@ -137,9 +137,9 @@ def test_entries_that_a_form_does_not_have_are_passed_over_and_those_that_it_wan
 
 def test_a_snapshot_of_a_newer_version_needs_its_bronze_and_all_where_it_does_not_say_which(home: Home) -> None:
     take_snapshot(home, 1, form=NOTE_FORM + 1, bronze=7, more=1)
-    assert ("snapshot 1", 7) in [(one.who, one.version) for one in needs(home)]
+    assert ("snapshot 1", 7) in [(one.who, one.version) for one in reader_pins(home)]
     take_snapshot(home, 2, form=NOTE_FORM + 1, bronze="of several tables")
-    assert ("snapshot 2", 0) in [(one.who, one.version) for one in needs(home)]
+    assert ("snapshot 2", 0) in [(one.who, one.version) for one in reader_pins(home)]
 
 
 def test_a_snapshot_of_a_newer_version_is_not_thinned_out(home: Home) -> None:

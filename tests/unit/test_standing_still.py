@@ -10,7 +10,7 @@ from fleetpulse.io.ingest.segments import list_segments, read_segment
 from fleetpulse.io.mqtt.address import BrokerAddress
 from fleetpulse.io.mqtt.subscriber import Arrived
 from streaming.bridge.bridge import Bridge, BridgeSettings
-from streaming.bridge.clock import HOLDS_MS, SET_FORWARD, STEP_MS, Wall
+from streaming.bridge.clock import HOLDS_MS, SET_FORWARD, STEP_MS, GuardedClock
 from tests.lines import Records
 
 pytestmark = pytest.mark.unit
@@ -120,7 +120,7 @@ def test_a_clock_that_stays_ahead_is_believed_behind_a_gap(bridge: Bridge, line:
 
 @pytest.mark.parametrize(("step_ms", "doubted"), [(STEP_MS, False), (STEP_MS + 1, True), (-HOUR, False)])
 def test_only_a_step_forward_is_doubted(clocks: Clocks, step_ms: int, doubted: bool) -> None:
-    wall = Wall()
+    wall = GuardedClock()
     clocks.pass_ms(HOUR)
     assert (wall.now_ms(), wall.doubted) == (NOW + HOUR, False)
     clocks.wall_ms += step_ms

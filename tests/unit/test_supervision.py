@@ -17,11 +17,11 @@ from fleetpulse.core.monitoring.supervision import (
     REMEMBERED_MS,
     SOUND,
     Decision,
+    JobState,
     Seen,
-    Standing,
     decide,
 )
-from fleetpulse.io.home.desired_state import RUNNING, STOPPED, desire, desired
+from fleetpulse.io.home.desired_state import RUNNING, STOPPED, get_desired, set_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.ingest.segments import SegmentRow, rows_table, write_segment
 from fleetpulse.io.system.process import GIVEN_UP, read_status, write_status
@@ -48,39 +48,39 @@ def home(tmp_path: Path) -> Home:
 @pytest.mark.parametrize(
     ("seen", "standing", "word"),
     [
-        (WELL, Standing.RUNNING, "4s behind"),
-        (replace(WELL, behind_ms=None), Standing.RUNNING, "it runs"),
-        (replace(WELL, wanted=False, by="airflow"), Standing.STOPPED, "airflow"),
-        (replace(DEAD, wanted=False, by="airflow"), Standing.STOPPED, "airflow"),
-        (BY_A_RUN, Standing.STOPPED, "says airflow fleet_migrate manual"),
+        (WELL, JobState.RUNNING, "4s behind"),
+        (replace(WELL, behind_ms=None), JobState.RUNNING, "it runs"),
+        (replace(WELL, wanted=False, by="airflow"), JobState.STOPPED, "airflow"),
+        (replace(DEAD, wanted=False, by="airflow"), JobState.STOPPED, "airflow"),
+        (BY_A_RUN, JobState.STOPPED, "says airflow fleet_migrate manual"),
         (
             replace(BY_A_RUN, wanted_ago_ms=LONGEST_CHANGE_MS + 1),
-            Standing.LEFT,
+            JobState.LEFT,
             "airflow fleet_migrate manual stopped it 12h ago",
         ),
-        (replace(BY_A_RUN, wanted_ago_ms=LONGEST_CHANGE_MS + 1), Standing.LEFT, "./fleet stream start"),
-        (replace(BY_A_RUN, wanted_ago_ms=9 * LONGEST_CHANGE_MS, by="ann"), Standing.STOPPED, "says ann"),
-        (replace(BY_A_RUN, wanted_ago_ms=9 * LONGEST_CHANGE_MS, wanted=True), Standing.RUNNING, "behind"),
-        (replace(WELL, has_run=False), Standing.DOWN, "./fleet up"),
-        (replace(WELL, state="starting", said_ago_ms=MINUTE_MS), Standing.STARTING, "starting"),
-        (replace(WELL, state="", said_ago_ms=0), Standing.STARTING, "nothing yet"),
-        (replace(WELL, state="starting", said_ago_ms=6 * MINUTE_MS), Standing.STALE, "said nothing for 6m"),
-        (replace(WELL, state="", starting_ms=10 * MINUTE_MS), Standing.STARTING, "nothing yet"),
-        (replace(WELL, state="waiting for a verb", starting_ms=11 * MINUTE_MS), Standing.STALE, "not run for 11m: waiting for a"),
-        (replace(WELL, said_ago_ms=6 * MINUTE_MS), Standing.STALE, "said nothing for 6m"),
-        (replace(WELL, behind_ms=3_600_000, still_ms=MINUTE_MS), Standing.RUNNING, "1h behind"),  # it is catching up
-        (replace(WELL, behind_ms=3_600_000, still_ms=11 * MINUTE_MS), Standing.STALE, "judged nothing for 11m"),
-        (replace(WELL, behind_ms=0, unheard_ms=10 * MINUTE_MS), Standing.RUNNING, "0s behind"),
+        (replace(BY_A_RUN, wanted_ago_ms=LONGEST_CHANGE_MS + 1), JobState.LEFT, "./fleet stream start"),
+        (replace(BY_A_RUN, wanted_ago_ms=9 * LONGEST_CHANGE_MS, by="ann"), JobState.STOPPED, "says ann"),
+        (replace(BY_A_RUN, wanted_ago_ms=9 * LONGEST_CHANGE_MS, wanted=True), JobState.RUNNING, "behind"),
+        (replace(WELL, has_run=False), JobState.DOWN, "./fleet up"),
+        (replace(WELL, state="starting", said_ago_ms=MINUTE_MS), JobState.STARTING, "starting"),
+        (replace(WELL, state="", said_ago_ms=0), JobState.STARTING, "nothing yet"),
+        (replace(WELL, state="starting", said_ago_ms=6 * MINUTE_MS), JobState.STALE, "said nothing for 6m"),
+        (replace(WELL, state="", starting_ms=10 * MINUTE_MS), JobState.STARTING, "nothing yet"),
+        (replace(WELL, state="waiting for a verb", starting_ms=11 * MINUTE_MS), JobState.STALE, "not run for 11m: waiting for a"),
+        (replace(WELL, said_ago_ms=6 * MINUTE_MS), JobState.STALE, "said nothing for 6m"),
+        (replace(WELL, behind_ms=3_600_000, still_ms=MINUTE_MS), JobState.RUNNING, "1h behind"),  # it is catching up
+        (replace(WELL, behind_ms=3_600_000, still_ms=11 * MINUTE_MS), JobState.STALE, "judged nothing for 11m"),
+        (replace(WELL, behind_ms=0, unheard_ms=10 * MINUTE_MS), JobState.RUNNING, "0s behind"),
         (
             replace(WELL, behind_ms=0, unheard_ms=360 * MINUTE_MS),
-            Standing.STALE,
+            JobState.STALE,
             "nothing has been received for 6h, not even a bridge",
         ),
-        (replace(WELL, wanted=False, unheard_ms=360 * MINUTE_MS), Standing.STOPPED, "to be stopped"),
-        (replace(WELL, critical=("memory is critical",)), Standing.CRITICAL, "memory"),
+        (replace(WELL, wanted=False, unheard_ms=360 * MINUTE_MS), JobState.STOPPED, "to be stopped"),
+        (replace(WELL, critical=("memory is critical",)), JobState.CRITICAL, "memory"),
     ],
 )
-def test_a_job_is_judged_by_what_is_wanted_and_what_can_be_seen(seen: Seen, standing: Standing, word: str) -> None:
+def test_a_job_is_judged_by_what_is_wanted_and_what_can_be_seen(seen: Seen, standing: JobState, word: str) -> None:
     found = decide(seen)
     assert (found.standing, found.start) == (standing, False)
     assert word in found.why
@@ -89,17 +89,17 @@ def test_a_job_is_judged_by_what_is_wanted_and_what_can_be_seen(seen: Seen, stan
 def test_the_runbook_names_each_standing_for_which_its_dag_is_red() -> None:
     text = (ROOT / "dags" / "fleet_supervise.py").read_text()
     red = text[text.index("**Red**") : text.index("**To undo**")]
-    assert {one for one in Standing if f"*{one.value}*" in red} == set(Standing) - SOUND
+    assert {one for one in JobState if f"*{one.value}*" in red} == set(JobState) - SOUND
 
 
 def test_each_start_in_vain_makes_the_next_wait_twice_as_long_and_is_forgotten_in_the_end() -> None:
-    assert decide(DEAD) == Decision(Standing.STARTED, "it was dead: it ended by itself (exit -9)", start=True)
+    assert decide(DEAD) == Decision(JobState.STARTED, "it was dead: it ended by itself (exit -9)", start=True)
     for count in range(1, 10):
         wait_ms = min(FIRST_WAIT_MS * 2 ** (count - 1), LONGEST_WAIT_MS)
         early, due = (
             decide(replace(DEAD, starts_ms=tuple([NOW_MS - past_ms] * count))).standing for past_ms in (wait_ms - 1, wait_ms)
         )
-        assert (early, due) == (Standing.BACKING_OFF, Standing.STARTED)
+        assert (early, due) == (JobState.BACKING_OFF, JobState.STARTED)
     assert decide(replace(DEAD, starts_ms=(NOW_MS - REMEMBERED_MS,) * 9)).start
 
 
@@ -107,22 +107,24 @@ def test_a_job_that_was_given_up_is_started_once_and_one_that_is_to_be_stopped_i
     now_ms = int(time.time() * 1000)
     with home.locked("fleet up"):
         write_status(home.run("lifecycle"), {"state": GIVEN_UP, "why": "exit -9", "at_ms": now_ms})
-        desire(home, STOPPED, "a migration")
+        set_desired(home, STOPPED, "a migration")
         assert look_after(home, "me", MINUTE_MS).state == "stopped"
-        desire(home, RUNNING, "a migration")
-        write_status(home.run("lifecycle"), {"state": GIVEN_UP, "why": "exit -9", "at_ms": desired(home).at_ms + 1})
+        set_desired(home, RUNNING, "a migration")
+        write_status(home.run("lifecycle"), {"state": GIVEN_UP, "why": "exit -9", "at_ms": get_desired(home).at_ms + 1})
         look = look_after(home, "me", MINUTE_MS)
         assert (look.state, look.sound, look.starts) == ("started", True, 1)
-        assert (desired(home).what, desired(home).by) == (RUNNING, "me")
+        assert (get_desired(home).what, get_desired(home).by) == (RUNNING, "me")
     assert look_after(home, "me", MINUTE_MS).state == "down"
 
 
 def test_a_stream_that_a_run_left_stopped_is_not_sound(home: Home) -> None:
-    said = desire(home, STOPPED, "airflow fleet_migrate manual")
+    said = set_desired(home, STOPPED, "airflow fleet_migrate manual")
     assert said is not None
     late, early = (look_after(home, "me", MINUTE_MS, said.at_ms + LONGEST_CHANGE_MS + more_ms) for more_ms in (1, 0))
     assert (late.state, late.sound, early.state, early.sound) == ("left stopped", False, "stopped", True)
-    assert (desired(home).what, desired(home).by) == (STOPPED, "airflow fleet_migrate manual"), "it is told, and nothing is done"
+    assert (get_desired(home).what, get_desired(home).by) == (STOPPED, "airflow fleet_migrate manual"), (
+        "it is told, and nothing is done"
+    )
 
 
 def test_a_job_whose_every_process_is_a_young_one_is_not_starting_for_ever(home: Home) -> None:

@@ -15,9 +15,9 @@ from fleetpulse.io.delta.corruption import DamagedError
 from fleetpulse.io.home.checkpoint_ownership import mark_own, require_own, require_own_if_read
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.retention_floor import promise
-from fleetpulse.io.maintenance.readers import needs
+from fleetpulse.io.maintenance.readers import reader_pins
 from fleetpulse.io.tables import tables
-from fleetpulse.io.tables.outbox import say_unsaid, unsaid_path
+from fleetpulse.io.tables.outbox import flush_outbox, outbox_path
 from fleetpulse.io.tables.snapshots import find_snapshot
 from tests.homes import commit_batch, empty, take_snapshot
 from tests.refusals import refused
@@ -41,7 +41,7 @@ def _said(home: Home, batch: int) -> None:
 
 
 def _to_say(home: Home, count: int) -> Path:
-    path = unsaid_path(home.checkpoint)
+    path = outbox_path(home.checkpoint)
     rows = [{"kind": "transition", "device_id": f"d{number}", "generation": 1, "judged_at_ms": 1} for number in range(count)]
     pq.write_table(tables.to_table(JUDGEMENTS, rows), path, row_group_size=2)
     return path
@@ -53,7 +53,7 @@ def _devices(home: Home) -> list[str]:
 
 def test_what_is_to_be_said_is_said_once(home: Home) -> None:
     _to_say(home, 5)
-    assert say_unsaid(home, 1) == 5 and say_unsaid(home, 1) == 0
+    assert flush_outbox(home, 1) == 5 and flush_outbox(home, 1) == 0
     assert _devices(home) == ["d0", "d1", "d2", "d3", "d4"]
     assert not list(home.checkpoint.glob("unsaid-*"))
 
@@ -65,7 +65,7 @@ def test_killed_between_any_two_commits_the_next_says_the_rest(home: Home, lande
         for number in range(landed):
             rows = file.read_row_group(number).cast(tables.arrow_schema(JUDGEMENTS))
             tables.append(home, JUDGEMENTS, rows, path.stem, number + 1)
-    say_unsaid(home, 1)
+    flush_outbox(home, 1)
     assert _devices(home) == ["d0", "d1", "d2", "d3", "d4"]
 
 
@@ -73,7 +73,7 @@ def test_what_is_to_be_said_and_is_damaged_is_named_and_stays(home: Home) -> Non
     path = _to_say(home, 5)
     path.write_bytes(path.read_bytes()[:-10])
     with refused("file-damaged", DamagedError, match=path.name):
-        say_unsaid(home, 1)
+        flush_outbox(home, 1)
     assert path.exists() and _devices(home) == []
 
 
@@ -123,10 +123,10 @@ def test_a_damaged_checkpoint_that_nobody_goes_on_with_stands_in_no_ones_way(hom
     with refused("checkpoint-damaged"):
         require_own(home, 1)
     with refused("offsets-damaged"):
-        needs(home)
+        reader_pins(home)
     first, second = Generation(1, 8, 4, "up", status=RETIRED, stands={"damaged": True}), Generation(2, 8, 4, "bootstrap")
     save_generations(home.lifecycle, Generations(2, {1: first, 2: second}))
-    assert [need.who for need in needs(home)] == ["generation 2"]
+    assert [need.who for need in reader_pins(home)] == ["generation 2"]
 
 
 def test_a_checkpoint_of_another_home_is_refused_though_nobody_goes_on_with_it(home: Home) -> None:

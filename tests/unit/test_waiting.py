@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from fleetpulse.columnar.codec.arrow import batch_to_rows, rows_to_batch
-from fleetpulse.columnar.fold.pending import MOST, MOST_MOVING, Waiting
+from fleetpulse.columnar.fold.pending import MOST, MOST_MOVING, PendingRows
 from fleetpulse.core.rows import Row
 from tests.histories import START, row
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.unit
 class Kept:
     """The chunks of a group, as the state has them: what was joined is counted."""
 
-    waiting: Waiting = field(default_factory=Waiting)
+    waiting: PendingRows = field(default_factory=PendingRows)
     chunks: dict[int, bytes] = field(default_factory=dict[int, bytes])
     rewritten: int = 0
     most: int = 0

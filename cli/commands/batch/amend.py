@@ -42,14 +42,14 @@ def amend(
     json_lines: RowsOption = False,
 ) -> None:
     """Judge anew what late messages concern: take back what did not happen, add what did, correct who stands wrong."""
-    from batch.amend import Wanted, amend_and_settle, amend_home
+    from batch.amend import AmendRequest, amend_and_settle, amend_home
     from fleetpulse.reports.judgements import require_known
 
     opened = Home(home)
     opened.record()
     for device_id in device or ():
         require_known(opened, device_id)
-    wanted = Wanted(tuple(dict.fromkeys(device or ())), None if since is None else _past(parse_instant_ms(since)), dry_run)
+    wanted = AmendRequest(tuple(dict.fromkeys(device or ())), None if since is None else _past(parse_instant_ms(since)), dry_run)
     if again_within is None:
         done = amend_home(opened, wanted, say)
     else:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from cli.common.dry_run import Outlook, Read, foretell
+from cli.common.dry_run import DryRun, Read, print_dry_run
 from cli.common.options import DEFAULT_HOME, DryOption, HomeOption
 from cli.common.output import as_json, as_table, console, say
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.times import format_duration, format_instant, parse_instant_ms
 from fleetpulse.io.home.home import Home
-from fleetpulse.io.system.process import do_without
+from fleetpulse.io.system.process import block_imports
 
 if TYPE_CHECKING:
     from batch.backtest import Planned
@@ -46,7 +46,7 @@ def backtest(
     dry_run: DryOption = False,
 ) -> None:
     """Judge what was received under another policy, and show which verdicts that adds, takes away and moves."""
-    do_without("pandas")  # most of a second, of the two or three that a short history takes; Spark gets it back
+    block_imports("pandas")  # most of a second, of the two or three that a short history takes; Spark gets it back
     from batch.backtest import backtest as run
     from batch.backtest import planned
     from cli.common.policy_files import policy_of
@@ -60,7 +60,7 @@ def backtest(
     if dry_run:
         plan = planned(opened, asked, bounds[0], bounds[1], spark=spark)
         does, more = _foreseen(opened, plan), (Read(f'the policy in "{policy}", version {asked.version}'),)
-        foretell(Outlook(does, (*_read_by(plan), *more), _written(plan, html)), json_lines=json_lines or verdicts)
+        print_dry_run(DryRun(does, (*_read_by(plan), *more), _written(plan, html)), json_lines=json_lines or verdicts)
         return
     with Console(stderr=True).status("judging"):
         answer = run(opened, asked, bounds[0], bounds[1], spark=spark, say=say)

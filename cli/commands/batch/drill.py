@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cli.common.dry_run import Outlook, Read, foretell
+from cli.common.dry_run import DryRun, Read, print_dry_run
 from cli.common.options import DryOption
 from cli.common.output import as_json, as_table
 from fleetpulse.core.errors import FleetError
@@ -16,7 +16,7 @@ from fleetpulse.core.policy import Policy
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.times import parse_duration_ms
 from fleetpulse.io.home.home import Home
-from fleetpulse.reports.agreement import Bag, differences, told
+from fleetpulse.reports.agreement import Bag, differences, emitted
 
 _SHOWN = 20
 _PLACE = "fleet-drill-"
@@ -41,13 +41,13 @@ def drill(
     """
     deployment = Deployment(allowed_lateness_ms=parse_duration_ms(lateness))
     if dry_run:
-        foretell(_outlook(recording, keep=keep), json_lines=json_lines)
+        print_dry_run(_outlook(recording, keep=keep), json_lines=json_lines)
         return
     from batch.common.progress import Steps, watched
     from batch.common.spark_session import batch_session
     from batch.state.drill import STEPS, disturbed
     from cli.supervisor.replay import replay
-    from fleetpulse.io.spark.session import Size
+    from fleetpulse.io.spark.session import SparkResources
 
     console = Console(stderr=True)
 
@@ -62,9 +62,9 @@ def drill(
         say("the disturbed run")
         second.prepare(first.deployment(), first.identity())
         steps = Steps(say)
-        with batch_session(second, Size()) as spark, watched(spark, steps):
+        with batch_session(second, SparkResources()) as spark, watched(spark, steps):
             disturbed(spark, second, first, steps)
-        want, got = told(first), told(second)
+        want, got = emitted(first), emitted(second)
     except BaseException:
         say(f"both homes are kept, with their logs: {place}")
         raise
@@ -76,7 +76,7 @@ def drill(
     typer.echo(f"the drill passed: {len(STEPS)} operations, {want.total():,} judgements, no difference", err=json_lines)
 
 
-def _outlook(recording: Path, *, keep: bool) -> Outlook:
+def _outlook(recording: Path, *, keep: bool) -> DryRun:
     """Return what a drill would do.
 
     Raises:
@@ -91,7 +91,7 @@ def _outlook(recording: Path, *, keep: bool) -> Outlook:
     does = f"judge a recording twice on Spark: once as it is, once in {len(STEPS) + 1} parts, and between them: {between}"
     until = "kept" if keep else "removed at the end where the verdicts agree"
     place = f'two homes in a new folder "{Path(tempfile.gettempdir()) / _PLACE}...", {until}'
-    return Outlook(
+    return DryRun(
         does, (Read(f'the recording "{recording}"', None, played.lines, None, played.first_ms, played.last_ms),), (place,)
     )
 
@@ -101,7 +101,7 @@ def conclude(recording: Path, want: Bag, got: Bag, *, json_lines: bool) -> None:
 
     Args:
         recording: that was judged.
-        want: what the undisturbed run said, see `agreement.told`.
+        want: what the undisturbed run said, see `agreement.emitted`.
         got: what the disturbed one said.
         json_lines: whether differences are told as JSON, one a line, and all of them.
 

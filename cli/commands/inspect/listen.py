@@ -257,7 +257,7 @@ class Listener:
                 landed.append(replace(shown, row=read_with(one["row"], None, self.deployment)))
         frontier_of = judgements.frontier_of_sites(self.home, judged_ms(self.home))
         known = [one for one in landed if one.row and is_judged(one.row, frontier_of)]
-        for shown, became in verdicts(known, judgements.said_of(self.home, [one.row for one in known if one.row])):
+        for shown, became in verdicts(known, judgements.judgements_about(self.home, [one.row for one in known if one.row])):
             self._say(shown, became)
         for shown in landed:
             if shown not in known:
@@ -298,7 +298,7 @@ class Listener:
         self._judged_ms = judged
         passed = self.followed.passed(judgements.frontier_of_sites(self.home, judged))
         if passed:
-            for shown, became in verdicts(passed, judgements.said_of(self.home, [one.row for one in passed if one.row])):
+            for shown, became in verdicts(passed, judgements.judgements_about(self.home, [one.row for one in passed if one.row])):
                 self._say(shown, became, again=True)
         if self.followed.forgotten > self._told:
             self._told = self.followed.forgotten

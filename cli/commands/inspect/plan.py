@@ -6,14 +6,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from cli.common.dry_run import Outlook, Read, foretell, tables_read
+from cli.common.dry_run import DryRun, Read, print_dry_run, tables_read
 from cli.common.options import DryOption, JsonOption
 from cli.common.output import as_json, as_table, console, measure
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.times import format_duration, parse_duration_ms
 from fleetpulse.io.home.home import Home
 from fleetpulse.paths import cache_dir
-from fleetpulse.planning.model import DAY_MS, Figures, Fleet, Plan, plan
+from fleetpulse.planning.model import DAY_MS, CapacityPlan, Figures, Fleet, plan
 
 MeasuredOption = Annotated[
     Path | None, typer.Option("--home", help="Take what is not given from the tables of a home, and show what it takes now.")
@@ -74,7 +74,7 @@ def show_plan(
     }
     kept_ms = None if keep in (None, _FOREVER) else _duration("--keep", keep)
     if dry_run:
-        foretell(_outlook(given, None if home is None else Home(home), measures=calibrate), json_lines=json_lines)
+        print_dry_run(_outlook(given, None if home is None else Home(home), measures=calibrate), json_lines=json_lines)
         return
     figures = _figures(measure_anew=calibrate)
     fleet = Fleet(10_000)
@@ -87,7 +87,7 @@ def show_plan(
     _show(plan(fleet, figures), fleet, figures, _standing(home), json_lines=json_lines)
 
 
-def _outlook(given: dict[str, Any], home: Home | None, *, measures: bool) -> Outlook:
+def _outlook(given: dict[str, Any], home: Home | None, *, measures: bool) -> DryRun:
     """Return what a plan would be made from.
 
     Raises:
@@ -108,7 +108,7 @@ def _outlook(given: dict[str, Any], home: Home | None, *, measures: bool) -> Out
     source = "the built-in fleet" if home is None else f'the fleet of "{home.path}"'
     before = "measure what things cost on this machine, in a minute or so, and " if measures else ""
     does = f"{before}plan for {source}" + (f", but for what is given: {', '.join(named)}" if named else "")
-    return Outlook(does, tuple(reads), (f'"{kept}"',) if measures else ())
+    return DryRun(does, tuple(reads), (f'"{kept}"',) if measures else ())
 
 
 def _option(name: str) -> str:
@@ -159,7 +159,7 @@ def _standing(home: Path | None) -> dict[str, Any]:
     return standing_of(Home(home))
 
 
-def _show(found: Plan, fleet: Fleet, figures: Figures, now: dict[str, Any], *, json_lines: bool) -> None:
+def _show(found: CapacityPlan, fleet: Fleet, figures: Figures, now: dict[str, Any], *, json_lines: bool) -> None:
     if json_lines:
         asked = {name: getattr(fleet, name) for name in Fleet.__slots__}
         as_json([{"fleet": asked, "plan": found.as_rows(), "figures": figures.source, "now": now or None}])

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.common.dry_run import Outlook, foretell, tables_read
+from cli.common.dry_run import DryRun, print_dry_run, tables_read
 from cli.common.options import DEFAULT_HOME, DryOption, HomeOption, RowsOption, check_mode
 from cli.common.output import as_json, as_table, cell, console, instant_ms
 from cli.supervisor.progress import judged_ms
@@ -43,7 +43,7 @@ def rewind(
     opened.record()
     moment = _moment(opened, parse_instant_ms(to), known)
     if dry_run:
-        foretell(_outlook(opened, device, moment), json_lines=json_lines)
+        print_dry_run(_outlook(opened, device, moment), json_lines=json_lines)
         return
     rows = reports.fleet(opened, moment) if device is None else reports.life(opened, device, moment)
     if device is not None and not rows:
@@ -57,7 +57,7 @@ def rewind(
     _show(device, moment, rows, last)
 
 
-def _outlook(home: Home, device: str | None, moment: Any) -> Outlook:
+def _outlook(home: Home, device: str | None, moment: Any) -> DryRun:
     """Return what would be read.
 
     Raises:
@@ -70,7 +70,7 @@ def _outlook(home: Home, device: str | None, moment: Any) -> Outlook:
         require_known(home, device)
     what = "every device's mode at" if device is None else f"the life of {device} up to"
     does = f"show {what} {format_instant(moment.at_ms)}, as {_knowledge(moment)}"
-    return Outlook(does, tables_read(home, ((JUDGEMENTS, "event_time"), (DEVICES, "received_at"))))
+    return DryRun(does, tables_read(home, ((JUDGEMENTS, "event_time"), (DEVICES, "received_at"))))
 
 
 def _moment(home: Home, at_ms: int, known: str) -> Any:

@@ -25,7 +25,7 @@ from cli.common.output import (
 )
 from cli.supervisor.progress import judged_ms, troubles
 from fleetpulse.core.errors import FleetError
-from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.core.times import format_duration, format_instant
 from fleetpulse.io.delta.log import holds_table
@@ -47,13 +47,13 @@ _LIFE_COLUMNS = ("event_time", "transition_no", "from_mode", "to_mode", "trigger
 
 
 class _Unjudged(StrEnum):
-    LATE = Verdict.LATE.value
-    CLOCK = Verdict.CLOCK.value
-    IDENTITY_CONFLICT = Verdict.IDENTITY_CONFLICT.value
-    DUPLICATE = Verdict.DUPLICATE.value
-    AFTER_DECOMMISSION = Verdict.AFTER_DECOMMISSION.value
-    UNKNOWN_DEVICE = Verdict.UNKNOWN_DEVICE.value
-    REFUSED = Verdict.REFUSED.value
+    LATE = JudgementKind.LATE.value
+    CLOCK = JudgementKind.CLOCK.value
+    IDENTITY_CONFLICT = JudgementKind.IDENTITY_CONFLICT.value
+    DUPLICATE = JudgementKind.DUPLICATE.value
+    AFTER_DECOMMISSION = JudgementKind.AFTER_DECOMMISSION.value
+    UNKNOWN_DEVICE = JudgementKind.UNKNOWN_DEVICE.value
+    REFUSED = JudgementKind.REFUSED.value
     ALL = "all"
 
 

@@ -15,10 +15,10 @@ from fleetpulse.core.messages.sparkplug import SUBSCRIPTIONS
 from fleetpulse.core.rows import BRIDGE, EVERYONE, KAFKA, Kind
 from fleetpulse.io.home.home import Home, bridge_job
 from fleetpulse.io.mqtt.address import load_address
-from fleetpulse.io.system.process import Stop, collect_seldom, do_with, do_without, one_allocator
+from fleetpulse.io.system.process import Stop, block_imports, tune_gc, unblock_imports, use_system_memory_pool
 
 if TYPE_CHECKING:
-    from streaming.bridge.bridge import Line
+    from streaming.bridge.bridge import MessageSource
 
 jobs = typer.Typer(hidden=True, add_completion=False, pretty_exceptions_enable=False, help="The processes of a run.")
 ParentOption = Annotated[int | None, typer.Option("--parent")]
@@ -35,9 +35,9 @@ def _spare() -> None:
 
     Structlog draws exceptions with rich, and no job logs one; Paho finds brokers by SRV records with dns, and no job asks it to.
     """
-    do_without("rich", "dns")
+    block_imports("rich", "dns")
     import_module("structlog")
-    do_with("rich")  # typer shows misuse with it
+    unblock_imports("rich")  # typer shows misuse with it
 
 
 class _Log:
@@ -64,7 +64,7 @@ def _begin(parent: int | None) -> Stop:
     return Stop(parent).on_signals()
 
 
-def _kafka(home: Home, options: Mapping[str, str]) -> "Callable[[], Line]":
+def _kafka(home: Home, options: Mapping[str, str]) -> "Callable[[], MessageSource]":
     from fleetpulse.io.kafka.config import parse_kafka
     from fleetpulse.io.kafka.subscriber import KafkaReceiver
 
@@ -83,7 +83,7 @@ def bridge(
     from fleetpulse.settings import load_settings
 
     if name != KAFKA:  # Spark's own Python may ask for it
-        do_without("pandas")
+        block_imports("pandas")
     from streaming.bridge.bridge import BridgeSettings, run_bridge
 
     at = Home(home)
@@ -113,8 +113,8 @@ def bridge(
         flood_limit=settings.flood_limit,
         identity=at.identity(),
     )
-    one_allocator()
-    collect_seldom()
+    use_system_memory_pool()
+    tune_gc()
     run_bridge(wanted, _begin(parent))
 
 
@@ -125,14 +125,14 @@ def landing(home: HomeOption, parent: ParentOption = None) -> None:
     from fleetpulse.io.tables.adaptive_batching import landing_pause_s, verdict_delay_ms
     from fleetpulse.settings import load_settings
 
-    do_without("pandas")
+    block_imports("pandas")
     from streaming.landing.landing import LOOK_S, run_landing
 
     at = Home(home)
     settings = load_settings(at.path)
     delay_ms = verdict_delay_ms(at.deployment().allowed_lateness_ms, settings.verdict_delay)
-    one_allocator()
-    collect_seldom()
+    use_system_memory_pool()
+    tune_gc()
     mappings, pause_s = load_mappings(at), landing_pause_s(delay_ms, LOOK_S)
     foreign = bool(mappings or settings.sparkplug_host)
     decoder = partial(decode_any, mappings)
@@ -154,11 +154,11 @@ def lifecycle(home: HomeOption, parent: ParentOption = None) -> None:
     from cli.common.session_size import size_of
     from fleetpulse.io.tables.adaptive_batching import hold_ms, verdict_delay_ms
     from fleetpulse.settings import load_settings
-    from streaming.lifecycle import Habits, run_lifecycle
+    from streaming.lifecycle import LifecycleOptions, run_lifecycle
 
     settings, at = load_settings(home), Home(home)
     held_ms = hold_ms(verdict_delay_ms(at.deployment().allowed_lateness_ms, settings.verdict_delay))
-    habits = Habits(held_ms, settings.batch_every, settings.keep_stream_health, settings.keep_judgement_versions)
+    habits = LifecycleOptions(held_ms, settings.batch_every, settings.keep_stream_health, settings.keep_judgement_versions)
     run_lifecycle(at, _begin(parent), habits, size_of(at))
 
 

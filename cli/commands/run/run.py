@@ -64,17 +64,17 @@ def up(
     picture: Annotated[Path | None, typer.Option("--picture", hidden=True, help="Draw the last screen there, as SVG.")] = None,
 ) -> None:
     """Start everything and show it live; Ctrl-C stops everything in order."""
-    from fleetpulse.io.system.process import do_without
+    from fleetpulse.io.system.process import block_imports
 
-    do_without("pandas")  # the screen reads tables without it
-    from cli.supervisor.up import Wanted
+    block_imports("pandas")  # the screen reads tables without it
+    from cli.supervisor.up import UpOptions
     from cli.supervisor.up import up as run
 
     address = parse_broker_url(broker) if broker else None
     chosen = None
     if policy is not None or timeout is not None:
         chosen = policy_of(policy, timeout)
-    wanted = Wanted(
+    wanted = UpOptions(
         devices,
         seed,
         for_s,

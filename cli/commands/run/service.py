@@ -13,7 +13,7 @@ import typer
 
 from cli.common.options import DEFAULT_HOME, HomeOption
 from fleetpulse.core.errors import FleetError, Misuse
-from fleetpulse.io.home.desired_state import RUNNING, desired
+from fleetpulse.io.home.desired_state import RUNNING, get_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import Service, served, services
 from fleetpulse.io.mqtt.address import BrokerAddress, load_address, parse_broker_url
@@ -118,7 +118,7 @@ def _await(stop: Stop, what: str, there: Callable[[], bool]) -> bool:
 
 def _judges(home: Home) -> bool:
     """Whether what the bridge wrote is judged by services that run."""
-    return {Service.LANDING, Service.LIFECYCLE} <= {*services(home)} and desired(home).what == RUNNING
+    return {Service.LANDING, Service.LIFECYCLE} <= {*services(home)} and get_desired(home).what == RUNNING
 
 
 def _watch(run: "Run", job: "Job | None", stop: Stop) -> None:
@@ -131,7 +131,7 @@ def _watch(run: "Run", job: "Job | None", stop: Stop) -> None:
             run.start_further_bridges(0)
         if job.held != held:
             held = job.held
-            _say(f"the {job.name} job {'stops' if held else 'starts'}, as {desired(run.home).by} wants it")
+            _say(f"the {job.name} job {'stops' if held else 'starts'}, as {get_desired(run.home).by} wants it")
 
 
 def how_it_is(home: Home, name: Service) -> str:
@@ -151,7 +151,7 @@ def how_it_is(home: Home, name: Service) -> str:
                 f'the broker does not let us in on {address}; see "{home.logs / "broker.log"}"', code="broker-refuses"
             )
         return f"the broker lets clients in on {address}"
-    wanted = desired(home)
+    wanted = get_desired(home)
     if name is Service.LIFECYCLE and wanted.what != RUNNING:
         return f"the lifecycle job is stopped, as {wanted.by} wants it"
     return _by_status(home, name)

@@ -8,7 +8,7 @@ import typer
 
 from cli.common.options import DEFAULT_HOME, HomeOption, JsonOption
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.home.desired_state import RUNNING, STOPPED, desire, desired
+from fleetpulse.io.home.desired_state import RUNNING, STOPPED, get_desired, set_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import runs
 
@@ -57,16 +57,16 @@ def start(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator", own: Ow
 
 def _say(home: Home, what: str, by: str, *, own: bool) -> None:
     """Write the word down; with ``own`` not over a stop that somebody else has said, however shortly before."""
-    said = None if own else desire(home, what, by)
+    said = None if own else set_desired(home, what, by)
     while said is None:
-        found = desired(home)
+        found = get_desired(home)
         if found.what == STOPPED and found.by != by:
             raise FleetError(
                 f"the stream is stopped by {found.by}, and only who stopped it starts it again; wait until that is done, "
                 f"or start it: ./fleet stream start --home {home.path}",
                 code="stream-stopped-by-other",
             )
-        said = desire(home, what, by, only_if=found)
+        said = set_desired(home, what, by, only_if=found)
 
 
 @stream.command("wanted")
@@ -74,7 +74,7 @@ def wanted(home: HomeOption = DEFAULT_HOME) -> None:
     """Say whether the lifecycle job is to run, and who said so."""
     opened = Home(home)
     opened.record()
-    found = desired(opened)
+    found = get_desired(opened)
     typer.echo(f"{found.what}, by {found.by}")
 
 

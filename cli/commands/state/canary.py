@@ -5,19 +5,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from batch.state.canary import Trial, canary
-from batch.state.operations import Work, check_form
+from batch.state.operations import StateOperation, check_form
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.checkpoints.checkpoint import stand
+from fleetpulse.io.checkpoints.checkpoint import position_after
 from fleetpulse.io.checkpoints.generations import none_held
 from fleetpulse.io.home.desired_state import stopped_meanwhile
-from fleetpulse.io.home.exclusive import making
+from fleetpulse.io.home.exclusive import exclusive_state_change
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.home.services import runs
 
 _PATIENCE_S = 120.0
 
 
-def beside(work: Work, verb: str, form: int, for_s: float) -> None:
+def beside(work: StateOperation, verb: str, form: int, for_s: float) -> None:
     """Run a generation of another stored form beside the one that runs, and switch if both say the same.
 
     Args:
@@ -41,12 +41,12 @@ def beside(work: Work, verb: str, form: int, for_s: float) -> None:
     if work.dry:
         work.say(_described(home, form, for_s))
         return
-    with making(home, f"fleet state {verb} --canary", work.say):
+    with exclusive_state_change(home, f"fleet state {verb} --canary", work.say):
         canary(work, verb, Trial(home.key_groups(), form, for_s, lambda: _stopped(home, verb)))
 
 
 def _described(home: Home, form: int, for_s: float) -> str:
-    current, at = home.generation(), stand(home.checkpoint)
+    current, at = home.generation(), position_after(home.checkpoint)
     return (
         f"generation {current.number}: {current.key_groups} key groups, {at.partitions} partitions, stored form {current.form}; "
         f"a canary of stored form {form} is to judge the live input beside it for {for_s:.0f} s, and to say it aside; then the "

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.commands.state import generations
-from cli.commands.state.session import Asked, changing, looking, snapshot_gate
-from cli.common.dry_run import Outlook, Read, foretell
+from cli.commands.state.session import StateOptions, changing, looking, snapshot_gate
+from cli.common.dry_run import DryRun, Read, print_dry_run
 from cli.common.options import DEFAULT_HOME, DryOption, HomeOption, JsonOption
 from cli.common.output import console, say
 from fleetpulse.columnar.codec.versions import STORED_FORM
 from fleetpulse.core.errors import Misuse
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, MESSAGES
 from fleetpulse.core.times import format_instant, parse_duration_ms, parse_instant_ms
-from fleetpulse.io.checkpoints.checkpoint import stand
+from fleetpulse.io.checkpoints.checkpoint import position_after
 from fleetpulse.io.home.checkpoint_ownership import require_own
-from fleetpulse.io.home.exclusive import making
+from fleetpulse.io.home.exclusive import exclusive_state_change
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from batch.state.operations import Work
+    from batch.state.operations import StateOperation
     from fleetpulse.io.checkpoints.generations import Generation
 
 HoldOption = Annotated[bool, typer.Option("--hold", help="Make it, check it, and wait for: state switch N.")]
@@ -57,10 +57,10 @@ def inspect(
     from cli.commands.state.inspect_view import show_inspected
 
     if dry_run:
-        foretell(_inspection(Home(home), at_batch), json_lines=as_json)
+        print_dry_run(_inspection(Home(home), at_batch), json_lines=as_json)
         return
     with looking(home) as work:
-        at = stand(work.home.checkpoint, at_batch)  # what is refused, is before Spark has started
+        at = position_after(work.home.checkpoint, at_batch)  # what is refused, is before Spark has started
         spark = work.spark
         work.say(f"reading generation {work.home.generation().number} after batch {at.batch}")
         found = look(spark, work.home, at.batch)
@@ -70,7 +70,7 @@ def inspect(
         show_inspected(found)
 
 
-def _inspection(home: Home, at_batch: int | None) -> Outlook:
+def _inspection(home: Home, at_batch: int | None) -> DryRun:
     """Return what an inspection would read.
 
     Raises:
@@ -80,14 +80,14 @@ def _inspection(home: Home, at_batch: int | None) -> Outlook:
 
     home.record()
     require_own(home, home.generation().number)
-    at = stand(home.checkpoint, at_batch)
+    at = position_after(home.checkpoint, at_batch)
     found = of_files(home, at, wall_clock_ms())
     number, groups = found["generation"]["number"], found["generation"]["key_groups"]
     does = f"show the state of generation {number} after batch {at.batch}: {groups} key groups in {at.partitions} partitions"
     of_state = Read(f'the state in "{home.checkpoint / "state"}"', found["files"]["count"], None, found["files"]["bytes"])
     logs = (Read(f"the log of {table.name}") for table in (MESSAGES, DEVICE_SNAPSHOTS))
     writes = f'a folder of Spark\'s in "{home.path / "spark"}", removed at the end, and its log "{home.logs / "batch.log"}"'
-    return Outlook(does, (of_state, *logs), (writes,))
+    return DryRun(does, (of_state, *logs), (writes,))
 
 
 @state.command("snapshot")
@@ -105,7 +105,7 @@ def snapshot(
     Home(home).record()
     if at_batch is None and not dry_run:
         say_held_back(Home(home))
-    kept_still = nullcontext() if dry_run else making(Home(home), "fleet state snapshot", say)
+    kept_still = nullcontext() if dry_run else exclusive_state_change(Home(home), "fleet state snapshot", say)
     with kept_still, looking(home, dry=dry_run) as work:
         looks = snapshot_gate(work) if gate and not dry_run else None
         found = asdict(take(work.spark, work.home, at_batch, work.say, looks, dry=dry_run))
@@ -117,7 +117,9 @@ def list_snapshots(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False, 
     """List the snapshots that are kept, the newest first."""
     Home(home).record()
     if dry_run:
-        foretell(Outlook("list the snapshots that are kept", (Read(f"the log of {DEVICE_SNAPSHOTS.name}"),)), json_lines=as_json)
+        print_dry_run(
+            DryRun("list the snapshots that are kept", (Read(f"the log of {DEVICE_SNAPSHOTS.name}"),)), json_lines=as_json
+        )
         return
     from fleetpulse.io.tables.snapshots import is_known, snapshots
 
@@ -167,7 +169,7 @@ def bootstrap(
         )
     if version is not None and at is not None:
         raise Misuse("a snapshot is named by its --version, or by an instant with --at: give one of them", code="option-conflict")
-    asked = Asked(dry_run, hold, as_json, once_stopped, gate, damaged)
+    asked = StateOptions(dry_run, hold, as_json, once_stopped, gate, damaged)
     if damaged and (devices is not None or registry):
         raise Misuse(
             "with --devices and --registry what waits, gaps and policies are taken from the present state, which --damaged says "
@@ -184,7 +186,7 @@ def bootstrap(
 
         named = "the registry" if registry else str(devices)
 
-        def from_list(work: "Work") -> "Generation | None":
+        def from_list(work: "StateOperation") -> "Generation | None":
             from batch.state.operations import bootstrap_devices
 
             return bootstrap_devices(work, listed, named)
@@ -196,7 +198,7 @@ def bootstrap(
 
     chosen = find_snapshot(Home(home), version, moment)
 
-    def from_snapshot(work: "Work") -> "Generation | None":
+    def from_snapshot(work: "StateOperation") -> "Generation | None":
         from batch.state.operations import bootstrap as begin
 
         return begin(work, chosen, only, damaged=damaged)
@@ -204,7 +206,7 @@ def bootstrap(
     _changing("bootstrap", home, asked, from_snapshot)
 
 
-def _changing(name: str, home: Path, asked: Asked, act: "Callable[[Work], Generation | None]") -> None:
+def _changing(name: str, home: Path, asked: StateOptions, act: "Callable[[StateOperation], Generation | None]") -> None:
     with changing(home, name, asked) as work:
         made = act(work)
     if asked.as_json and made is not None:
@@ -225,7 +227,7 @@ def migrate(
 ) -> None:
     """Go on in another stored form, in a new generation."""
 
-    def act(work: "Work") -> "Generation | None":
+    def act(work: "StateOperation") -> "Generation | None":
         from batch.state.operations import migrate as verb
 
         return verb(work, form)
@@ -250,7 +252,7 @@ def migrate(
         with looking(home, dry=dry_run) as work:
             beside(work, "migrate", form, for_s)
         return
-    _changing("migrate", home, Asked(dry_run, hold, as_json, once_stopped, gate), act)
+    _changing("migrate", home, StateOptions(dry_run, hold, as_json, once_stopped, gate), act)
 
 
 @state.command("repartition")
@@ -266,13 +268,13 @@ def repartition(
 ) -> None:
     """Go on with another number of partitions."""
 
-    def act(work: "Work") -> "Generation | None":
+    def act(work: "StateOperation") -> "Generation | None":
         from batch.state.operations import repartition as verb
         from batch.state.operations import repartition_anew
 
         return (repartition_anew if anew else verb)(work, partitions)
 
-    _changing("repartition", home, Asked(dry_run, hold, as_json, once_stopped, gate), act)
+    _changing("repartition", home, StateOptions(dry_run, hold, as_json, once_stopped, gate), act)
 
 
 @state.command("rescale")
@@ -287,12 +289,12 @@ def rescale(
 ) -> None:
     """Go on with another number of key groups, in a new generation."""
 
-    def act(work: "Work") -> "Generation | None":
+    def act(work: "StateOperation") -> "Generation | None":
         from batch.state.operations import rescale as verb
 
         return verb(work, key_groups)
 
-    _changing("rescale", home, Asked(dry_run, hold, as_json, once_stopped, gate), act)
+    _changing("rescale", home, StateOptions(dry_run, hold, as_json, once_stopped, gate), act)
 
 
 @state.command("rollback")
@@ -306,12 +308,12 @@ def rollback(
 ) -> None:
     """Go back to what an earlier generation was; what was judged since is judged again, and not said again."""
 
-    def act(work: "Work") -> "Generation | None":
+    def act(work: "StateOperation") -> "Generation | None":
         from batch.state.operations import rollback as verb
 
         return verb(work, to)
 
-    _changing("rollback", home, Asked(dry_run, hold, as_json, once_stopped), act)
+    _changing("rollback", home, StateOptions(dry_run, hold, as_json, once_stopped), act)
 
 
 def _shown(found: dict[str, Any], *, as_json: bool) -> None:

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from cli.common.dry_run import Outlook, Read, foretell
+from cli.common.dry_run import DryRun, Read, print_dry_run
 from cli.common.options import DEFAULT_HOME, DryOption, HomeOption, JsonOption
 from cli.common.output import console, say
 from fleetpulse.core.times import format_instant
 from fleetpulse.io.checkpoints.generations import load_generations
-from fleetpulse.io.home.exclusive import making
+from fleetpulse.io.home.exclusive import exclusive_state_change
 from fleetpulse.io.home.home import Home
 
 NumberArgument = Annotated[int, typer.Argument(help="The generation that is held.")]
@@ -31,7 +31,7 @@ def switch(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: Dry
 
     opened = Home(home)
     opened.record()
-    with making(opened, "fleet state switch", say), opened.state_held("fleet state switch"):
+    with exclusive_state_change(opened, "fleet state switch", say), opened.state_held("fleet state switch"):
         give(opened, number, say, dry=dry_run)
 
 
@@ -44,7 +44,7 @@ def discard(number: NumberArgument, home: HomeOption = DEFAULT_HOME, dry_run: Dr
     if dry_run:
         remove(opened, number, say, dry=True)
         return
-    with making(opened, "fleet state discard", say):
+    with exclusive_state_change(opened, "fleet state discard", say):
         remove(opened, number, say)
 
 
@@ -53,7 +53,7 @@ def list_generations(home: HomeOption = DEFAULT_HOME, dry_run: DryOption = False
     opened = Home(home)
     opened.record()
     if dry_run:
-        foretell(Outlook("list the generations", (Read(f'their record in "{opened.lifecycle}"'),)), json_lines=as_json)
+        print_dry_run(DryRun("list the generations", (Read(f'their record in "{opened.lifecycle}"'),)), json_lines=as_json)
         return
     record = load_generations(opened.lifecycle)
     found = [record.known[number] for number in sorted(record.known)] or [opened.generation()]
@@ -88,5 +88,5 @@ def prune(
     if dry_run:
         remove(opened, keep, say, dry=True)
         return
-    with making(opened, "fleet state prune", say):
+    with exclusive_state_change(opened, "fleet state prune", say):
         remove(opened, keep, say, dry=False)

@@ -13,19 +13,19 @@ from fleetpulse.core.errors import FleetError, Misuse
 from fleetpulse.io.checkpoints.checkpoint import relocate_each
 from fleetpulse.io.checkpoints.generations import none_held
 from fleetpulse.io.home.checkpoint_ownership import require_own, require_own_if_read
-from fleetpulse.io.home.exclusive import making
+from fleetpulse.io.home.exclusive import exclusive_state_change
 from fleetpulse.io.home.home import Home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from batch.state.operations import Work
+    from batch.state.operations import StateOperation
     from batch.state.snapshot import Gate
     from fleetpulse.io.checkpoints.generations import Generation
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StateOptions:
     """How a verb that changes the state was asked for.
 
     Attributes:
@@ -58,7 +58,7 @@ class Asked:
 
 
 @contextmanager
-def looking(path: Path, *, dry: bool = False) -> "Iterator[Work]":
+def looking(path: Path, *, dry: bool = False) -> "Iterator[StateOperation]":
     """Give a session over a home whose state is read only."""
     home = Home(path)
     home.record()
@@ -67,7 +67,7 @@ def looking(path: Path, *, dry: bool = False) -> "Iterator[Work]":
 
 
 @contextmanager
-def changing(path: Path, verb: str, asked: Asked) -> "Iterator[Work]":
+def changing(path: Path, verb: str, asked: StateOptions) -> "Iterator[StateOperation]":
     """Give a session over a home whose state is held, since it is to be changed; a dry run is refused where this would be."""
     home = Home(path)
     home.record()
@@ -81,18 +81,18 @@ def changing(path: Path, verb: str, asked: Asked) -> "Iterator[Work]":
     by = f"fleet state {verb}"
     gate = _state_gate(home) if asked.gate else None
     session = _session(home, dry=False, changes=True, damaged=asked.damaged)
-    with making(home, by, say), home.state_held(by), session as work:
+    with exclusive_state_change(home, by, say), home.state_held(by), session as work:
         yield replace(work, holds=asked.hold, gate=gate)
 
 
 @contextmanager
-def _session(home: Home, *, dry: bool, changes: bool, damaged: bool = False) -> "Iterator[Work]":
+def _session(home: Home, *, dry: bool, changes: bool, damaged: bool = False) -> "Iterator[StateOperation]":
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     from batch.common.progress import Steps, watched
-    from batch.common.spark_session import batch_session, plainly_named, told_of
-    from batch.state.operations import Work
+    from batch.common.spark_session import batch_session, first_sentence_of, plainly_named
+    from batch.state.operations import StateOperation
 
     (require_own_if_read if damaged else require_own)(home, home.generation().number)
     relocate_each(home.lifecycle)  # the home may have been moved
@@ -108,18 +108,18 @@ def _session(home: Home, *, dry: bool, changes: bool, damaged: bool = False) -> 
             return spark
 
         try:
-            yield Work(session, named, steps, dry)
+            yield StateOperation(session, named, steps, dry)
         except (PySparkException, Py4JError) as error:
             anew = f"begin anew from a snapshot: ./fleet state bootstrap --damaged --home {home.path}"
             cure = f"where it is damaged, {anew}" if changes else "the job may have gone on meanwhile: try again"
             raise FleetError(
-                f"generation {home.generation().number} cannot be read ({told_of(error)}); nothing has changed; more is in "
-                f'"{home.logs / "batch.log"}"; {cure}',
+                f"generation {home.generation().number} cannot be read ({first_sentence_of(error)}); nothing has changed; "
+                f'more is in "{home.logs / "batch.log"}"; {cure}',
                 code="generation-unreadable",
             ) from error
 
 
-def snapshot_gate(work: "Work") -> "Gate":
+def snapshot_gate(work: "StateOperation") -> "Gate":
     """Return what looks at a snapshot before it is published.
 
     Raises:
@@ -131,11 +131,11 @@ def snapshot_gate(work: "Work") -> "Gate":
     return lambda rows, what: gated(work.spark, work.home, rows, what, keep, work.say)
 
 
-def _state_gate(home: Home) -> "Callable[[Work, Generation], None]":
+def _state_gate(home: Home) -> "Callable[[StateOperation, Generation], None]":
     """Return what looks at a generation before it gets the work, with the errors of `snapshot_gate`."""
     keep = _looks_kept(home)
 
-    def look(work: "Work", made: "Generation") -> None:
+    def look(work: "StateOperation", made: "Generation") -> None:
         from batch.quality.gate import require_sound
 
         require_sound(work.spark, work.home, made, keep, work.say)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from fleetpulse.columnar.compute import pc
-from fleetpulse.columnar.fold.judgement_batches import TOLD_SCHEMA
+from fleetpulse.columnar.fold.judgement_batches import JUDGEMENT_SCHEMA
 from fleetpulse.columnar.jit.world import Int64s
 
 ADDED, GONE, MOVED = CHANGES = ("added", "gone", "moved")
@@ -28,14 +28,14 @@ DIFFERENCE_SCHEMA: Final = pa.schema(
         ("after_ms", pa.int64()),  # event time under the new policy; null where it is gone
     ]
 )
-_SHARED: Final = [name for name in DIFFERENCE_SCHEMA.names if name in TOLD_SCHEMA.names]
+_SHARED: Final = [name for name in DIFFERENCE_SCHEMA.names if name in JUDGEMENT_SCHEMA.names]
 
 
 def cancelled(before: pa.RecordBatch, after: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Return the transitions of each side that the other has not.
 
     Args:
-        before: of the one side, columns of `TOLD_SCHEMA`.
+        before: of the one side, columns of `JUDGEMENT_SCHEMA`.
         after: of the other; both judged up to the same frontier.
     """
     if not before.num_rows and not after.num_rows:
@@ -59,7 +59,7 @@ def differences(before: pa.RecordBatch, after: pa.RecordBatch) -> pa.RecordBatch
     """Return what was added, is gone and has moved.
 
     Args:
-        before: transitions that the other side has not (see `cancelled`), columns of `TOLD_SCHEMA`.
+        before: transitions that the other side has not (see `cancelled`), columns of `JUDGEMENT_SCHEMA`.
         after: likewise, of the other side.
 
     Returns:

@@ -18,9 +18,9 @@ import pyarrow as pa
 from fleetpulse.columnar.backtest.diff import DIFFERENCE_SCHEMA, cancelled, differences, in_order
 from fleetpulse.columnar.codec.arrow import NO_SIGNALS, from_bytes, to_bytes
 from fleetpulse.columnar.compute import pc
-from fleetpulse.columnar.fold.judgement_batches import from_judgements, said_by
+from fleetpulse.columnar.fold.judgement_batches import drop_broadcast_copies, judgements_to_batch
 from fleetpulse.columnar.fold.key_group import KeyGroup
-from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.policy import Dated, Policies, from_normalised
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
@@ -28,11 +28,11 @@ from fleetpulse.core.rows import Kind, Row
 
 DAY_MS: Final = 86_400_000
 BEFORE, AFTER = "before", "after"
-_NOTHING: Final = from_judgements([])
+_NOTHING: Final = judgements_to_batch([])
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class BacktestRequest:
     """What is asked of a history. Instants are epoch milliseconds.
 
     Attributes:
@@ -62,7 +62,7 @@ class Question:
 
 
 @dataclass(slots=True)
-class Found:
+class BacktestResult:
     """What came of it; of several key groups that is the sum.
 
     Attributes:
@@ -83,7 +83,7 @@ class Found:
         return to_bytes(self.changed.replace_schema_metadata({"fleetpulse": json.dumps(known)}))
 
     @classmethod
-    def from_bytes(cls, written: bytes) -> "Found":
+    def from_bytes(cls, written: bytes) -> "BacktestResult":
         """Read what `to_bytes` wrote."""
         changed = from_bytes(written)
         known = json.loads((changed.schema.metadata or {})[b"fleetpulse"])
@@ -96,10 +96,10 @@ def _plain(counts: Mapping[Any, int]) -> list[list[Any]]:
     return [[*key, count] for key, count in counts.items()]
 
 
-def together(found: Iterable[Found]) -> Found:
+def together(found: Iterable[BacktestResult]) -> BacktestResult:
     """Return what several key groups come to."""
     parts = list(found)
-    total = Found()
+    total = BacktestResult()
     for part in parts:
         total.days += part.days
         total.others += part.others
@@ -120,10 +120,10 @@ class _Side:
         for number in step.gone:
             del self.chunks[number]
         self.chunks.update(step.chunks)
-        return step.told
+        return step.judgements
 
 
-class Rejudged:
+class DualReplay:
     """One key group judged twice.
 
     Args:
@@ -131,7 +131,7 @@ class Rejudged:
         key_group: its number; what concerns everybody is counted in group 0 alone.
     """
 
-    def __init__(self, question: Question, key_group: int) -> None:
+    def __init__(self, question: BacktestRequest, key_group: int) -> None:
         self.question = question
         self._deployment = replace(question.deployment, verdict_jitter_ms=0)
         self._key_group = key_group
@@ -139,7 +139,7 @@ class Rejudged:
             BEFORE: _Side(KeyGroup(Shards.begin(question.started_ms))),
             AFTER: _Side(KeyGroup(Shards.begin(question.started_ms), question.policies())),
         }
-        self._found = Found()
+        self._found = BacktestResult()
         self._left: dict[str, list[pa.RecordBatch]] = {side: [_NOTHING] for side in self._sides}
 
     def fold(self, signals: pa.RecordBatch, others: Sequence[Row], newest_ms: int) -> None:
@@ -156,12 +156,12 @@ class Rejudged:
         told: dict[str, pa.RecordBatch] = {}
         for name, side in self._sides.items():
             said = side.fold(signals, kept[name], newest_ms, self._deployment)
-            told[name] = self._within(said.filter(pc.equal(said["kind"], Verdict.TRANSITION.value)), "event_time_ms")
+            told[name] = self._within(said.filter(pc.equal(said["kind"], JudgementKind.TRANSITION.value)), "event_time_ms")
             self._count(name, told[name], said)
         for name, batch in zip(told, cancelled(told[BEFORE], told[AFTER]), strict=True):
             self._left[name].append(batch)
 
-    def finish(self) -> Found:
+    def finish(self) -> BacktestResult:
         """Let time pass up to the history's last row, and return what was found."""
         self.fold(NO_SIGNALS, [], self.question.newest_ms)
         self._found.changed = differences(*(pa.concat_batches(self._left[side]) for side in (BEFORE, AFTER)))
@@ -189,7 +189,7 @@ class Rejudged:
             )
             for one in counted.to_pylist():
                 self._found.days[side, one["day"], one["mode"]] += one["count_all"]
-        said = self._within(said.filter(pc.not_equal(said["kind"], Verdict.TRANSITION.value)), "received_at_ms")
-        said = said_by(self._key_group, said)
+        said = self._within(said.filter(pc.not_equal(said["kind"], JudgementKind.TRANSITION.value)), "received_at_ms")
+        said = drop_broadcast_copies(self._key_group, said)
         for kind in pc.value_counts(said["kind"]).to_pylist() if said.num_rows else ():
             self._found.others[side, kind["values"]] += kind["counts"]

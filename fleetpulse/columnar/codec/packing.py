@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fleetpulse.columnar.codec.arrow import READING, WRITING
-from fleetpulse.columnar.jit.cache import borrowing, kept
+from fleetpulse.columnar.jit.cache import jit_cached, jit_no_refcount
 from fleetpulse.columnar.jit.layout import Matrix
 from fleetpulse.columnar.jit.take import as_text, of_one_length
 from fleetpulse.columnar.jit.world import NONE, Int64s, Vocabulary
@@ -86,7 +86,7 @@ def in_use(numbers: Int64s, known: int) -> tuple[Int64s, Int64s]:
     return used, anew[numbers]
 
 
-@kept
+@jit_cached
 def firsts(values: Matrix, rows: Int64s, column: int, counts: Int64s) -> Int64s:
     """Return ``values[rows[k], column : column + counts[k]]`` of one k after the other."""
     flat = np.empty(counts.sum(), np.int64)
@@ -98,7 +98,7 @@ def firsts(values: Matrix, rows: Int64s, column: int, counts: Int64s) -> Int64s:
     return flat
 
 
-@kept
+@jit_cached
 def set_firsts(values: Matrix, column: int, counts: Int64s, flat: Int64s) -> None:
     """The inverse of `firsts`, for all rows."""
     at = 0
@@ -133,7 +133,7 @@ def extent(values: Int64s, order: Int64s | None = None) -> tuple[int, int]:
     return low, high
 
 
-@borrowing
+@jit_no_refcount
 def _extent(values: Int64s, order: Int64s) -> Any:
     low = high = values[order[0]]
     for k in range(len(order)):
@@ -141,7 +141,7 @@ def _extent(values: Int64s, order: Int64s) -> Any:
     return low, high
 
 
-@borrowing
+@jit_no_refcount
 def _distances(values: Int64s, order: Int64s, low: int, found: NDArray[Any]) -> None:
     for k in range(len(order)):
         found[k] = values[order[k]] - low

@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from fleetpulse.columnar.codec.arrow import KINDS, NO_SIGNALS, batch_to_signals
 from fleetpulse.columnar.compute import pc
-from fleetpulse.columnar.fold.judgement_batches import from_judgements, of_signals, transitions
+from fleetpulse.columnar.fold.judgement_batches import judgements_to_batch, rejections, transitions_to_batch
 from fleetpulse.columnar.fold.ordering import arrivals, in_order
 from fleetpulse.columnar.jit import kernel, layout
 from fleetpulse.columnar.jit.layout import TRUSTS
 from fleetpulse.columnar.jit.string_index import KNOWN, NOTHING, OTHER, compare, places_of, text_of
-from fleetpulse.columnar.jit.world import NEVER, NONE, Int64s, World, world_arrays
+from fleetpulse.columnar.jit.world import NEVER, NONE, Int64s, PackedContext, world_arrays
 from fleetpulse.columnar.state.devices import Devices
 from fleetpulse.core.fold import NO_CODE, Fold
-from fleetpulse.core.fold import World as CoreWorld
-from fleetpulse.core.judgements import REASONS, Verdict, clock_fault, identity_conflict
+from fleetpulse.core.fold import EvaluationContext as CoreWorld
+from fleetpulse.core.judgements import REASONS, JudgementKind, clock_fault, identity_conflict
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.presence.shards import Advance
 from fleetpulse.core.replay import run_due
@@ -32,10 +32,10 @@ _TOLD_ROWS: Final = 16_384
 _ERROR: Final = KINDS.index(Kind.ERROR)
 _LATE: Final = TRUSTS.index(Trust.LATE)
 _NOTES: Final = {
-    layout.AFTER_DECOMMISSION: Verdict.AFTER_DECOMMISSION,
-    layout.UNKNOWN_DEVICE: Verdict.UNKNOWN_DEVICE,
-    layout.CLOCK_FAULT: Verdict.CLOCK,
-    layout.IDENTITY_CONFLICT: Verdict.IDENTITY_CONFLICT,
+    layout.AFTER_DECOMMISSION: JudgementKind.AFTER_DECOMMISSION,
+    layout.UNKNOWN_DEVICE: JudgementKind.UNKNOWN_DEVICE,
+    layout.CLOCK_FAULT: JudgementKind.CLOCK,
+    layout.IDENTITY_CONFLICT: JudgementKind.IDENTITY_CONFLICT,
 }
 
 
@@ -75,7 +75,7 @@ def _merged(rows: layout.Matrix, order: Int64s, events: layout.Matrix) -> tuple[
     Args:
         rows: messages, in the order in which they are judged.
         order: the place of each among the signals.
-        events: see `Judging._gateway_events`.
+        events: see `FoldCall._gateway_events`.
 
     Returns:
         All of them, and the place of each among the signals: -1 for events.
@@ -102,7 +102,7 @@ class DueRows:
     others: Sequence[Row]
 
 
-class Judging:
+class FoldCall:
     """One call's judging of what is due.
 
     Args:
@@ -112,13 +112,13 @@ class Judging:
     """
 
     def __init__(self, devices: Devices, advance: Advance, policies: Policies) -> None:
-        self.told: list[pa.RecordBatch] = []  # columns of `TOLD_SCHEMA`
+        self.told: list[pa.RecordBatch] = []  # columns of `JUDGEMENT_SCHEMA`
         self._devices, self._advance, self._policies = devices, advance, policies
         self._buffer = np.empty((0, layout.TOLD_WIDTH), np.int64)
         self._noted: list[layout.Matrix] = []  # what the kernel told, put into words at once at the end
         self._signals = NO_SIGNALS  # those that it is about
 
-    def _arrays(self, shard: int) -> World:
+    def _arrays(self, shard: int) -> PackedContext:
         devices, coverage = self._devices, self._advance.shards.listenings[shard].coverage
         return world_arrays(coverage, self._policies, devices.classes.words, devices.codes, devices.sequences)
 
@@ -131,7 +131,7 @@ class Judging:
         sites = np.where(rows[:, layout.SPEAKS_FROM] >= 0, rows[:, layout.SPEAKS_FROM], rows[:, layout.SITE])
         return np.where(rows[:, layout.MODE] == layout.ABSENT, -1, numbers[np.maximum(sites, -1)])
 
-    def rows(self, parts: Sequence[DueRows]) -> None:
+    def apply_rows(self, parts: Sequence[DueRows]) -> None:
         """Judge rows that are due, silence acting between them."""
         signals = parts[0].signals if len(parts) == 1 else pa.concat_batches([part.signals for part in parts])
         due = np.concatenate([part.due for part in parts])
@@ -236,7 +236,7 @@ class Judging:
             self._devices.put(place, device)
             boots.append(device.boot if device else None)
         self._devices.set_boots(places, pa.array(boots, pa.string()))
-        self.told.append(from_judgements(fold.judgements))
+        self.told.append(judgements_to_batch(fold.judgements))
 
     def _by_kernel(self, signals: pa.RecordBatch, places: Int64s, events: layout.Matrix, shard: int) -> None:
         """Judge the signals that have a place (the number of their device), and the events of `_gateway_events`, of a shard."""
@@ -244,7 +244,9 @@ class Judging:
         order, copies = in_order(signals, places)
         copies = copies[signals["trust"].to_numpy()[copies] != _LATE]  # those are listed already
         if len(copies):
-            self.told.append(of_signals(signals.take(pa.array(copies)), Verdict.DUPLICATE, [REASONS[Verdict.DUPLICATE]]))
+            self.told.append(
+                rejections(signals.take(pa.array(copies)), JudgementKind.DUPLICATE, [REASONS[JudgementKind.DUPLICATE]])
+            )
         kinds = signals["kind"].to_numpy()
         devices.remember(places[(kinds == _ERROR) & (places >= 0)])
         boots, words = self._boots(signals, places)
@@ -271,7 +273,7 @@ class Judging:
         before = devices.rows[:, layout.BOOT].copy()
         while first < len(rows):
             buffer = self._room(len(rows) - first)
-            first, said = kernel.judge_rows(devices.rows, devices.memory, world, rows, first, buffer)
+            first, said = kernel.apply_rows(devices.rows, devices.memory, world, rows, first, buffer)
             self._note(buffer[:said], order)
         self._signals = signals
         after = devices.rows[:, layout.BOOT]
@@ -291,7 +293,7 @@ class Judging:
         numbers[others] += encoded.indices.to_numpy()
         return numbers, encoded.dictionary
 
-    def pass_time(self, through_ms: Int64s, settled_ms: int) -> list[int | None]:
+    def advance_time(self, through_ms: Int64s, settled_ms: int) -> list[int | None]:
         """Let silence act on each device through its instant, and put into words the judgements on it and on `rows`.
 
         Args:
@@ -320,7 +322,7 @@ class Judging:
         world, first, left_ms = self._arrays(shard), 0, NEVER
         while first < len(rows):
             buffer = self._room(len(rows) - first)
-            first, said, left = kernel.let_pass(rows, self._devices.memory, world, through_ms, settled_ms, first, buffer)
+            first, said, left = kernel.advance_time(rows, self._devices.memory, world, through_ms, settled_ms, first, buffer)
             left_ms = min(left_ms, left)
             if places is not None:
                 buffer[:said, layout.T_DEVICE] = places[buffer[:said, layout.T_DEVICE]]
@@ -352,14 +354,14 @@ class Judging:
             if not len(its):
                 continue
             listed = signals.take(pa.array(row[what == note]))
-            if verdict is Verdict.CLOCK:
+            if verdict is JudgementKind.CLOCK:
                 reasons = _faults(listed)
-            elif verdict is Verdict.IDENTITY_CONFLICT:
+            elif verdict is JudgementKind.IDENTITY_CONFLICT:
                 others = [self._devices.sites.words[one] for one in its[:, layout.T_SITE].tolist()]
                 reasons = [*map(identity_conflict, listed["site"].to_pylist(), others)]
             else:
                 reasons = [REASONS[verdict]]
-            self.told.append(of_signals(listed, verdict, reasons))
+            self.told.append(rejections(listed, verdict, reasons))
         changes = told[what == layout.TRANSITION]
         if len(changes):
-            self.told.append(transitions(changes, self._devices, self._policies, signals))
+            self.told.append(transitions_to_batch(changes, self._devices, self._policies, signals))

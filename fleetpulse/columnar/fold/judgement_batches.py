@@ -36,14 +36,14 @@ from fleetpulse.columnar.jit.layout import (
 )
 from fleetpulse.columnar.jit.world import MODES, NONE, TRIGGERS, Int64s
 from fleetpulse.columnar.state.devices import Devices
-from fleetpulse.core.judgements import Judgement, Verdict
+from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.rows import FOR_EVERYONE, Trust
 from fleetpulse.core.tables import JUDGEMENTS
 
 ADDED_BY_THE_SHELL: Final = ("judged_at", "generation")
 _TYPES: Final = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "timestamp": pa.int64()}
-TOLD_SCHEMA: Final = pa.schema(
+JUDGEMENT_SCHEMA: Final = pa.schema(
     [
         (f"{column.name}_ms" if column.type == "timestamp" else column.name, _TYPES[column.type])
         for column in JUDGEMENTS.columns
@@ -58,9 +58,11 @@ _TRIGGER_WORDS: Final = pa.array([trigger.value for trigger in TRIGGERS])
 
 
 def _batch(count: int, columns: dict[str, pa.Array]) -> pa.RecordBatch:
-    arrays = [columns.get(field.name) for field in TOLD_SCHEMA]
-    filled = [pa.nulls(count, field.type) if array is None else array for array, field in zip(arrays, TOLD_SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(filled, schema=TOLD_SCHEMA)
+    arrays = [columns.get(field.name) for field in JUDGEMENT_SCHEMA]
+    filled = [
+        pa.nulls(count, field.type) if array is None else array for array, field in zip(arrays, JUDGEMENT_SCHEMA, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(filled, schema=JUDGEMENT_SCHEMA)
 
 
 def _same(value: Any, count: int) -> pa.Array:
@@ -75,11 +77,11 @@ def _words(words: Sequence[Any], numbers: Int64s) -> pa.Array:
     return pa.array(list(words), pa.string()).take(pa.array(numbers, mask=numbers < 0))
 
 
-def from_judgements(judgements: Iterable[Judgement]) -> pa.RecordBatch:
+def judgements_to_batch(judgements: Iterable[Judgement]) -> pa.RecordBatch:
     """Return what the definition said."""
     kept = list(judgements)
     columns: dict[str, pa.Array] = {}
-    for field in TOLD_SCHEMA:
+    for field in JUDGEMENT_SCHEMA:
         values = [getattr(one, field.name) for one in kept]
         if field.name == "last_errors":
             values = [json.dumps(codes) if codes else None for codes in values]
@@ -87,7 +89,7 @@ def from_judgements(judgements: Iterable[Judgement]) -> pa.RecordBatch:
     return _batch(len(kept), columns)
 
 
-def said_by(key_group: int, told: pa.RecordBatch) -> pa.RecordBatch:
+def drop_broadcast_copies(key_group: int, told: pa.RecordBatch) -> pa.RecordBatch:
     """Return what a key group says of what all of them are told: what concerns everybody is said by group 0 alone."""
     if not key_group or not told.num_rows:
         return told
@@ -100,8 +102,8 @@ def event_times(signals: pa.RecordBatch) -> pa.Array:
     return pa.array(event_ms, mask=signals["trust"].to_numpy() == _INVALID)
 
 
-def of_signals(
-    signals: pa.RecordBatch, verdict: Verdict, reasons: Sequence[str], late_by_ms: Int64s | None = None
+def rejections(
+    signals: pa.RecordBatch, verdict: JudgementKind, reasons: Sequence[str], late_by_ms: Int64s | None = None
 ) -> pa.RecordBatch:
     """List signals, with the reason.
 
@@ -130,7 +132,7 @@ def of_signals(
     return _batch(count, columns)
 
 
-def transitions(told: Matrix, devices: Devices, policies: Policies, signals: pa.RecordBatch) -> pa.RecordBatch:
+def transitions_to_batch(told: Matrix, devices: Devices, policies: Policies, signals: pa.RecordBatch) -> pa.RecordBatch:
     """Return the transitions that the compiled fold told.
 
     Args:
@@ -146,7 +148,7 @@ def transitions(told: Matrix, devices: Devices, policies: Policies, signals: pa.
     return _batch(
         count,
         {
-            "kind": _same(Verdict.TRANSITION.value, count),
+            "kind": _same(JudgementKind.TRANSITION.value, count),
             "device_id": devices.ids.take(pa.array(told[:, T_DEVICE])),
             "site": _words(devices.sites.words, told[:, T_SITE]),
             "event_time_ms": pa.array(told[:, T_AT]),

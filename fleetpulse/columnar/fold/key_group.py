@@ -17,35 +17,35 @@ from numpy.typing import NDArray
 from fleetpulse.columnar.codec.arrow import SIGNAL_SCHEMA, batch_to_rows, rows_to_batch
 from fleetpulse.columnar.codec.versions import STORED_FORM
 from fleetpulse.columnar.codec.world_json import world_from_plain, world_to_plain
-from fleetpulse.columnar.fold.judge import DueRows, Judging
-from fleetpulse.columnar.fold.judgement_batches import TOLD_SCHEMA, from_judgements
-from fleetpulse.columnar.fold.ordering import by_shard, frontiers, shards_of, sift
-from fleetpulse.columnar.fold.pending import Read, Waiting, span_ms, waiting_from_plain, waiting_to_plain
-from fleetpulse.columnar.jit.kernel import spread
+from fleetpulse.columnar.fold.judge import DueRows, FoldCall
+from fleetpulse.columnar.fold.judgement_batches import JUDGEMENT_SCHEMA, judgements_to_batch
+from fleetpulse.columnar.fold.ordering import by_shard, frontiers, shards_of, split_late
+from fleetpulse.columnar.fold.pending import PendingRows, Read, span_ms, waiting_from_plain, waiting_to_plain
+from fleetpulse.columnar.jit.kernel import jitter_delays
 from fleetpulse.columnar.jit.take import taken
 from fleetpulse.columnar.jit.world import NEVER, NONE, Vocabulary, world_arrays
 from fleetpulse.columnar.state.codec import from_stored, to_stored
 from fleetpulse.columnar.state.devices import Devices
-from fleetpulse.core.judgements import Judgement, Verdict
+from fleetpulse.core.judgements import Judgement, JudgementKind
 from fleetpulse.core.policy import Policies
 from fleetpulse.core.presence.shards import Advance, Shards
-from fleetpulse.core.replay import Deployment, Intake, arrival, cuts_at_gaps, read_before
+from fleetpulse.core.replay import Deployment, LatenessFilter, arrival, cuts_at_gaps, read_before
 from fleetpulse.core.rows import FLUSH, Kind, Row
 
 _BEFORE_ALL: Final = -(2**61)  # stands for a frontier before the first is known
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FoldResult:
     """What came of one call.
 
     Attributes:
-        told: judgements, columns of `TOLD_SCHEMA`.
+        told: judgements, columns of `JUDGEMENT_SCHEMA`.
         chunks: waiting rows to be kept, by number.
         gone: numbers of chunks that are no longer needed.
     """
 
-    told: pa.RecordBatch
+    judgements: pa.RecordBatch
     chunks: list[tuple[int, bytes]]
     gone: list[int]
 
@@ -66,13 +66,13 @@ class KeyGroup:
     shards: Shards
     policies: Policies = field(default_factory=Policies)
     devices: Devices = field(default_factory=Devices)
-    waiting: list[Waiting] = field(default_factory=list[Waiting])
+    waiting: list[PendingRows] = field(default_factory=list[PendingRows])
     counts: str = ""
     due_ms: int | None = None
 
     def __post_init__(self) -> None:
         """Begin without pending rows."""
-        self.waiting = self.waiting or [Waiting() for _ in range(len(self.shards))]
+        self.waiting = self.waiting or [PendingRows() for _ in range(len(self.shards))]
 
     def fold(
         self,
@@ -81,7 +81,7 @@ class KeyGroup:
         newest_ms: int,
         deployment: Deployment,
         read: Read,
-    ) -> Step:
+    ) -> FoldResult:
         """Take in rows, then judge all that lies at or before the frontier.
 
         Args:
@@ -108,14 +108,16 @@ class KeyGroup:
             through_ms = newest_ms if gap is None else read_before(gap)
             part = signals.slice(begin, end - begin)
             step = self._fold(part, others[first:at], through_ms, deployment, reading)
-            judgements.append(step.told)
+            judgements.append(step.judgements)
             written.update(step.chunks)
             gone |= {*step.gone}
             begin, first = end, at or 0
         kept = [(number, chunk) for number, chunk in written.items() if number not in gone]
-        return Step(_concat(judgements, TOLD_SCHEMA), kept, sorted(gone - written.keys()))
+        return FoldResult(_concat(judgements, JUDGEMENT_SCHEMA), kept, sorted(gone - written.keys()))
 
-    def _fold(self, signals: pa.RecordBatch, others: Sequence[Row], newest_ms: int, deployment: Deployment, read: Read) -> Step:
+    def _fold(
+        self, signals: pa.RecordBatch, others: Sequence[Row], newest_ms: int, deployment: Deployment, read: Read
+    ) -> FoldResult:
         """Fold rows in arrival order, see `cuts_at_gaps`: the first may be a gap row of some sites, and no other is."""
         before, judgements = self.shards, list[pa.RecordBatch]()
         taken_in = self._take_in(signals, others, newest_ms, deployment, judgements)
@@ -152,7 +154,7 @@ class KeyGroup:
             chunks, gone = [*chunks, *its_chunks], [*gone, *its_gone]
         self._be_due_for_waiting(deployment)
         kept = [(number, chunk) for number, chunk in chunks if number not in gone]
-        return Step(_concat(judgements, TOLD_SCHEMA), kept, [number for number in gone if number not in fresh])
+        return FoldResult(_concat(judgements, JUDGEMENT_SCHEMA), kept, [number for number in gone if number not in fresh])
 
     def _keep(
         self,
@@ -173,7 +175,7 @@ class KeyGroup:
         joined, parts = waiting.join(frontier_ms, written, read, moving=advance_ms > 0)
         return [*chunks, *joined], parts
 
-    def _waiting(self, shard: int) -> Waiting:
+    def _waiting(self, shard: int) -> PendingRows:
         """Return the pending chunks of a shard, with the next free number: all shards share their numbers."""
         waiting = self.waiting[shard]
         waiting.written = max(one.written for one in self.waiting)
@@ -182,7 +184,7 @@ class KeyGroup:
     def _split(self, before: Shards, deployment: Deployment, read: Read) -> tuple[list[tuple[int, bytes]], list[int]]:
         """Move the pending rows of sites that have a new shard into it; return chunks as `_keep` does."""
         sources = {before.number(min(sites)) for sites in self.shards.sites[len(before) - 1 :]}
-        self.waiting += [Waiting() for _ in range(len(self.shards) - len(before))]
+        self.waiting += [PendingRows() for _ in range(len(self.shards) - len(before))]
         width_ms, chunks, gone = span_ms(0, deployment.allowed_lateness_ms), list[tuple[int, bytes]](), list[int]()
         for source in sources:
             signals, others, read_out = self.waiting[source].take(before.listenings[source].frontier_ms, NEVER, read)
@@ -225,7 +227,7 @@ class KeyGroup:
         judgements: list[pa.RecordBatch],
     ) -> "_TakenIn":
         """Move coverage, frontiers and policies; return the rows that can still act, by shard."""
-        intake = Intake(deployment, self.shards, self.policies, [])
+        intake = LatenessFilter(deployment, self.shards, self.policies, [])
         received = signals["received_at_ms"].to_numpy()
         kept: dict[int, list[pa.RecordBatch]] = {}
         begin, base = 0, self.shards  # coverage is the same from a gap row to the next
@@ -239,7 +241,7 @@ class KeyGroup:
                 start_ms = NONE if listening.frontier_ms is None else listening.frontier_ms
                 its_received = its["received_at_ms"].to_numpy()
                 reached = frontiers(world, its_received, deployment.allowed_lateness_ms, listening.newest_ms, start_ms)
-                sifted = sift(its, reached, deployment)
+                sifted = split_late(its, reached, deployment)
                 kept.setdefault(shard, []).append(sifted.kept)
                 judgements.extend(sifted.told)
 
@@ -266,7 +268,7 @@ class KeyGroup:
         self.shards = shards = intake.shards.read(newest_ms, deployment.allowed_lateness_ms)
         self.policies = intake.policies
         if intake.judgements:
-            judgements.append(from_judgements(intake.judgements))
+            judgements.append(judgements_to_batch(intake.judgements))
         numbers = range(len(shards))
         its = [[row for row in waiting if row.is_for_everyone or shards.number(row.site) == number] for number in numbers]
         return _TakenIn([_concat(kept.get(number, ()), SIGNAL_SCHEMA) for number in numbers], its, flushed)
@@ -274,14 +276,14 @@ class KeyGroup:
     def _judge(
         self, due: Sequence[DueRows], advance: Advance, deployment: Deployment, flushed_ms: Sequence[int | None]
     ) -> list[pa.RecordBatch]:
-        judging = Judging(self.devices, advance, self.policies)
-        judging.rows(due)
+        judging = FoldCall(self.devices, advance, self.policies)
+        judging.apply_rows(due)
         width_ms, frontiers_ms = deployment.verdict_jitter_ms, [_or_long_ago(one) for one in advance.shards.frontiers_ms]
         at_least_ms = [_or_long_ago(one) for one in flushed_ms]
         at = judging.shards_of_devices()
         through_ms = np.maximum(np.array(frontiers_ms)[at] - self._delays(width_ms), np.array(at_least_ms)[at])
         settled_ms = _or_long_ago(self.shards.least_frontier_ms)
-        left_ms = judging.pass_time(through_ms, settled_ms)
+        left_ms = judging.advance_time(through_ms, settled_ms)
         self.devices.drop_absent()
         behind_ms = [max(one - width_ms, least) for one, least in zip(frontiers_ms, at_least_ms, strict=True)]
         self.shards = self.shards.forget_before(behind_ms)
@@ -298,16 +300,16 @@ class KeyGroup:
         ids = self.devices.ids if not self.devices.ids.offset else pa.concat_arrays([self.devices.ids])
         _, offsets, text = ids.buffers()
         ends = np.frombuffer(offsets, np.int32)[: len(ids) + 1]
-        return spread(ends, np.frombuffer(text, np.uint8), width_ms)
+        return jitter_delays(ends, np.frombuffer(text, np.uint8), width_ms)
 
     def arm(self, deployment: Deployment) -> None:
         """Set when something will be due, without judging anything; for devices that were brought in."""
         self.due_ms = None
         frontiers_ms = [_or_long_ago(one) for one in self.shards.frontiers_ms]
         advance = Advance.between(self.shards, self.shards, deployment.allowed_lateness_ms)
-        judging = Judging(self.devices, advance, self.policies)
+        judging = FoldCall(self.devices, advance, self.policies)
         through_ms = np.array(frontiers_ms)[judging.shards_of_devices()] - self._delays(deployment.verdict_jitter_ms)
-        left_ms = judging.pass_time(through_ms, _BEFORE_ALL)
+        left_ms = judging.advance_time(through_ms, _BEFORE_ALL)
         assert not judging.told, "what is brought in is judged up to its frontier"
         self._be_due_for_deadlines(frontiers_ms, left_ms, deployment)
         self._be_due_for_waiting(deployment)
@@ -333,7 +335,7 @@ class KeyGroup:
             return None
         self.counts = counts
         at_ms = self.shards.frontier_ms
-        return Judgement(Verdict.SUMMARY, "_", event_time_ms=at_ms, key_group=key_group, counts=counts)
+        return Judgement(JudgementKind.SUMMARY, "_", event_time_ms=at_ms, key_group=key_group, counts=counts)
 
     def to_bytes(self, form: int = STORED_FORM) -> bytes:
         """Return the stored form, but for the chunks.

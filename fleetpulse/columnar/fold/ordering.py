@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from fleetpulse.columnar.codec.arrow import KINDS, SIGNAL_SCHEMA
 from fleetpulse.columnar.compute import pc
-from fleetpulse.columnar.fold.judgement_batches import of_signals
-from fleetpulse.columnar.jit.cache import borrowing, kept
+from fleetpulse.columnar.fold.judgement_batches import rejections
+from fleetpulse.columnar.jit.cache import jit_cached, jit_no_refcount
 from fleetpulse.columnar.jit.layout import TRUSTS
 from fleetpulse.columnar.jit.take import filtered
-from fleetpulse.columnar.jit.world import Int64s, World, covered, greatest
-from fleetpulse.core.judgements import Verdict, clock_behind
+from fleetpulse.columnar.jit.world import Int64s, PackedContext, covered, greatest
+from fleetpulse.core.judgements import JudgementKind, clock_behind
 from fleetpulse.core.presence.shards import Shards
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.rows import MAX_POSITION, POSITION_BITS, Kind, Trust
@@ -29,7 +29,7 @@ _ON_TIME, _LATE, _INVALID, _AHEAD, _BEHIND = (
 _DEATH: Final = KINDS.index(Kind.DEATH)
 
 
-def frontiers(world: World, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int) -> Int64s:
+def frontiers(world: PackedContext, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int) -> Int64s:
     """Return the frontier at each row, as `Listening.read` gives it; `NONE` where there is none yet.
 
     Args:
@@ -44,8 +44,8 @@ def frontiers(world: World, received_ms: Int64s, lateness_ms: int, newest_ms: in
     return found
 
 
-@borrowing
-def _reach(world: World, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int, found: Int64s) -> None:
+@jit_no_refcount
+def _reach(world: PackedContext, received_ms: Int64s, lateness_ms: int, newest_ms: int, frontier_ms: int, found: Int64s) -> None:
     for row in range(len(received_ms)):
         reach = greatest(world, covered(world, max(newest_ms, received_ms[row])) - lateness_ms)
         found[row] = max(frontier_ms, reach)
@@ -70,19 +70,19 @@ def by_shard(signals: pa.RecordBatch, shards: Shards) -> Iterator[tuple[int, pa.
         yield number, filtered(signals, numbers == number)
 
 
-class Sifted(NamedTuple):
+class LateSplit(NamedTuple):
     """Signals and wills as they were read.
 
     Attributes:
         kept: all of them, with their presence times.
-        told: judgements on those that came late, columns of `TOLD_SCHEMA`.
+        told: judgements on those that came late, columns of `JUDGEMENT_SCHEMA`.
     """
 
     kept: pa.RecordBatch
     told: list[pa.RecordBatch]
 
 
-def sift(signals: pa.RecordBatch, frontier_ms: Int64s, deployment: Deployment) -> Sifted:
+def split_late(signals: pa.RecordBatch, frontier_ms: Int64s, deployment: Deployment) -> LateSplit:
     """Give signals their presence time, as `core.clocks` does, and list those that came late.
 
     Args:
@@ -96,7 +96,7 @@ def sift(signals: pa.RecordBatch, frontier_ms: Int64s, deployment: Deployment) -
     trust = signals["trust"].to_numpy()
     right = lead_ms.max(initial=0) <= 0 and -lead_ms.min(initial=0) <= deployment.max_backlog_ms
     if right and not late.any() and not trust.any():
-        return Sifted(signals, [])
+        return LateSplit(signals, [])
     trust = trust.copy()
     own = signals["device_clock"].to_numpy(zero_copy_only=False) & (trust != _INVALID)
     trust[own & (lead_ms > deployment.max_clock_lead_ms)] = _AHEAD
@@ -106,12 +106,12 @@ def sift(signals: pa.RecordBatch, frontier_ms: Int64s, deployment: Deployment) -
     told: list[pa.RecordBatch] = []
     if late.any():
         why = [clock_behind(lead) for lead in lead_ms[late].tolist()]
-        told.append(of_signals(signals.filter(pa.array(late)), Verdict.LATE, why, (frontier_ms - event_ms)[late]))
+        told.append(rejections(signals.filter(pa.array(late)), JudgementKind.LATE, why, (frontier_ms - event_ms)[late]))
     presence_ms = np.where(trust == _ON_TIME, np.minimum(event_ms, received_ms), received_ms)
     found = {"presence_ms": presence_ms, "offset_ms": event_ms - presence_ms, "trust": trust}
     for name, values in found.items():
         signals = signals.set_column(SIGNAL_SCHEMA.get_field_index(name), SIGNAL_SCHEMA.field(name), pa.array(values))
-    return Sifted(signals, told)
+    return LateSplit(signals, told)
 
 
 def in_order(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
@@ -132,7 +132,7 @@ def in_order(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:
     return order[~copied[order]], rows[copies]
 
 
-@kept
+@jit_cached
 def _by_device(places: Int64s, event_ms: Int64s, count: int) -> tuple[Int64s, NDArray[np.bool_]]:
     """Order rows by device, then by presence time, and mark those that share both with a neighbour.
 

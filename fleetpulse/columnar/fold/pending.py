@@ -53,7 +53,7 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Waiting:
+class PendingRows:
     """The chunks of a shard in a key group.
 
     Attributes:
@@ -167,15 +167,15 @@ class Waiting:
         return signals, others, gone
 
 
-def waiting_to_plain(waiting: Sequence[Waiting]) -> dict[str, Any]:
+def waiting_to_plain(waiting: Sequence[PendingRows]) -> dict[str, Any]:
     """Return the pending chunks of each shard for JSON; chunks of all shards but the first carry the shard's number."""
     chunks = [[*chunk.to_plain(), *([shard] if shard else [])] for shard, of_it in enumerate(waiting) for chunk in of_it.chunks]
     return {"written": max(of_it.written for of_it in waiting), "chunks": chunks}
 
 
-def waiting_from_plain(plain: Mapping[str, Any], shards: int) -> list[Waiting]:
+def waiting_from_plain(plain: Mapping[str, Any], shards: int) -> list[PendingRows]:
     """Parse the pending chunks of so many shards, the inverse of `waiting_to_plain`."""
-    waiting = [Waiting(written=plain["written"]) for _ in range(shards)]
+    waiting = [PendingRows(written=plain["written"]) for _ in range(shards)]
     for values in plain["chunks"]:
         shard = values[5] if len(values) > 5 else 0
         waiting[shard].chunks.append(Chunk(*values[:4], signals=bool(values[4])))

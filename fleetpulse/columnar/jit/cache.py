@@ -41,11 +41,11 @@ class OfUser(_OfAllSources, caching.UserWideCacheLocator):
 _config: Any = config  # it has its names from the environment's
 _config.CACHE_LOCATOR_CLASSES = ",".join(f"{__name__}.{one.__name__}" for one in (Named, Beside, OfUser))
 
-kept: Final[Any] = njit(cache=True)
+jit_cached: Final[Any] = njit(cache=True)
 # Of functions that are given arrays and make none. Numba otherwise counts a reference to each array, atomically, wherever
 # one function gives it to another: a message passes through a dozen of them, and two thirds of its cost were this counting.
 _FLAGS: Final[dict[str, Any]] = {"cache": True, "_nrt": False}
-borrowing: Final[Any] = njit(**_FLAGS)
+jit_no_refcount: Final[Any] = njit(**_FLAGS)
 
 
 def kept_in(function: Any) -> Path:

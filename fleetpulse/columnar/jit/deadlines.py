@@ -5,7 +5,7 @@ Rule: of two deadlines at the same instant the one that comes first here acts.
 
 from typing import Final
 
-from fleetpulse.columnar.jit.cache import borrowing
+from fleetpulse.columnar.jit.cache import jit_no_refcount
 from fleetpulse.columnar.jit.layout import (
     CLASS,
     CLASS_SINCE,
@@ -37,7 +37,7 @@ from fleetpulse.columnar.jit.world import (
     OUTAGE_LIMIT,
     TIMEOUT,
     TRIGGERS,
-    World,
+    PackedContext,
     earliest,
 )
 from fleetpulse.core.lifecycle import Mode, Trigger
@@ -55,8 +55,8 @@ _HOLD_OVER: Final = TRIGGERS.index(Trigger.HOLD_OVER)
 _FORGET: Final = TRIGGERS.index(Trigger.FORGET)
 
 
-@borrowing
-def limit_of(devices: Matrix, world: World, i: int, policy: int, rule: int) -> int:
+@jit_no_refcount
+def limit_of(devices: Matrix, world: PackedContext, i: int, policy: int, rule: int) -> int:
     """Return a limit of a device by one policy: its own where it has one, see `Device.rules`."""
     own = NONE
     if rule == TIMEOUT:
@@ -66,8 +66,8 @@ def limit_of(devices: Matrix, world: World, i: int, policy: int, rule: int) -> i
     return world.rules[policy, devices[i, CLASS], rule] if own == NONE else own
 
 
-@borrowing
-def _reached(devices: Matrix, world: World, i: int, least_ms: int, since: int, rule: int, listening: bool) -> int:
+@jit_no_refcount
+def _reached(devices: Matrix, world: PackedContext, i: int, least_ms: int, since: int, rule: int, listening: bool) -> int:
     """Return the first instant, not before ``least_ms``, at which a limit is reached by the policy and class then in force.
 
     Args:
@@ -97,8 +97,8 @@ def _reached(devices: Matrix, world: World, i: int, least_ms: int, since: int, r
     return NEVER
 
 
-@borrowing
-def next_due(devices: Matrix, world: World, i: int) -> tuple[int, int]:
+@jit_no_refcount
+def next_due(devices: Matrix, world: PackedContext, i: int) -> tuple[int, int]:
     """Return the earliest deadline and what acts then; of two at the same instant the one that comes first here."""
     mode, quiet_ms = devices[i, MODE], devices[i, QUIET_COVERED] + devices[i, EXCUSED]
     due_ms, trigger = NEVER, -1

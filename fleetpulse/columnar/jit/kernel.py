@@ -10,7 +10,7 @@ Rule 3: it stops between two rows when ``told`` is full, and goes on from there.
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetpulse.columnar.jit.cache import borrowing, kept
+from fleetpulse.columnar.jit.cache import jit_cached, jit_no_refcount
 from fleetpulse.columnar.jit.deadlines import limit_of, next_due
 from fleetpulse.columnar.jit.layout import (
     ABSENT,
@@ -117,7 +117,7 @@ from fleetpulse.columnar.jit.world import (
     TIMEOUT,
     TRIGGERS,
     Int64s,
-    World,
+    PackedContext,
     covered,
     in_force,
 )
@@ -157,8 +157,8 @@ _SIGNAL, _SILENCE, _ERRORS, _RECOVERED, _SEQUENCE, _HOLD_OVER, _UNTIL, _UPDATED,
 )
 
 
-@borrowing
-def _is_cut_off(devices: Matrix, world: World, i: int, at_ms: int) -> bool:
+@jit_no_refcount
+def _is_cut_off(devices: Matrix, world: PackedContext, i: int, at_ms: int) -> bool:
     """Whether a device's gateway is dead, and the grace is over."""
     if devices[i, OUTAGE_COVERED] == NONE:
         return False
@@ -166,17 +166,17 @@ def _is_cut_off(devices: Matrix, world: World, i: int, at_ms: int) -> bool:
     return covered(world, at_ms) - devices[i, OUTAGE_COVERED] >= grace_ms
 
 
-@borrowing
-def _end_outage(devices: Matrix, world: World, i: int, at_ms: int) -> None:
+@jit_no_refcount
+def _end_outage(devices: Matrix, world: PackedContext, i: int, at_ms: int) -> None:
     """Let silence count again; nothing where the gateway is not dead."""
     if devices[i, OUTAGE_COVERED] != NONE:
         devices[i, EXCUSED] += covered(world, at_ms) - devices[i, OUTAGE_COVERED]
         devices[i, OUTAGE] = devices[i, OUTAGE_COVERED] = NONE
 
 
-@borrowing
+@jit_no_refcount
 def _change(
-    devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, i: int, trigger: int, at_ms: int, row: int
+    devices: Matrix, memory: Matrix, world: PackedContext, told: Matrix, said: int, i: int, trigger: int, at_ms: int, row: int
 ) -> int:
     """Take the way that the table gives, and write it down; return how many judgements are told."""
     mode = devices[i, MODE]
@@ -216,8 +216,10 @@ def _change(
     return said + 1
 
 
-@borrowing
-def _expire(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, i: int, before_ms: int) -> tuple[int, int]:
+@jit_no_refcount
+def _expire(
+    devices: Matrix, memory: Matrix, world: PackedContext, told: Matrix, said: int, i: int, before_ms: int
+) -> tuple[int, int]:
     """Let deadlines act, earliest first, until none lies before ``before_ms``; return what is told, and the next one."""
     while devices[i, MODE] != ABSENT:
         due_ms, trigger = next_due(devices, world, i)
@@ -238,8 +240,8 @@ def _expire(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: i
     return said, NEVER
 
 
-@borrowing
-def _born(devices: Matrix, memory: Matrix, world: World, i: int, rows: Matrix, j: int) -> None:
+@jit_no_refcount
+def _born(devices: Matrix, memory: Matrix, world: PackedContext, i: int, rows: Matrix, j: int) -> None:
     """Begin a life, of the default class (number 0)."""
     at_ms = rows[j, R_AT]
     slot = devices[i, MEMORY]
@@ -256,7 +258,7 @@ def _born(devices: Matrix, memory: Matrix, world: World, i: int, rows: Matrix, j
         memory[slot, N_TIMES], memory[slot, N_CODES], memory[slot, PROGRESS_OF] = 0, 0, -1
 
 
-@borrowing
+@jit_no_refcount
 def _fell_back(before: int, after: int) -> bool:
     """Whether a counter fell back by a restart, as `core.device.fell_back`."""
     if after >= before:
@@ -267,8 +269,8 @@ def _fell_back(before: int, after: int) -> bool:
     return not wraps
 
 
-@borrowing
-def _heard(devices: Matrix, world: World, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
+@jit_no_refcount
+def _heard(devices: Matrix, world: PackedContext, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
     """Note a signal: last seen, runtime and clock, and of one that is not late reboots and gateway; return the next judgement."""
     at_ms, mode = rows[j, R_AT], devices[i, MODE]
     now_covered = covered(world, at_ms)
@@ -299,7 +301,7 @@ def _heard(devices: Matrix, world: World, told: Matrix, said: int, i: int, rows:
     return said
 
 
-@borrowing
+@jit_no_refcount
 def _name(devices: Matrix, i: int, rows: Matrix, j: int) -> None:
     """Note the session and boot that a signal names."""
     if rows[j, R_BOOT] >= 0:
@@ -308,7 +310,7 @@ def _name(devices: Matrix, i: int, rows: Matrix, j: int) -> None:
         devices[i, SESSION] = rows[j, R_SESSION]
 
 
-@borrowing
+@jit_no_refcount
 def _number(devices: Matrix, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
     """Note the session, boot, counter, firmware and site of a signal that was received after those heard before.
 
@@ -331,7 +333,7 @@ def _number(devices: Matrix, told: Matrix, said: int, i: int, rows: Matrix, j: i
     return said
 
 
-@borrowing
+@jit_no_refcount
 def _moved(devices: Matrix, told: Matrix, said: int, i: int, rows: Matrix, j: int, here: int) -> int:
     """Note that a device speaks from another site than ``here``, and report the one that is back within a day."""
     at_ms, site = rows[j, R_AT], rows[j, R_SITE]
@@ -345,8 +347,8 @@ def _moved(devices: Matrix, told: Matrix, said: int, i: int, rows: Matrix, j: in
     return said
 
 
-@borrowing
-def _advance(memory: Matrix, slot: int, world: World, policy: int, of_class: int, code: int, at_ms: int) -> bool:
+@jit_no_refcount
+def _advance(memory: Matrix, slot: int, world: PackedContext, policy: int, of_class: int, code: int, at_ms: int) -> bool:
     """Advance the flagged sequence by one code; True where that completes it. The latest start of each prefix is kept."""
     count = 0
     while count < MAX_SEQUENCE and world.rules[policy, of_class, STEPS + count] >= 0:
@@ -372,8 +374,8 @@ def _advance(memory: Matrix, slot: int, world: World, policy: int, of_class: int
     return complete
 
 
-@borrowing
-def _error(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
+@jit_no_refcount
+def _error(devices: Matrix, memory: Matrix, world: PackedContext, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
     """Count an error into the facts: degraded by number, flagged by order."""
     at_ms, slot, of_class = rows[j, R_AT], devices[i, MEMORY], devices[i, CLASS]
     policy = in_force(world, at_ms)
@@ -402,14 +404,14 @@ def _error(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: in
     return said
 
 
-@borrowing
+@jit_no_refcount
 def _note(told: Matrix, said: int, what: int, i: int, j: int) -> int:
     told[said, T_WHAT], told[said, T_DEVICE], told[said, T_ROW] = what, i, j
     return said + 1
 
 
-@borrowing
-def _apply(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, rows: Matrix, j: int) -> int:
+@jit_no_refcount
+def _apply(devices: Matrix, memory: Matrix, world: PackedContext, told: Matrix, said: int, rows: Matrix, j: int) -> int:
     """Let one signal or will act."""
     i, at_ms, late = rows[j, R_DEVICE], rows[j, R_AT], rows[j, R_TRUST] == _LATE
     if rows[j, R_KIND] == _DEATH:
@@ -438,8 +440,8 @@ def _apply(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: in
     return said
 
 
-@borrowing
-def _gateway(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: int, rows: Matrix, j: int) -> int:
+@jit_no_refcount
+def _gateway(devices: Matrix, memory: Matrix, world: PackedContext, told: Matrix, said: int, rows: Matrix, j: int) -> int:
     """Let the death or the return of a device's gateway act, as `core.device.Fold`."""
     i, at_ms = rows[j, R_DEVICE], rows[j, R_AT]
     mode = devices[i, MODE]
@@ -454,7 +456,7 @@ def _gateway(devices: Matrix, memory: Matrix, world: World, told: Matrix, said: 
     return said
 
 
-@borrowing
+@jit_no_refcount
 def _is_of_its_session(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
     """Whether a will is of the device's session; of its boot where not both name a session."""
     session, boot = rows[j, R_SESSION], rows[j, R_BOOT]
@@ -463,14 +465,14 @@ def _is_of_its_session(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
     return boot < 0 or devices[i, BOOT] < 0 or boot == devices[i, BOOT]
 
 
-@borrowing
-def _proves_alive(world: World, of_class: int, rows: Matrix, j: int) -> bool:
+@jit_no_refcount
+def _proves_alive(world: PackedContext, of_class: int, rows: Matrix, j: int) -> bool:
     """Whether a signal that came late proves that its device was alive when it was received."""
     rule = world.rules[in_force(world, rows[j, R_AT]), of_class, LATE_PROVES]
     return rows[j, R_DIRECT] != 0 if rule == NONE else rule != 0
 
 
-@borrowing
+@jit_no_refcount
 def _is_copy(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
     """Whether a signal without a place of its own in event time has the number of the one before it: a copy of that."""
     placeless = rows[j, R_TRUST] >= _INVALID or rows[j, R_OFFSET] != 0
@@ -478,7 +480,7 @@ def _is_copy(devices: Matrix, i: int, rows: Matrix, j: int) -> bool:
     return placeless and 0 <= rows[j, R_SEQ] == devices[i, SEQ] and (boot < 0 or boot == devices[i, BOOT])
 
 
-@borrowing
+@jit_no_refcount
 def _settle(devices: Matrix, i: int, least: int) -> None:
     """Forget places in arrival order that no later row can precede, as `core.device.settle`."""
     for field in (HEARD, PROVED):
@@ -486,7 +488,7 @@ def _settle(devices: Matrix, i: int, least: int) -> None:
             devices[i, field] = NONE
 
 
-@kept
+@jit_cached
 def matrix(
     order: Int64s,
     device: Int64s,
@@ -523,8 +525,8 @@ def matrix(
     return rows
 
 
-@borrowing
-def judge_rows(devices: Matrix, memory: Matrix, world: World, rows: Matrix, first: int, told: Matrix) -> tuple[int, int]:
+@jit_no_refcount
+def apply_rows(devices: Matrix, memory: Matrix, world: PackedContext, rows: Matrix, first: int, told: Matrix) -> tuple[int, int]:
     """Judge rows from ``first`` on, silence acting between them.
 
     Returns:
@@ -546,8 +548,8 @@ def judge_rows(devices: Matrix, memory: Matrix, world: World, rows: Matrix, firs
     return len(rows), said
 
 
-@kept
-def spread(offsets: NDArray[np.int32], text: NDArray[np.uint8], width_ms: int) -> Int64s:
+@jit_cached
+def jitter_delays(offsets: NDArray[np.int32], text: NDArray[np.uint8], width_ms: int) -> Int64s:
     """Return for each device a delay below ``width_ms`` that follows from its id alone (FNV-1a), in milliseconds.
 
     Args:
@@ -564,9 +566,9 @@ def spread(offsets: NDArray[np.int32], text: NDArray[np.uint8], width_ms: int) -
     return delays
 
 
-@borrowing
-def let_pass(
-    devices: Matrix, memory: Matrix, world: World, through_ms: Int64s, frontier_ms: int, first: int, told: Matrix
+@jit_no_refcount
+def advance_time(
+    devices: Matrix, memory: Matrix, world: PackedContext, through_ms: Int64s, frontier_ms: int, first: int, told: Matrix
 ) -> tuple[int, int, int]:
     """Let silence act on each device from ``first`` on, through its instant of ``through_ms``; settle it at the frontier.
 

@@ -14,7 +14,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from fleetpulse.columnar.jit.cache import borrowing
+from fleetpulse.columnar.jit.cache import jit_no_refcount
 from fleetpulse.columnar.jit.world import Int64s
 
 _SEED: Final = np.uint64(secrets.randbits(64))
@@ -63,7 +63,7 @@ def _load(_context: Any, letters: Any, at: Any) -> Any:
 _eight: Any = intrinsic(_load)
 
 
-@borrowing
+@jit_no_refcount
 def _hashed(letters: NDArray[np.uint8], begin: int, end: int, seed: np.uint64) -> np.uint64:
     mixed, at = seed ^ np.uint64(end - begin), begin
     while at + 8 <= end:
@@ -81,7 +81,7 @@ def _hashed(letters: NDArray[np.uint8], begin: int, end: int, seed: np.uint64) -
     return (mixed ^ mixed >> _SHORT) * _FIRST >> _SHORT
 
 
-@borrowing
+@jit_no_refcount
 def _same(ours: NDArray[np.uint8], begin: int, end: int, theirs: NDArray[np.uint8], their_begin: int, their_end: int) -> bool:
     size, at = end - begin, 0
     if size != their_end - their_begin:
@@ -105,7 +105,7 @@ def places_of(wanted: Text, chosen: NDArray[np.bool_], known: Text) -> Int64s:
     return places
 
 
-@borrowing
+@jit_no_refcount
 def _find(
     wanted: Text, chosen: NDArray[np.bool_], known: Text, seed: np.uint64, table: NDArray[np.int32], places: Int64s
 ) -> None:
@@ -128,7 +128,7 @@ def _find(
             slot = (slot + 1) & np.int64(last)
 
 
-@borrowing
+@jit_no_refcount
 def compare(said: Text, places: Int64s, known: Text, found: Int64s) -> None:
     """Set ``found`` to whether each text is that of its place: `NOTHING`, `KNOWN`, `OTHER`; rows of place -1 are passed over."""
     for row in range(len(places)):

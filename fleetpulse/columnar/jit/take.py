@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fleetpulse.columnar.compute import pc
-from fleetpulse.columnar.jit.cache import kept
+from fleetpulse.columnar.jit.cache import jit_cached
 
 
 def of_one_length(values: pa.StringArray) -> pa.FixedSizeBinaryArray | None:
@@ -39,14 +39,14 @@ def taken(batch: pa.RecordBatch, order: Any) -> pa.RecordBatch:
 
 
 def filtered(batch: pa.RecordBatch, kept: Any) -> pa.RecordBatch:
-    """Return the rows where ``kept`` is true."""
+    """Return the rows where ``jit_cached`` is true."""
     if kept.all():
         return batch
     mask = pa.array(kept)
     return _column_by_column(batch, lambda column: column.filter(mask))
 
 
-@kept
+@jit_cached
 def shared_out(hashes: NDArray[np.int64], groups: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Share rows out among groups by their hash.
 

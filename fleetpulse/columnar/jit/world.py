@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fleetpulse.columnar.jit.cache import borrowing
+from fleetpulse.columnar.jit.cache import jit_no_refcount
 from fleetpulse.core.lifecycle import HELD, PRESENT, TRANSITIONS, Mode, Trigger
 from fleetpulse.core.policy import MAX_SEQUENCE, Policies, Rules
 from fleetpulse.core.presence.coverage import Coverage
@@ -32,7 +32,7 @@ EFFECTIVE: Final = QUARANTINES + 1  # from when the policy is in effect
 _WIDTH: Final = EFFECTIVE + 1
 
 
-class World(NamedTuple):
+class PackedContext(NamedTuple):
     """What a device is judged by: two arrays, since the compiled fold hands them from function to function.
 
     Attributes:
@@ -91,7 +91,7 @@ def _number(value: int | bool | None) -> int:
 
 def world_arrays(
     coverage: Coverage, policies: Policies, classes: Sequence[str], codes: Vocabulary, sequences: Vocabulary
-) -> World:
+) -> PackedContext:
     """Return the world as arrays.
 
     Args:
@@ -112,14 +112,14 @@ def world_arrays(
         rules[p, :, QUARANTINES] = one.policy.unknown_devices == "quarantine"
         rules[p, :, EFFECTIVE] = one.effective_from_ms
     gaps = [instant for opened, closed in coverage.gaps for instant in (opened, NEVER if closed is None else closed)]
-    return World(np.array([coverage.start_ms, coverage.base_ms, *gaps], np.int64), rules)
+    return PackedContext(np.array([coverage.start_ms, coverage.base_ms, *gaps], np.int64), rules)
 
 
 assert all(name in Rules.__slots__ for name in RULES), "the rules are those of the policy"
 
 
-@borrowing
-def covered(world: World, instant_ms: int) -> int:
+@jit_no_refcount
+def covered(world: PackedContext, instant_ms: int) -> int:
     """Return c(t), as `Coverage.covered`."""
     listening = world.listening
     if instant_ms <= listening[0]:
@@ -132,8 +132,8 @@ def covered(world: World, instant_ms: int) -> int:
     return listening[1] + instant_ms - listening[0] - missed
 
 
-@borrowing
-def earliest(world: World, covered_ms: int) -> int:
+@jit_no_refcount
+def earliest(world: PackedContext, covered_ms: int) -> int:
     """Return the earliest t with ``c(t) >= covered_ms``, as `Coverage.earliest`; `NONE` while an open gap keeps it away."""
     listening = world.listening
     at_ms, reached = listening[0], listening[1]
@@ -147,8 +147,8 @@ def earliest(world: World, covered_ms: int) -> int:
     return at_ms + max(0, covered_ms - reached)
 
 
-@borrowing
-def greatest(world: World, covered_ms: int) -> int:
+@jit_no_refcount
+def greatest(world: PackedContext, covered_ms: int) -> int:
     """Return the greatest t with ``c(t) <= covered_ms``, as `Coverage.greatest`; `NONE` where there is none."""
     listening = world.listening
     at_ms, reached = listening[0], listening[1]
@@ -162,8 +162,8 @@ def greatest(world: World, covered_ms: int) -> int:
     return at_ms + covered_ms - reached
 
 
-@borrowing
-def in_force(world: World, instant_ms: int) -> int:
+@jit_no_refcount
+def in_force(world: PackedContext, instant_ms: int) -> int:
     """Return the number of the policy in force, as `Policies.at`."""
     policy = len(world.rules) - 1
     while policy > 0 and world.rules[policy, 0, EFFECTIVE] > instant_ms:

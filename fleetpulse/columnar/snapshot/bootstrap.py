@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from fleetpulse.columnar.codec.hashing import hashes_of
 from fleetpulse.columnar.compute import pc
-from fleetpulse.columnar.fold.judge import Judging
+from fleetpulse.columnar.fold.judge import FoldCall
 from fleetpulse.columnar.fold.key_group import KeyGroup
 from fleetpulse.columnar.jit.layout import (
     BOOT,
@@ -229,10 +229,10 @@ def _group(registered: pa.Table, shards: Shards, policies: Policies) -> KeyGroup
     for place, field in ((OWN_TIMEOUT, LIMIT_FIELDS[0]), (OWN_GRACE, LIMIT_FIELDS[1])):
         rows[:, place] = pc.fill_null(registered[field.name], NONE).to_numpy()
     assert shards.least_frontier_ms is not None, "it was checked"
-    judging = Judging(devices, Advance.between(shards, shards, 0), policies)
+    judging = FoldCall(devices, Advance.between(shards, shards, 0), policies)
     at = judging.shards_of_devices()
     rows[:, QUIET_COVERED] = _covered(shards, at, since_ms)
-    judging.pass_time(np.array(shards.frontiers_ms)[at], shards.least_frontier_ms)
+    judging.advance_time(np.array(shards.frontiers_ms)[at], shards.least_frontier_ms)
     devices.drop_absent()
     return KeyGroup(shards, policies, devices)
 

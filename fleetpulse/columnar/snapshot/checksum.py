@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fleetpulse.columnar.compute import pc
-from fleetpulse.columnar.jit.cache import kept
+from fleetpulse.columnar.jit.cache import jit_cached
 from fleetpulse.columnar.snapshot.rows import COMPARED_PARTS, SNAPSHOT_SCHEMA
 
 UInt64s = NDArray[np.uint64]
@@ -24,7 +24,7 @@ _PARTS: Final = pa.array(COMPARED_PARTS, pa.string())
 _HALF: Final = 32
 
 
-@kept
+@jit_cached
 def _mixed(bits: np.uint64) -> np.uint64:
     """Return 64 bits each of which depends on all that were given, and none of which is lost (splitmix64)."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -32,7 +32,7 @@ def _mixed(bits: np.uint64) -> np.uint64:
     return bits ^ (bits >> np.uint64(31))
 
 
-@kept
+@jit_cached
 def _mix_numbers(hashes: UInt64s, values: UInt64s, valid: NDArray[np.bool_]) -> None:
     """Take a column of numbers into the rows' hashes."""
     for i in range(len(hashes)):
@@ -42,7 +42,7 @@ def _mix_numbers(hashes: UInt64s, values: UInt64s, valid: NDArray[np.bool_]) -> 
             hashes[i] = _mixed(hashes[i])
 
 
-@kept
+@jit_cached
 def _mix_texts(hashes: UInt64s, ends: NDArray[np.int32], letters: NDArray[np.uint8], valid: NDArray[np.bool_]) -> None:
     """Take a column of text into the rows' hashes, eight bytes at a time, and its length."""
     for i in range(len(hashes)):

@@ -87,7 +87,7 @@ def taken(
         _devices(key_group, group.devices),
         *[_signals(key_group, one) for one in signals if one.num_rows],
         _plain(key_group, OWN_ROW, [_row_to_plain(row) for row in others], [row.device_id for row in others]),
-        _plain(key_group, PENDING, step.told.to_pylist(), step.told["device_id"].to_pylist()),
+        _plain(key_group, PENDING, step.judgements.to_pylist(), step.judgements["device_id"].to_pylist()),
         _plain(key_group, GROUP, [world], [EVERYONE]),
     ]
 

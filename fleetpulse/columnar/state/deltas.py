@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from fleetpulse.columnar.jit.cache import borrowing
+from fleetpulse.columnar.jit.cache import jit_no_refcount
 from fleetpulse.columnar.jit.layout import (
     BOOT,
     CLASS_SINCE,
@@ -43,7 +43,7 @@ _MEASURED: Final = np.array([number for number, place in enumerate(_PLACES) if p
 LOW, HIGH, NONES = range(3)
 
 
-@borrowing
+@jit_no_refcount
 def _usual(field: int, row: Int64s) -> int:
     """Return what a field usually equals."""
     if field == QUIET_SINCE:
@@ -80,7 +80,7 @@ def distances(devices: Matrix) -> tuple[Matrix, Matrix]:
     return found, extent
 
 
-@borrowing
+@jit_no_refcount
 def _measure(devices: Matrix, found: Matrix, extent: Matrix) -> None:
     for i in range(len(devices)):
         for number in range(len(_PLACES)):
@@ -95,7 +95,7 @@ def _measure(devices: Matrix, found: Matrix, extent: Matrix) -> None:
             found[number, i] = value
 
 
-@borrowing
+@jit_no_refcount
 def restore(found: Matrix, differs: Int64s, devices: Matrix) -> None:
     """Set ``devices``, without boots and memory.
 

@@ -22,7 +22,7 @@ LONGEST_CHANGE_MS: Final = 43_200_000  # more than a run may take from its stop 
 SILENT_MS: Final = 120_000  # a job that runs writes how it is several times a second
 
 
-class Standing(StrEnum):
+class JobState(StrEnum):
     """How the job stands."""
 
     RUNNING = "running"
@@ -36,7 +36,7 @@ class Standing(StrEnum):
     DOWN = "down"  # nobody runs it who could start it
 
 
-SOUND: Final = frozenset({Standing.RUNNING, Standing.STARTING, Standing.STOPPED, Standing.STARTED})
+SOUND: Final = frozenset({JobState.RUNNING, JobState.STARTING, JobState.STOPPED, JobState.STARTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Decision:
         start: whether it is to be started.
     """
 
-    standing: Standing
+    standing: JobState
     why: str
     start: bool = False
 
@@ -105,30 +105,30 @@ def decide(seen: Seen) -> Decision:
     if not seen.wanted:
         return _stopped(seen)
     if not seen.has_run:
-        return Decision(Standing.DOWN, "nobody runs it who could start it: start its service, or ./fleet up")
+        return Decision(JobState.DOWN, "nobody runs it who could start it: start its service, or ./fleet up")
     if seen.given_up:
         return _again(seen)
     if not seen.starting:
         return _running(seen)
     if seen.said_ago_ms <= STARTING_MS:
         return _starting(seen)
-    return Decision(Standing.STALE, f"it has said nothing for {_minutes(seen.said_ago_ms)}; see its log")
+    return Decision(JobState.STALE, f"it has said nothing for {_minutes(seen.said_ago_ms)}; see its log")
 
 
 def _stopped(seen: Seen) -> Decision:
     if seen.by.startswith(AIRFLOWS) and seen.wanted_ago_ms > LONGEST_CHANGE_MS:
         why = f"{seen.by} stopped it {_minutes(seen.wanted_ago_ms)} ago, longer than its work may take"
         return Decision(
-            Standing.LEFT, f"{why}: let that run go on (is its DAG paused?), or, where it has ended: ./fleet stream start"
+            JobState.LEFT, f"{why}: let that run go on (is its DAG paused?), or, where it has ended: ./fleet stream start"
         )
-    return Decision(Standing.STOPPED, f"it is to be stopped, says {seen.by}")
+    return Decision(JobState.STOPPED, f"it is to be stopped, says {seen.by}")
 
 
 def _starting(seen: Seen) -> Decision:
     said = seen.state or "its process has said nothing yet"
     if seen.starting_ms > seen.stale_after_ms:  # each of its processes may be a young one
-        return Decision(Standing.STALE, f"it has not run for {_minutes(seen.starting_ms)}: {said}; see its log")
-    return Decision(Standing.STARTING, said)
+        return Decision(JobState.STALE, f"it has not run for {_minutes(seen.starting_ms)}: {said}; see its log")
+    return Decision(JobState.STARTING, said)
 
 
 def _again(seen: Seen) -> Decision:
@@ -139,22 +139,22 @@ def _again(seen: Seen) -> Decision:
         if rest_ms > 0:
             times = f"it was started {len(recent)} times within {_minutes(REMEMBERED_MS)}"
             why = f"{times}; again in {_minutes(rest_ms)}: {seen.given_up}"
-            return Decision(Standing.BACKING_OFF, why)
-    return Decision(Standing.STARTED, f"it was dead: {seen.given_up}", start=True)
+            return Decision(JobState.BACKING_OFF, why)
+    return Decision(JobState.STARTED, f"it was dead: {seen.given_up}", start=True)
 
 
 def _running(seen: Seen) -> Decision:
     behind_ms = seen.behind_ms or 0
     if behind_ms > seen.stale_after_ms and seen.still_ms > seen.stale_after_ms:
         why = f"it has judged nothing for {_minutes(seen.still_ms)}, and is {_minutes(behind_ms)} behind what was received"
-        return Decision(Standing.STALE, why)
+        return Decision(JobState.STALE, why)
     if seen.unheard_ms is not None and seen.unheard_ms > seen.stale_after_ms:
         why = f"nothing has been received for {_minutes(seen.unheard_ms)}, not even a bridge's tick: no bridge listens"
-        return Decision(Standing.STALE, f"{why}; see the bridge's log, and the broker")
+        return Decision(JobState.STALE, f"{why}; see the bridge's log, and the broker")
     if seen.critical:
-        return Decision(Standing.CRITICAL, "; ".join(seen.critical))
+        return Decision(JobState.CRITICAL, "; ".join(seen.critical))
     return Decision(
-        Standing.RUNNING, f"{_minutes(behind_ms)} behind what was received" if seen.behind_ms is not None else "it runs"
+        JobState.RUNNING, f"{_minutes(behind_ms)} behind what was received" if seen.behind_ms is not None else "it runs"
     )
 
 

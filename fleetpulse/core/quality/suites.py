@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.lifecycle import Mode, Trigger
 from fleetpulse.core.rows import REASONS, Clock, GatewayEvent, Kind, Origin, Trust
 from fleetpulse.core.tables import (
@@ -121,7 +121,7 @@ _WORDS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = MappingProxyType(
         (GATEWAYS.name, "event"): (*GatewayEvent, "session"),
         (COVERAGE.name, "op"): ("open", "close"),
         (COVERAGE.name, "why"): ("start", "broker", "network", "disk", "bridge"),
-        (JUDGEMENTS.name, "kind"): tuple(Verdict),
+        (JUDGEMENTS.name, "kind"): tuple(JudgementKind),
         (JUDGEMENTS.name, "from_mode"): tuple(Mode),
         (JUDGEMENTS.name, "to_mode"): tuple(Mode),
         (JUDGEMENTS.name, "trigger"): tuple(Trigger),

@@ -15,7 +15,7 @@ WATERMARK_DELAY_MS: Final = 1  # the watermark runs so far behind the newest ``r
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class CheckpointPosition:
     """Where a checkpoint stands after a batch.
 
     Attributes:
@@ -176,7 +176,7 @@ def query_id(checkpoint: Path) -> str | None:
         ) from None
 
 
-def stand(checkpoint: Path, batch: int | None = None) -> Stand:
+def position_after(checkpoint: Path, batch: int | None = None) -> CheckpointPosition:
     """Return where a checkpoint stood after a batch.
 
     Args:
@@ -207,7 +207,7 @@ def stand(checkpoint: Path, batch: int | None = None) -> Stand:
         raise _damaged(checkpoint, f"batch {chosen}", error) from None
     watermark_ms = watermark_after(checkpoint, chosen)
     newest_ms = watermark_ms + WATERMARK_DELAY_MS if watermark_ms else begun_with(checkpoint)
-    return Stand(chosen, version, newest_ms, partitions)
+    return CheckpointPosition(chosen, version, newest_ms, partitions)
 
 
 def partitions_of(checkpoint: Path) -> int | None:

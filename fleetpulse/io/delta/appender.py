@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError
 from fleetpulse.columnar.compute import pc
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import INDEXED_COLUMNS
-from fleetpulse.io.delta.commits import Added, change_the_table, leave_checkpoint, numbers_said, open_known, put
+from fleetpulse.io.delta.commits import Added, change_the_table, numbers_said, open_known, put_commit, write_log_checkpoint
 from fleetpulse.io.delta.log import actions_of
 from fleetpulse.io.system.fsync import sync_folder
 from fleetpulse.io.system.wall_clock import wall_clock_ms
@@ -90,7 +90,7 @@ class Appender:
     def _commit(self, added: Sequence[Added], numbers: Mapping[str, int]) -> int:
         for _ in range(_TRIES):
             self._catch_up(numbers)
-            if put(self._commit_of(self._version + 1), _actions(added, numbers)):
+            if put_commit(self._commit_of(self._version + 1), _actions(added, numbers)):
                 self._version += 1
                 return self._version
         raise FleetError(
@@ -223,7 +223,7 @@ def _spelt(value: Any) -> Any:
 def _leave_checkpoint(table: Path) -> None:
     """Leave a checkpoint in the log, for who opens the table; where the disk refuses, the next one is tried for."""
     try:
-        opened = leave_checkpoint(table)
+        opened = write_log_checkpoint(table)
         if opened.metadata().configuration.get("delta.enableExpiredLogCleanup") != "false":
             opened.cleanup_metadata()
     except (OSError, DeltaError, FleetError) as error:

@@ -50,7 +50,7 @@ class Added:
         return {"add": {**added, "dataChange": data_change, "stats": json.dumps(self.stats, ensure_ascii=False)}}
 
 
-def leave_checkpoint(table: Path) -> "DeltaTable":
+def write_log_checkpoint(table: Path) -> "DeltaTable":
     """Leave a checkpoint in a table's log, for who opens it, and put it on the disk.
 
     deltalake syncs nothing: of its file the name could survive a loss of power, and not the content.
@@ -70,7 +70,7 @@ def leave_checkpoint(table: Path) -> "DeltaTable":
     return opened
 
 
-def exchange(
+def replace_files(
     table: Path,
     out: Mapping[str, int],
     into: Sequence[Added],
@@ -103,7 +103,7 @@ def exchange(
     version = opened.version() + 1
     for _ in range(_TRIES):
         commit = table / "_delta_log" / f"{version:020d}.json"
-        if put(commit, actions):
+        if put_commit(commit, actions):
             return version
         if _disturbs(actions_of(commit), out):
             return None
@@ -153,7 +153,7 @@ def numbers_said(numbers: Mapping[str, int], now_ms: int) -> Iterator[dict[str, 
         yield {"txn": {"appId": writer, "version": number, "lastUpdated": now_ms}}
 
 
-def put(path: Path, actions: Iterable[Mapping[str, Any]]) -> bool:
+def put_commit(path: Path, actions: Iterable[Mapping[str, Any]]) -> bool:
     """Put a commit in place, durable and whole; return False where there is one of that number."""
     text = "".join(json.dumps(action, ensure_ascii=False) + "\n" for action in actions)
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")

@@ -16,7 +16,7 @@ _REMAINDER: Final = re.compile(r"before-(\d{20})\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CompactedFile:
     """Versions that were put together.
 
     Attributes:
@@ -40,10 +40,10 @@ def remainder_name(end: int) -> str:
     return f"{FOLDER}/before-{end:020d}.parquet"
 
 
-def piece_of(name: str) -> Piece | None:
+def piece_of(name: str) -> CompactedFile | None:
     """Return the piece that a file is, by its path in the table's folder; None where it is none."""
     named = _PIECE.fullmatch(name.removeprefix(f"{FOLDER}/"))
-    return Piece(*map(int, named.groups())) if named else None
+    return CompactedFile(*map(int, named.groups())) if named else None
 
 
 def remainder_end(name: str) -> int | None:
@@ -52,9 +52,9 @@ def remainder_end(name: str) -> int | None:
     return int(named[1]) if named else None
 
 
-def pieces(table: Path) -> dict[int, list[Piece]]:
+def pieces(table: Path) -> dict[int, list[CompactedFile]]:
     """Return the pieces of a table by their first version, the longest first; none where nothing was done."""
-    found: dict[int, list[Piece]] = {}
+    found: dict[int, list[CompactedFile]] = {}
     for piece in map(piece_of, _names(table)):
         if piece is not None:
             found.setdefault(piece.begin, []).append(piece)

@@ -33,7 +33,7 @@ class DamagedError(FleetError):
         )
 
 
-def damage_in(error: BaseException) -> str | None:
+def corruption_message(error: BaseException) -> str | None:
     """Return in one line what a reader of tables says of a file that is damaged or gone; None where it is another error."""
     if _OF_WRITING.search(str(error)):
         return None  # the disk refuses what is written: nothing that is there is damaged
@@ -59,7 +59,7 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def blaming(what: str) -> Iterator[None]:
+def reporting_corruption(what: str) -> Iterator[None]:
     """Read something with Delta or DuckDB.
 
     Args:
@@ -71,13 +71,13 @@ def blaming(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (told := damage_in(error)) is None:
+        if (told := corruption_message(error)) is None:
             raise
         raise DamagedError(what, told) from error
 
 
 @contextmanager
-def blaming_file(path: Path) -> Iterator[None]:
+def reporting_corruption_of_file(path: Path) -> Iterator[None]:
     """Read one Parquet file with Arrow; nothing else may be done meanwhile, since whatever Arrow refuses is its damage.
 
     Raises:
@@ -99,5 +99,5 @@ def open_table(path: Path) -> "DeltaTable":
     """
     from deltalake import DeltaTable
 
-    with blaming(f'the log of the table "{path}"'):
+    with reporting_corruption(f'the log of the table "{path}"'):
         return DeltaTable(str(path))

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from fleetpulse.core.errors import FleetError
-from fleetpulse.io.delta.compacted import FOLDER, Piece, pieces, remainders
+from fleetpulse.io.delta.compacted import FOLDER, CompactedFile, pieces, remainders
 
 
 def actions_of(commit: Path) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ class DeltaLog:
     def __init__(self, table: Path) -> None:
         self.table = table
         self.log = table / "_delta_log"
-        self._pieces: dict[int, list[Piece]] = {}
+        self._pieces: dict[int, list[CompactedFile]] = {}
         self._looked_at = -1
         self._newest = -1
 
@@ -116,7 +116,7 @@ class DeltaLog:
             return [(str(self.table / piece.name), piece.rows)], piece.end
         return self.appended(version), version + 1
 
-    def _known_pieces(self) -> dict[int, list[Piece]]:
+    def _known_pieces(self) -> dict[int, list[CompactedFile]]:
         try:
             changed = (self.table / FOLDER).stat().st_mtime_ns
         except FileNotFoundError:

@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 Commit = Callable[[CommitProperties], _Result]
 
 
-def commit_for_good(table: Path, commit: Commit[_Result], numbers: Mapping[str, int] | None = None) -> _Result:
+def commit_verified(table: Path, commit: Commit[_Result], numbers: Mapping[str, int] | None = None) -> _Result:
     """Make a commit, again where Spark's replaced it; return what making it returned.
 
     Args:

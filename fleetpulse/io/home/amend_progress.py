@@ -13,7 +13,7 @@ _FILE = "amended.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class AmendProgress:
     """How far amend is.
 
     Attributes:
@@ -27,15 +27,15 @@ class Reached:
     unmet: tuple[str, ...]
 
 
-def reached(home: Home) -> Reached | None:
+def reached(home: Home) -> AmendProgress | None:
     """Return what is written down; None where nothing is, or nothing that can be read: the next amend says it."""
     try:
         told = json.loads((home.path / _FILE).read_text())
-        return Reached(int(told["done_ms"]), int(told["through_ms"]), tuple(map(str, told["unmet"])))
+        return AmendProgress(int(told["done_ms"]), int(told["through_ms"]), tuple(map(str, told["unmet"])))
     except (OSError, ValueError, TypeError, LookupError):
         return None
 
 
-def write_reached(home: Home, now: Reached) -> None:
+def write_reached(home: Home, now: AmendProgress) -> None:
     """Write down how far amend is, in the place of what was written before."""
     atomic_write(home.path / _FILE, json.dumps(asdict(now)))

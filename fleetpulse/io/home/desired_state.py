@@ -40,7 +40,7 @@ class Desired:
     meanwhile: bool = False
 
 
-def desired(home: Home) -> Desired:
+def get_desired(home: Home) -> Desired:
     """Return what is written down; running where nothing is."""
     try:
         found = Desired(**json.loads((home.path / "desired.json").read_text()))
@@ -56,7 +56,7 @@ def desired(home: Home) -> Desired:
         ) from None
 
 
-def desire(home: Home, what: str, by: str, *, meanwhile: bool = False, only_if: Desired | None = None) -> Desired | None:
+def set_desired(home: Home, what: str, by: str, *, meanwhile: bool = False, only_if: Desired | None = None) -> Desired | None:
     """Write down what is wanted.
 
     Args:
@@ -74,7 +74,7 @@ def desire(home: Home, what: str, by: str, *, meanwhile: bool = False, only_if: 
     """
     try:
         with briefly(home.path / "word.lock"):
-            if only_if is not None and desired(home) != only_if:
+            if only_if is not None and get_desired(home) != only_if:
                 return None
             said = Desired(what, by, wall_clock_ms(), meanwhile)
             atomic_write(home.path / "desired.json", json.dumps(asdict(said)))
@@ -102,15 +102,15 @@ def stopped_meanwhile(home: Home, by: str) -> Iterator[None]:
         )
 
     with held(_at_work(home), by, refused):
-        former, ours = desired(home), None
+        former, ours = get_desired(home), None
         while former.what == RUNNING and ours is None:
-            ours = desire(home, STOPPED, f"{by} (process {os.getpid()})", meanwhile=True, only_if=former)
-            former = former if ours else desired(home)
+            ours = set_desired(home, STOPPED, f"{by} (process {os.getpid()})", meanwhile=True, only_if=former)
+            former = former if ours else get_desired(home)
         try:
             yield
         finally:
             if ours is not None:
-                desire(home, former.what, former.by, only_if=ours)
+                set_desired(home, former.what, former.by, only_if=ours)
 
 
 def _at_work(home: Home) -> Path:

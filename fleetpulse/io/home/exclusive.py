@@ -19,7 +19,7 @@ class _Busy(Exception):
 
 
 @contextmanager
-def making(home: Home, by: str, say: Callable[[str], None]) -> Iterator[None]:
+def exclusive_state_change(home: Home, by: str, say: Callable[[str], None]) -> Iterator[None]:
     """Make a generation or a snapshot: alone, and while nothing is maintained; who comes second waits ten minutes.
 
     Args:
@@ -36,7 +36,7 @@ def making(home: Home, by: str, say: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextmanager
-def maintaining(home: Home, say: Callable[[str], None], patience_s: float = PATIENCE_S) -> Iterator[None]:
+def exclusive_maintenance(home: Home, say: Callable[[str], None], patience_s: float = PATIENCE_S) -> Iterator[None]:
     """Maintain a home: alone, and while no generation and no snapshot is made; who comes second waits.
 
     Args:
@@ -52,7 +52,7 @@ def maintaining(home: Home, say: Callable[[str], None], patience_s: float = PATI
 
 
 @contextmanager
-def keeping_makers_out(home: Home, by: str) -> Iterator[str]:
+def pause_state_changes(home: Home, by: str) -> Iterator[str]:
     """Let nobody make a generation or a snapshot for a moment, where nobody does; does not wait. For one who maintains.
 
     Args:

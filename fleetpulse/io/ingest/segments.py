@@ -66,7 +66,7 @@ _NAME: Final = re.compile(r"(\d{12})\.arrow")
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class BridgeOffset:
     """Where a bridge stands: the last row of its newest segment, and what the segment says beside it.
 
     Attributes:
@@ -296,7 +296,7 @@ def read_segment(path: Path) -> pa.Table:
     return table
 
 
-def position(directory: Path) -> Position | None:
+def position(directory: Path) -> BridgeOffset | None:
     """Return where the bridge stands by its newest segment; None where there is none.
 
     Raises:
@@ -310,7 +310,7 @@ def position(directory: Path) -> Position | None:
     said = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
     last = table.slice(table.num_rows - 1).to_pylist()[0]
     canary = said.get("last_canary_ms")
-    return Position(
+    return BridgeOffset(
         number=number,
         received_at_ms=last["received_at_ms"],
         recording=last["recording"],

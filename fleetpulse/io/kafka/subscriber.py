@@ -28,11 +28,11 @@ from fleetpulse.core.errors import FleetError
 from fleetpulse.core.messages.decode import MAX_PAYLOAD_BYTES
 from fleetpulse.core.times import parse_instant_ms
 from fleetpulse.io.kafka.config import Canaries, KafkaOptions, Record, in_order, is_loss, is_silence, topic_of
-from fleetpulse.io.mqtt.sockets import Pauses
+from fleetpulse.io.mqtt.sockets import Backoff
 from fleetpulse.io.mqtt.subscriber import POLL_BYTES, POLL_MESSAGES, Arrived, Token
 from fleetpulse.io.spark.jars import JARS, KAFKA_JARS, resolve_jars
 from fleetpulse.io.spark.scratch import remains_of, remove_folders
-from fleetpulse.io.spark.session import OPTIONS, Size, settings, spark_session
+from fleetpulse.io.spark.session import OPTIONS, SparkResources, settings, spark_session
 from fleetpulse.io.system.wall_clock import wall_clock_ms
 
 _LOG: Final = structlog.get_logger("kafka")
@@ -251,7 +251,7 @@ class KafkaReceiver:
     # ---- the thread
 
     def _read(self) -> None:
-        pauses, spark = Pauses(), None
+        pauses, spark = Backoff(), None
         remove_folders(remains_of(self._local_dir))
         while not self._ended:
             if not pauses.over(_STEP_S):
@@ -272,7 +272,7 @@ class KafkaReceiver:
 
     def _session(self) -> SparkSession:
         jars = os.pathsep.join(str(jar) for jar in resolve_jars(jars=(*JARS, *KAFKA_JARS)))
-        usual = settings(self._local_dir, Size(1, HEAP))[OPTIONS]
+        usual = settings(self._local_dir, SparkResources(1, HEAP))[OPTIONS]
         extra = {
             "spark.driver.extraClassPath": jars,
             "spark.sql.extensions": "",  # Delta's cost a start, and nothing here is a table
@@ -283,12 +283,12 @@ class KafkaReceiver:
             "spark.sql.streaming.stopTimeout": str(int(CLOSE_S * 500)),
             "spark.sql.pyspark.jvmStacktrace.enabled": "true",  # the cause of an error is in it
         }
-        spark = spark_session("fleet kafka", local_dir=self._local_dir, size=Size(1, HEAP), extra=extra)
+        spark = spark_session("fleet kafka", local_dir=self._local_dir, size=SparkResources(1, HEAP), extra=extra)
         spark.sparkContext.setLogLevel("OFF")  # a trace at each try, for hours; what it means is said by us
         spark.streams.addListener(_Looks(self))
         return spark
 
-    def _follow(self, spark: SparkSession, pauses: Pauses) -> None:
+    def _follow(self, spark: SparkSession, pauses: Backoff) -> None:
         """Run the query until it fails, or until it is to end."""
         query = self._start(spark)
         try:

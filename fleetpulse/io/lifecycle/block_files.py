@@ -39,7 +39,7 @@ def folder_for(folders: str, start: int, end: int) -> str:
     return str(own)
 
 
-def hand_over(blocks: pa.RecordBatch, name: str, folder: str | None) -> pa.RecordBatch:
+def write_blocks(blocks: pa.RecordBatch, name: str, folder: str | None) -> pa.RecordBatch:
     """Write a column of blocks to a file, and return the rows with where each lies.
 
     Args:
@@ -65,7 +65,7 @@ def hand_over(blocks: pa.RecordBatch, name: str, folder: str | None) -> pa.Recor
     return _with(bare, [pa.array(one, field.type, mask=missing) for one, field in zip(places, _FIELDS, strict=True)])
 
 
-def handed(row: Any, name: str) -> bytes | None:
+def read_block(row: Any, name: str) -> bytes | None:
     """Return a row's block; None where it has none.
 
     Args:

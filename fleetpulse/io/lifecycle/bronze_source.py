@@ -111,7 +111,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Pack one task's files: one block a key group."""
-        from fleetpulse.io.spark.python_worker import settle
+        from fleetpulse.io.spark.python_worker import freeze_gc
         from fleetpulse.io.tables.bronze import pack, read_bronze, with_wake_rows
 
         assert isinstance(partition, Files)
@@ -119,8 +119,8 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = pa.concat_tables(tables, promote_options="default").combine_chunks()  # a file of signals alone has fewer columns
         if rows.num_rows:
             blocks = with_wake_rows(pack(rows, self.key_groups, partition.started_ms), self.key_groups)
-            yield block_files.hand_over(blocks, "signals", partition.folder)
-        settle()
+            yield block_files.write_blocks(blocks, "signals", partition.folder)
+        freeze_gc()
 
     def commit(self, end: dict[str, int]) -> None:
         """Nothing to clean up: bronze is kept by its own retention."""

@@ -26,7 +26,7 @@ from fleetpulse.io.system.fsync import atomic_write
 _LOG: Final = structlog.get_logger("lifecycle")
 
 
-def commit_what_was_said(checkpoint: Path, told: Path, messages: Path, first: int = 0) -> int | None:
+def finish_sink_committed_batch(checkpoint: Path, told: Path, messages: Path, first: int = 0) -> int | None:
     """Commit the batch that was begun last, if all that it says is in the table already.
 
     Args:

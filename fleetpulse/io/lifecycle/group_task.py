@@ -17,18 +17,18 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from fleetpulse.columnar.codec.arrow import NO_SIGNALS, batch_to_rows, from_bytes, to_bytes
 from fleetpulse.columnar.codec.wire import from_wire
-from fleetpulse.columnar.fold.judgement_batches import from_judgements, said_by
-from fleetpulse.columnar.fold.key_group import KeyGroup, Step, begin
+from fleetpulse.columnar.fold.judgement_batches import drop_broadcast_copies, judgements_to_batch
+from fleetpulse.columnar.fold.key_group import FoldResult, KeyGroup, begin
 from fleetpulse.core.replay import Deployment
 from fleetpulse.io.checkpoints.checkpoint import WATERMARK_DELAY_MS
-from fleetpulse.io.lifecycle.block_files import handed
+from fleetpulse.io.lifecycle.block_files import read_block
 from fleetpulse.io.lifecycle.state_socket import leave_waiting
 from fleetpulse.io.lifecycle.state_variables import GroupState
-from fleetpulse.io.spark.python_worker import settle
+from fleetpulse.io.spark.python_worker import freeze_gc
 
 _OutputRow = SparkRow("key_group", "judgements", "files")
 MANY: Final = 5_000  # judgements of one call that go into files
-_NO_STEP: Final = Step(from_judgements([]), [], [])  # of a group that was brought in, not folded
+_NO_STEP: Final = FoldResult(judgements_to_batch([]), [], [])  # of a group that was brought in, not folded
 
 
 class GroupFold:
@@ -73,7 +73,7 @@ class GroupFold:
         started_ms = newest_ms = 0
         for row in rows:
             newest_ms = max(newest_ms, row.newest_ms)
-            if (block := handed(row, "signals")) is not None:
+            if (block := read_block(row, "signals")) is not None:
                 signals.append(from_wire(block))
             if row.others is not None:
                 others += batch_to_rows(from_bytes(row.others))
@@ -87,7 +87,7 @@ class GroupFold:
 
     def close(self) -> None:
         """End the task."""
-        settle()
+        freeze_gc()
         leave_waiting(self.handle)
 
     def _fold(
@@ -110,7 +110,7 @@ class GroupFold:
         summary = None if self.silent else group.summary(key_group)
         standing_ms = stored[1] if stored and not fired else None  # a timer that fired is gone
         self._keep(group, step, standing_ms, watermark_ms, owes=self.silent)
-        told = [said_by(key_group, step.told), *([from_judgements([summary])] if summary else [])]
+        told = [drop_broadcast_copies(key_group, step.judgements), *([judgements_to_batch([summary])] if summary else [])]
         if any(batch.num_rows for batch in told):
             yield self._row(key_group, pa.concat_batches(told))
 
@@ -123,7 +123,7 @@ class GroupFold:
 
         return _OutputRow(key_group, None, filed(self._table, judgements, self._generation))
 
-    def _keep(self, group: KeyGroup, step: Step, standing_ms: int | None, watermark_ms: int, *, owes: bool) -> None:
+    def _keep(self, group: KeyGroup, step: FoldResult, standing_ms: int | None, watermark_ms: int, *, owes: bool) -> None:
         """Store a group after a call, and arm the group's one timer unless the right one stands.
 
         Args:

@@ -93,7 +93,7 @@ def filed(table: str, judgements: pa.RecordBatch, generation: int) -> str:
 
     Args:
         table: the table's folder.
-        judgements: columns of `TOLD_SCHEMA`.
+        judgements: columns of `JUDGEMENT_SCHEMA`.
         generation: of the job.
     """
     added = files_of(Path(table), pa.Table.from_batches([completed(judgements, generation)]))
@@ -104,7 +104,7 @@ def completed(judgements: pa.RecordBatch, generation: int) -> pa.RecordBatch:
     """Add the columns of `JUDGEMENTS` that the fold does not know.
 
     Args:
-        judgements: columns of `TOLD_SCHEMA`.
+        judgements: columns of `JUDGEMENT_SCHEMA`.
         generation: of the job.
     """
     added = {

@@ -20,13 +20,13 @@ from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of
 from fleetpulse.io.home.checkpoint_ownership import mark_own, require_own
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.lifecycle.bronze_source import FORMAT, BlockSource
-from fleetpulse.io.lifecycle.finish_commit import commit_what_was_said
+from fleetpulse.io.lifecycle.finish_commit import finish_sink_committed_batch
 from fleetpulse.io.lifecycle.judgement_sink import JudgementSink
 from fleetpulse.io.lifecycle.stateful_processor import OUTPUT, GroupProcessor
 from fleetpulse.io.spark.scratch import remove_aside
 from fleetpulse.io.spark.session import folder_of
 from fleetpulse.io.tables.adaptive_batching import MAX_ROWS
-from fleetpulse.io.tables.outbox import say_unsaid
+from fleetpulse.io.tables.outbox import flush_outbox
 
 PAUSE: Final = "200 milliseconds"  # between two looks for new rows
 _LOG: Final = structlog.get_logger("lifecycle")
@@ -159,8 +159,8 @@ def start(
     table = told or home.table(JUDGEMENTS.name)
     if not silent:
         if told is None:
-            say_unsaid(home, generation.number)
-        commit_what_was_said(checkpoint, table, home.table(MESSAGES.name), begin.version if begin else 0)
+            flush_outbox(home, generation.number)
+        finish_sink_committed_batch(checkpoint, table, home.table(MESSAGES.name), begin.version if begin else 0)
     rows = judged(
         spark,
         home.table(MESSAGES.name),

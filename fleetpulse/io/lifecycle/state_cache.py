@@ -16,7 +16,7 @@ _TOKEN_BYTES: Final = 12
 _FOLDER: Final = "fleetpulse-state"
 
 
-class Copies:
+class StateValueCache:
     """The copies that this worker and its neighbours have written.
 
     Args:
@@ -29,7 +29,7 @@ class Copies:
             folder.mkdir(exist_ok=True)
 
     @classmethod
-    def of_worker(cls) -> "Copies":
+    def of_worker(cls) -> "StateValueCache":
         """Return those in the folder that Spark gives its Python workers, and removes at its end."""
         folders = os.environ.get("SPARK_LOCAL_DIRS")
         return cls(Path(folders.split(",")[0], _FOLDER) if folders else None)

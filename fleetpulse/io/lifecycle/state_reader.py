@@ -25,7 +25,7 @@ from fleetpulse.columnar.snapshot.shuffle import PARCEL_SCHEMA, parcels, whole
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.replay import Deployment
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
-from fleetpulse.io.checkpoints.checkpoint import Stand
+from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.snapshots import files_of
 
@@ -169,7 +169,7 @@ class Rows:
     parcels: Callable[[int | None], DataFrame]
 
 
-def state_as_rows(spark: SparkSession, checkpoint: Path, stand: Stand, deployment: Deployment) -> Rows:
+def state_as_rows(spark: SparkSession, checkpoint: Path, stand: CheckpointPosition, deployment: Deployment) -> Rows:
     """Return the state as the rows of a snapshot.
 
     Args:
@@ -218,7 +218,7 @@ def read_snapshot(spark: SparkSession, home: Home, version: int) -> Rows:
 
 
 @contextmanager
-def blaming_snapshot(home: Home, version: int) -> Iterator[None]:
+def reporting_corruption_of_snapshot(home: Home, version: int) -> Iterator[None]:
     """Do something with a snapshot's rows; where it fails and the snapshot's files are damaged, the error says that.
 
     The files are looked through only then: to read a snapshot twice each time would cost more than all else that is planned.

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
-from fleetpulse.io.lifecycle.state_cache import Copies
+from fleetpulse.io.lifecycle.state_cache import StateValueCache
 
 
 class GroupState:
@@ -23,7 +23,7 @@ class GroupState:
         self._group = handle.getValueState("group", "block binary, timer long")
         self._waiting = handle.getMapState("waiting", "number long", "rows binary")
         self._names = handle.getValueState("digests", "known string")  # called after what a name once was
-        self._copies = Copies.of_worker()
+        self._copies = StateValueCache.of_worker()
         self._known: dict[str, Any] = {}
 
     def read(self) -> tuple[bytes, int | None] | None:

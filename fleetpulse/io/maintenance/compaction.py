@@ -22,13 +22,13 @@ from fleetpulse.columnar.compute import pc
 from fleetpulse.core.rows import Kind
 from fleetpulse.core.tables import MESSAGES
 from fleetpulse.io.delta.appender import parquet_options
-from fleetpulse.io.delta.commits import Added, exchange
-from fleetpulse.io.delta.compacted import FOLDER, Piece, piece_of, remainder_end, remainder_name
-from fleetpulse.io.delta.corruption import blaming_file, open_table
+from fleetpulse.io.delta.commits import Added, replace_files
+from fleetpulse.io.delta.compacted import FOLDER, CompactedFile, piece_of, remainder_end, remainder_name
+from fleetpulse.io.delta.corruption import open_table, reporting_corruption_of_file
 from fleetpulse.io.delta.log import actions_of
-from fleetpulse.io.maintenance.readers import Need, floor
+from fleetpulse.io.maintenance.readers import ReaderPin, oldest_live_pin
 from fleetpulse.io.system.fsync import put_in_place
-from fleetpulse.io.tables.row_accounting import removing
+from fleetpulse.io.tables.row_accounting import removal_txn
 from fleetpulse.io.tables.tables import arrow_schema
 
 DAY_MS: Final = 86_400_000
@@ -40,7 +40,7 @@ _STATS: Final = ("received_at", "event_time")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CompactedPart:
     """A file of bronze.
 
     Attributes:
@@ -70,11 +70,11 @@ class Unit:
 
     begin: int
     end: int
-    parts: tuple[Part, ...]
+    parts: tuple[CompactedPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CompactionPlan:
     """What is to be done to bronze.
 
     Attributes:
@@ -86,15 +86,15 @@ class Plan:
         held_by: who keeps the rest from being touched.
     """
 
-    remainder: Part | None
+    remainder: CompactedPart | None
     drop: tuple[Unit, ...]
     merges: tuple[tuple[Unit, ...], ...]
     cutoff_ms: int
     newest_ms: int
-    held_by: Need
+    held_by: ReaderPin
 
 
-def plan(table: Path, needs: Sequence[Need], keep_ms: int | None, now_ms: int) -> Plan | None:
+def plan(table: Path, needs: Sequence[ReaderPin], keep_ms: int | None, now_ms: int) -> CompactionPlan | None:
     """Return what is to be done to bronze; None before its first row.
 
     Args:
@@ -111,14 +111,14 @@ def plan(table: Path, needs: Sequence[Need], keep_ms: int | None, now_ms: int) -
     newest_ms = max(part.greatest_ms for part in live.values())
     base_ms = min(newest_ms, now_ms)  # a clock that was ahead once must not make everything old
     cutoff_ms = 0 if keep_ms is None else (base_ms - keep_ms) // DAY_MS * DAY_MS
-    held_by = floor(needs)
+    held_by = oldest_live_pin(needs)
     units = [unit for unit in _units(table, live, remainder) if unit.end <= held_by.version]
     oldest = min(need.version for need in needs)
     drop = tuple(takewhile(lambda unit: unit.end <= oldest and _greatest_ms(unit) < cutoff_ms, units))
     if not any(unit.parts for unit in drop):
         drop = ()
     merges = groups(units[len(drop) :], {need.version for need in needs}, base_ms // DAY_MS)
-    return Plan(remainder, drop, tuple(merges), cutoff_ms, newest_ms, held_by)
+    return CompactionPlan(remainder, drop, tuple(merges), cutoff_ms, newest_ms, held_by)
 
 
 def covered(table: Path) -> tuple[int, list[tuple[int, int]]]:
@@ -128,7 +128,7 @@ def covered(table: Path) -> tuple[int, list[tuple[int, int]]]:
     return max((remainder_end(name) or 0 for name in names), default=0), [(one.begin, one.end) for one in found if one]
 
 
-def _live(table: Path) -> dict[str, Part]:
+def _live(table: Path) -> dict[str, CompactedPart]:
     log = open_table(table).get_add_actions(flatten=True)
     wanted = ("path", "size_bytes", "num_records", "min.received_at", "max.received_at")
     nothing = [None] * log.num_rows
@@ -136,20 +136,22 @@ def _live(table: Path) -> dict[str, Part]:
     return {name: _part(table, name, *rest) for name, *rest in zip(*told, strict=True)}
 
 
-def _part(table: Path, name: str, size: int, rows: int | None, least: datetime | None, greatest: datetime | None) -> Part:
+def _part(
+    table: Path, name: str, size: int, rows: int | None, least: datetime | None, greatest: datetime | None
+) -> CompactedPart:
     if rows is None or least is None or greatest is None:
         column = _columns_of(table / name, "received_at")["received_at"]
         rows, (least, greatest) = len(column), pc.min_max(column).as_py().values()
     if least is None or greatest is None:
-        return Part(name, size, 0, 0, 0)
-    return Part(name, size, rows, _ms(least), _ms(greatest))
+        return CompactedPart(name, size, 0, 0, 0)
+    return CompactedPart(name, size, rows, _ms(least), _ms(greatest))
 
 
 def _ms(moment: datetime) -> int:
     return round(moment.timestamp() * 1000)
 
 
-def _units(table: Path, live: dict[str, Part], remainder: Part | None) -> Iterator[Unit]:
+def _units(table: Path, live: dict[str, CompactedPart], remainder: CompactedPart | None) -> Iterator[Unit]:
     """Yield pieces and versions in order, from where retention ended."""
     made = {piece.begin: piece for piece in map(piece_of, live) if piece is not None}
     log = table / "_delta_log"
@@ -171,7 +173,7 @@ def _units(table: Path, live: dict[str, Part], remainder: Part | None) -> Iterat
             version = end
 
 
-def _appended(log: Path, version: int, live: dict[str, Part]) -> tuple[Part, ...]:
+def _appended(log: Path, version: int, live: dict[str, CompactedPart]) -> tuple[CompactedPart, ...]:
     actions = actions_of(log / f"{version:020d}.json")
     if any("remove" in action for action in actions):
         return ()
@@ -220,18 +222,18 @@ def _is_worth(group: Sequence[Unit], today: int) -> bool:
     return True
 
 
-def put_together(table: Path, units: Sequence[Unit]) -> Part | None:
+def put_together(table: Path, units: Sequence[Unit]) -> CompactedPart | None:
     """Write the rows of units into one piece, and exchange them for it; None where another changed the table meanwhile."""
     parts = [part for unit in units for part in unit.parts]
-    piece = Piece(units[0].begin, units[-1].end, sum(part.rows for part in parts))
+    piece = CompactedFile(units[0].begin, units[-1].end, sum(part.rows for part in parts))
     added = _write(table, piece.name, parts, lambda rows: rows)
     data = {part.name: part.size_bytes for part in parts}
-    if exchange(table, data, [added], "OPTIMIZE", data_change=False) is None:
+    if replace_files(table, data, [added], "OPTIMIZE", data_change=False) is None:
         return None
-    return Part(piece.name, added.size_bytes, piece.rows, parts[0].least_ms, max(part.greatest_ms for part in parts))
+    return CompactedPart(piece.name, added.size_bytes, piece.rows, parts[0].least_ms, max(part.greatest_ms for part in parts))
 
 
-def doomed(table: Path, planned: Plan) -> int:
+def doomed(table: Path, planned: CompactionPlan) -> int:
     """Return how many rows `cut_off` would remove."""
     parts = [part for unit in planned.drop for part in unit.parts]
     kinds = (_columns_of(table / part.name, "kind")["kind"] for part in parts)
@@ -240,14 +242,14 @@ def doomed(table: Path, planned: Plan) -> int:
     return sum(part.rows for part in parts) - ours - int(first_is_a_signal)
 
 
-def _begins_with_ours(table: Path, parts: Sequence[Part]) -> bool:
+def _begins_with_ours(table: Path, parts: Sequence[CompactedPart]) -> bool:
     first = min((part for part in parts if part.rows), key=lambda part: part.least_ms)
     rows = _columns_of(table / first.name, "received_at", "kind")
     at = rows["received_at"].cast(pa.int64()).to_numpy().argmin()
     return rows["kind"][int(at)].as_py() in _OURS.to_pylist()
 
 
-def cut_off(table: Path, planned: Plan) -> int | None:
+def cut_off(table: Path, planned: CompactionPlan) -> int | None:
     """Remove what a plan says is too old; return how many rows are gone, or None where another changed the table meanwhile."""
     parts = [part for unit in planned.drop for part in unit.parts]
     earlier = [planned.remainder] if planned.remainder else []
@@ -256,8 +258,8 @@ def cut_off(table: Path, planned: Plan) -> int | None:
     added = _write(table, remainder_name(planned.drop[-1].end), [*earlier, *parts], kept)
     out = {part.name: part.size_bytes for part in (*earlier, *parts)}
     gone = sum(part.rows for part in (*earlier, *parts)) - int(added.stats["numRecords"])
-    numbers = removing(open_table(table), gone)  # maintenance has a lock: nobody else removes rows
-    return None if exchange(table, out, [added], "DELETE", data_change=True, numbers=numbers) is None else gone
+    numbers = removal_txn(open_table(table), gone)  # maintenance has a lock: nobody else removes rows
+    return None if replace_files(table, out, [added], "DELETE", data_change=True, numbers=numbers) is None else gone
 
 
 class _Ours:
@@ -282,7 +284,7 @@ class _Ours:
         return rows.filter(pa.array(kept))
 
 
-def _write(table: Path, name: str, parts: Iterable[Part], kept: Callable[[pa.Table], pa.Table]) -> Added:
+def _write(table: Path, name: str, parts: Iterable[CompactedPart], kept: Callable[[pa.Table], pa.Table]) -> Added:
     """Write rows of files, one after the other, into a new one that would survive a loss of power; held is a row group."""
     path, schema = table / name, arrow_schema(MESSAGES)
     path.parent.mkdir(exist_ok=True)
@@ -309,16 +311,16 @@ def _write(table: Path, name: str, parts: Iterable[Part], kept: Callable[[pa.Tab
 
 
 def _columns_of(path: Path, *names: str) -> pa.Table:
-    with blaming_file(path):
+    with reporting_corruption_of_file(path):
         return pq.read_table(path, columns=[*names])
 
 
 def _read(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield a file's rows, a row group at a time; a column that it does not have is null."""
-    with blaming_file(path):
+    with reporting_corruption_of_file(path):
         file = pq.ParquetFile(path)
     for group in range(file.num_row_groups):
-        with blaming_file(path):
+        with reporting_corruption_of_file(path):
             found = file.read_row_group(group)
         columns = [
             found[field.name].cast(field.type) if field.name in found.column_names else pa.nulls(found.num_rows, field.type)

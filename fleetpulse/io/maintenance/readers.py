@@ -1,6 +1,6 @@
 """Who may still read a table on from where: what maintenance asks before it puts together, removes or forgets a version.
 
-Rule 1: whoever may read on from a version of bronze has a `Need` here, and nowhere else; what has none may be gone tomorrow.
+Rule 1: whoever may read on from a version of bronze has a `ReaderPin` here, and nowhere else; what has none may be gone tomorrow.
 Rule 2: a need that cannot be read is an error: nothing is removed by guessing.
 """
 
@@ -21,7 +21,7 @@ from fleetpulse.io.tables.snapshots import snapshots
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class ReaderPin:
     """That somebody may read bronze on from a version.
 
     Attributes:
@@ -36,7 +36,7 @@ class Need:
     by_version: bool = False
 
 
-def _generations(home: Home) -> Iterable[Need]:
+def _generations(home: Home) -> Iterable[ReaderPin]:
     """Yield what the lifecycle job's generations need: what runs or is being made, and what may be gone back to."""
     record = load_generations(home.lifecycle)
     known = {**record.known, record.current: record.of(record.current) or home.generation()}
@@ -49,9 +49,9 @@ def _generations(home: Home) -> Iterable[Need]:
         ends = batch_ends(checkpoint)
         if one.status == RETIRED:
             for version in ends:
-                yield Need(f"generation {number}, which may be gone back to", version)
+                yield ReaderPin(f"generation {number}, which may be gone back to", version)
         else:
-            yield Need(f"generation {number}", ends[0] if ends else 0, by_version=True)
+            yield ReaderPin(f"generation {number}", ends[0] if ends else 0, by_version=True)
 
 
 def batch_ends(checkpoint: Path) -> list[int]:
@@ -82,27 +82,29 @@ def batch_ends(checkpoint: Path) -> list[int]:
     return sorted(set(ends))
 
 
-def _snapshots(home: Home) -> Iterable[Need]:
+def _snapshots(home: Home) -> Iterable[ReaderPin]:
     """Yield from where one who begins with a snapshot reads on, of those whose files are there.
 
     One that a newer version took needs it too; where it does not say from where, all of bronze.
     """
     for one in snapshots(home):
-        yield Need(f"snapshot {one.version}", one.bronze)
+        yield ReaderPin(f"snapshot {one.version}", one.bronze)
 
 
 # Further needs are added here: a function of a home each.
-SOURCES: Final[tuple[Callable[[Home], Iterable[Need]], ...]] = (_generations, _snapshots)
+SOURCES: Final[tuple[Callable[[Home], Iterable[ReaderPin]], ...]] = (_generations, _snapshots)
 
 
-def needs(home: Home) -> list[Need]:
+def reader_pins(home: Home) -> list[ReaderPin]:
     """Return everybody's needs, the oldest version first; where nobody has one, the whole of bronze is needed.
 
     Raises:
         FleetError: one of them cannot be read.
     """
     found = sorted((need for source in SOURCES for need in source(home)), key=lambda need: need.version)
-    return found if any(need.by_version for need in found) else [Need("a job that has not begun", 0, by_version=True), *found]
+    return (
+        found if any(need.by_version for need in found) else [ReaderPin("a job that has not begun", 0, by_version=True), *found]
+    )
 
 
 def judged_through(home: Home) -> int | None:
@@ -121,6 +123,6 @@ def judged_through(home: Home) -> int | None:
     return -1 if newest is None else newest
 
 
-def floor(found: Iterable[Need]) -> Need:
+def oldest_live_pin(found: Iterable[ReaderPin]) -> ReaderPin:
     """Return the oldest need that goes on version by version: what lies at or above its version is left as it is."""
     return min((need for need in found if need.by_version), key=lambda need: need.version)

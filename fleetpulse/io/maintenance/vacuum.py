@@ -16,10 +16,10 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from fleetpulse.core.times import format_instant
-from fleetpulse.io.delta.commits import leave_checkpoint
+from fleetpulse.io.delta.commits import write_log_checkpoint
 from fleetpulse.io.delta.corruption import open_table
 from fleetpulse.io.delta.log import actions_of
-from fleetpulse.io.delta.spark_conflicts import commit_for_good
+from fleetpulse.io.delta.spark_conflicts import commit_verified
 from fleetpulse.io.system.fsync import no_room
 from fleetpulse.io.tables.snapshots import note_of
 
@@ -57,7 +57,7 @@ def remove_rows(table: Path, predicate: str, numbers: Mapping[str, int] | None =
     def delete(said: CommitProperties) -> Any:
         return DeltaTable(str(table)).delete(predicate, commit_properties=said)
 
-    done = tried(lambda: commit_for_good(table, delete, numbers))
+    done = tried(lambda: commit_verified(table, delete, numbers))
     return None if done is None else int(done["num_deleted_rows"])
 
 
@@ -109,7 +109,7 @@ def join(table: Path, small: Small) -> bool:
     def compact(said: CommitProperties) -> Any:
         return DeltaTable(str(table)).optimize.compact(partition_filters=filters, target_size=target, commit_properties=said)
 
-    return tried(lambda: commit_for_good(table, compact)) is not None
+    return tried(lambda: commit_verified(table, compact)) is not None
 
 
 def unneeded(table: Path, kept_ms: int, versions: Collection[int] = ()) -> list[Path]:
@@ -138,7 +138,7 @@ def write_checkpoint(table: Path, *, dry_run: bool) -> bool:
         return False
     if not dry_run:
         try:
-            leave_checkpoint(table)
+            write_log_checkpoint(table)
         except (DeltaError, OSError) as error:  # the next maintenance writes it
             if not isinstance(error, (DeltaError, FileNotFoundError)) and not no_room(error):
                 raise

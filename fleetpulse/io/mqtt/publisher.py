@@ -16,7 +16,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.mqtt.address import MAX_PAYLOAD_BYTES, BrokerAddress
-from fleetpulse.io.mqtt.sockets import CONNECT_S, Pauses, holds_some, tune
+from fleetpulse.io.mqtt.sockets import CONNECT_S, Backoff, holds_some, tune
 
 AT_LEAST_ONCE: Final = 1
 
@@ -35,7 +35,7 @@ class Connection:
         self.problem: str | None = None
         self.up = False  # the broker has let us in
         self._since_s = 0.0
-        self._pauses = Pauses()
+        self._pauses = Backoff()
         self.client = paho.Client(CallbackAPIVersion.VERSION2, client_id, clean_session=not lasting, protocol=paho.MQTTv311)
         self.client.connect_timeout = CONNECT_S
         self.client.max_inflight_messages_set(0)

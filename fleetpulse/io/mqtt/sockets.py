@@ -21,7 +21,7 @@ def cause(error: OSError) -> str:
     return "network" if on_the_way else "broker"
 
 
-class Pauses:
+class Backoff:
     """When a line is tried again: at once, then after pauses that grow up to `LONGEST_PAUSE_S`, until one has held."""
 
     def __init__(self) -> None:

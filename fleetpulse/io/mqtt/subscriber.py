@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from fleetpulse.io.mqtt import codec
 from fleetpulse.io.mqtt.address import MAX_PAYLOAD_BYTES, BrokerAddress
-from fleetpulse.io.mqtt.sockets import CONNECT_S, Pauses, cause, holds_some, tune
+from fleetpulse.io.mqtt.sockets import CONNECT_S, Backoff, cause, holds_some, tune
 
 POLL_MESSAGES: Final = 1_000
 POLL_BYTES: Final = 8 * 1024 * 1024
@@ -103,7 +103,7 @@ class Receiver:
         self._asked: int | None = None  # number of the SUBSCRIBE that is not answered yet
         self._number = 0
         self._since_s = 0.0
-        self._pauses = Pauses()
+        self._pauses = Backoff()
         self._arrived: list[Arrived] = []
         self._arrived_bytes = 0
         self._unacknowledged: set[int] = set()

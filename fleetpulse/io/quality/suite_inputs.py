@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES, QUARANTINE, TABLES, Table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables as delta
-from fleetpulse.io.tables.row_accounting import Counted, counted_in, removed_in
+from fleetpulse.io.tables.row_accounting import IngestCounters, read_counters, removed_in
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -53,7 +53,7 @@ class Opened:
     connection: "DuckDBPyConnection"
     home: Home
     files: Mapping[str, Sequence[Path]]
-    counted: Counted | None = None
+    counted: IngestCounters | None = None
     removed: Mapping[str, int] = field(default_factory=dict[str, int])
     made: dict[str, pa.Table] = field(default_factory=dict[str, pa.Table])
     states: Sequence[Path] | None = None
@@ -90,7 +90,7 @@ def opened(home: Home) -> Iterator[Opened]:
     in_turn = sorted(TABLES, key=lambda table: _TURNS.get(table.name, 1))
     found = [(table, at) for table in in_turn if (at := delta.newest(home, table)) is not None]
     files = {table.name: delta.paths_in(home, table, at) for table, at in found}
-    counted = next((counted_in(at) for table, at in found if table is MESSAGES), None)
+    counted = next((read_counters(at) for table, at in found if table is MESSAGES), None)
     with delta.reading(home, ()) as connection:
         for table in TABLES:
             delta.open_files(connection, table.name, table, files.get(table.name, ()))

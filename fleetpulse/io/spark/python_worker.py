@@ -5,7 +5,7 @@ from functools import cache
 
 
 @cache
-def settle() -> None:
+def freeze_gc() -> None:
     """Spare a worker's garbage collections what it has loaded; call it where a task's work ends.
 
     PySpark collects all generations after each task of a worker that it uses again. What is loaded by then (numba, NumPy,

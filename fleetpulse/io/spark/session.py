@@ -37,7 +37,7 @@ _FOLDER: Final = "spark.fleetpulse.folder"
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class SparkResources:
     """What a session may take of the machine.
 
     Attributes:
@@ -49,7 +49,7 @@ class Size:
     memory: str = "1g"
 
 
-def settings(local_dir: Path, size: Size) -> dict[str, str]:
+def settings(local_dir: Path, size: SparkResources) -> dict[str, str]:
     """Return the settings of a session, each with its reason."""
     state = "spark.sql.streaming.stateStore"
     return {
@@ -114,7 +114,9 @@ def _count_start(app_name: str) -> None:
             file.write(f"{os.getpid()} {app_name}\n")
 
 
-def spark_session(app_name: str, *, local_dir: Path, size: Size = Size(), extra: Mapping[str, str] | None = None) -> SparkSession:
+def spark_session(
+    app_name: str, *, local_dir: Path, size: SparkResources = SparkResources(), extra: Mapping[str, str] | None = None
+) -> SparkSession:
     """Start a session, or return the one that this process has.
 
     Args:

@@ -49,11 +49,11 @@ def compile_beside() -> "subprocess.Popen[bytes] | None":
 
 def _compile() -> Path:
     from fleetpulse.columnar.jit.cache import kept_in
-    from fleetpulse.columnar.jit.kernel import judge_rows
+    from fleetpulse.columnar.jit.kernel import apply_rows
     from fleetpulse.columnar.warmup import warm
 
     warm()
-    return kept_in(judge_rows)
+    return kept_in(apply_rows)
 
 
 def _mark() -> Path:

@@ -75,7 +75,7 @@ class _Absent:
             raise ModuleNotFoundError(f"this process does without {name}", name=name)
 
 
-def do_without(*names: str) -> None:
+def block_imports(*names: str) -> None:
     """Let imports of packages fail in this process, as where they are not installed, unless they are imported already.
 
     PyArrow imports pandas at the first array that it makes of a list, if it finds it: that is 45 MB and most of a second
@@ -84,7 +84,7 @@ def do_without(*names: str) -> None:
     sys.meta_path.insert(0, cast("Any", _Absent(frozenset(names))))
 
 
-def do_with(*names: str) -> None:
+def unblock_imports(*names: str) -> None:
     """Let imports of packages go again that this process did without; what PyArrow has found it does not look for again."""
     for finder in sys.meta_path:
         if isinstance(finder, _Absent):
@@ -102,7 +102,7 @@ def asked_by() -> str:
     return f"{user} on {socket.gethostname()}"
 
 
-def collect_seldom() -> None:
+def tune_gc() -> None:
     """Look for garbage in cycles seldom, and not among what is loaded: for jobs that hold many messages, which have none.
 
     Python looks each 700 objects, and at all that there is after a while: 2 us a message in bridge and landing each.
@@ -111,7 +111,7 @@ def collect_seldom() -> None:
     gc.set_threshold(_OBJECTS, 20, 20)
 
 
-def one_allocator() -> None:
+def use_system_memory_pool() -> None:
     """Let Arrow take memory where all else does: its own allocator keeps 15 to 20 MB more, for jobs that hold little."""
     import pyarrow as pa
 

@@ -22,7 +22,7 @@ from fleetpulse.columnar.compute import pc
 from fleetpulse.columnar.jit.layout import TRUSTS
 from fleetpulse.columnar.jit.take import shared_out
 from fleetpulse.core.rows import EVERYONE, FLUSH, FROM_DEVICES, Clock, GatewayEvent, Kind, Trust
-from fleetpulse.io.delta.corruption import blaming_file
+from fleetpulse.io.delta.corruption import reporting_corruption_of_file
 
 _BLOCK_SCHEMA: Final = pa.schema(
     [
@@ -53,14 +53,14 @@ def read_bronze(path: str, row_group: int | None = None) -> pa.Table:
         DamagedError: it is damaged, or gone.
     """
     names = {_INSTANTS.get(name, name) for name in SIGNAL_SCHEMA.names} - _READ_LATER | {"event_time", _EVENT}
-    with blaming_file(Path(path)):
+    with reporting_corruption_of_file(Path(path)):
         file = pq.ParquetFile(path, read_dictionary=[*WORDS, "kind", "clock"])
         groups = range(file.num_row_groups) if row_group is None else [row_group]
         table = file.read_row_groups(groups, columns=[*names, "clock", "device_hash"], use_threads=False)
     if _all_are_signals(table):
         return _whole_rows(table)
     everything = [*{*ROW_SCHEMA.names} - {*_INSTANTS} - _UNREAD, *_INSTANTS.values(), "device_hash"]
-    with blaming_file(Path(path)):
+    with reporting_corruption_of_file(Path(path)):
         return _whole_rows(file.read_row_groups(groups, columns=everything, use_threads=False))
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from fleetpulse.columnar.compute import pc
 from fleetpulse.core.tables import MESSAGES
-from fleetpulse.io.delta.corruption import blaming_file
+from fleetpulse.io.delta.corruption import reporting_corruption_of_file
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables.adaptive_batching import MAX_ROWS
 from fleetpulse.io.tables.bronze import pack, read_bronze
@@ -26,7 +26,7 @@ _COLUMN: Final = "received_at"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BronzePiece:
     """A file of bronze, or one row group of a large one. Instants are epoch milliseconds.
 
     Attributes:
@@ -56,7 +56,7 @@ class Slice:
     """
 
     number: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BronzePiece, ...]
     since_ms: int
     until_ms: int | None
 
@@ -67,35 +67,35 @@ class Slice:
         return last_ms if self.until_ms is None else min(last_ms, self.until_ms - 1)
 
 
-def pieces_of(home: Home, max_rows: int = MAX_ROWS) -> list[Piece]:
+def pieces_of(home: Home, max_rows: int = MAX_ROWS) -> list[BronzePiece]:
     """Return what bronze consists of, in order of the first ``received_at``; files of more rows by row group."""
-    found: list[Piece] = []
+    found: list[BronzePiece] = []
     for file in files_of(home, MESSAGES, _COLUMN):
         if file.rows == 0:
             continue
         if file.rows is None or file.least is None or file.greatest is None or file.rows > max_rows:
             found += _row_groups(str(file.path))
         else:
-            found.append(Piece(str(file.path), None, file.rows, _millis(file.least), _millis(file.greatest)))
+            found.append(BronzePiece(str(file.path), None, file.rows, _millis(file.least), _millis(file.greatest)))
     return sorted(found, key=lambda piece: (piece.first_ms, piece.last_ms, piece.path))
 
 
-def _row_groups(path: str) -> Iterator[Piece]:
-    with blaming_file(Path(path)):
+def _row_groups(path: str) -> Iterator[BronzePiece]:
+    with reporting_corruption_of_file(Path(path)):
         file = pq.ParquetFile(path)
     for number in range(file.num_row_groups):
-        with blaming_file(Path(path)):
+        with reporting_corruption_of_file(Path(path)):
             received = file.read_row_group(number, columns=[_COLUMN])[_COLUMN]
         if len(received):
             least, greatest = pc.min_max(received).as_py().values()
-            yield Piece(path, number, len(received), _millis(least), _millis(greatest))
+            yield BronzePiece(path, number, len(received), _millis(least), _millis(greatest))
 
 
 def _millis(moment: datetime) -> int:
     return round(moment.timestamp() * 1000)
 
 
-def slices_of(pieces: Sequence[Piece], max_rows: int = MAX_ROWS) -> list[Slice]:
+def slices_of(pieces: Sequence[BronzePiece], max_rows: int = MAX_ROWS) -> list[Slice]:
     """Cut pieces into slices of about ``max_rows``: between two pieces where that can be had, else within some.
 
     Args:

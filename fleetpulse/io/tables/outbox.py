@@ -15,19 +15,19 @@ import pyarrow.parquet as pq
 
 from fleetpulse.core.tables import JUDGEMENTS
 from fleetpulse.io.checkpoints.generations import checkpoint_of
-from fleetpulse.io.delta.corruption import blaming_file
+from fleetpulse.io.delta.corruption import reporting_corruption_of_file
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 
 _NAMED: Final = "unsaid-"
 
 
-def unsaid_path(checkpoint: Path) -> Path:
+def outbox_path(checkpoint: Path) -> Path:
     """Return a new name for verdicts that are to be said: columns of `JUDGEMENTS`. By that name the table knows them."""
     return checkpoint / f"{_NAMED}{secrets.token_hex(8)}.parquet"
 
 
-def say_unsaid(home: Home, number: int) -> int:
+def flush_outbox(home: Home, number: int) -> int:
     """Say the verdicts that a generation got with its work, and has not said; return how many.
 
     Args:
@@ -51,5 +51,5 @@ def say_unsaid(home: Home, number: int) -> int:
 
 def _group(path: Path, number: int) -> pa.Table | None:
     """Return a part of the verdicts; None behind the last."""
-    with blaming_file(path), pq.ParquetFile(path) as file:
+    with reporting_corruption_of_file(path), pq.ParquetFile(path) as file:
         return None if number >= file.num_row_groups else file.read_row_group(number).cast(tables.arrow_schema(JUDGEMENTS))

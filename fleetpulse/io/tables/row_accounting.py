@@ -19,7 +19,7 @@ _REMOVED: Final = "removed"
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class IngestCounters:
     """How many rows landing has taken.
 
     Attributes:
@@ -30,19 +30,19 @@ class Counted:
     taken: int
     quarantined: int
 
-    def more(self, taken: int, quarantined: int) -> "Counted":
+    def more(self, taken: int, quarantined: int) -> "IngestCounters":
         """Return what it comes to with so many more rows, of which so many went to quarantine."""
-        return Counted(self.taken + taken, self.quarantined + quarantined)
+        return IngestCounters(self.taken + taken, self.quarantined + quarantined)
 
     def numbers(self) -> dict[str, int]:
         """Return it as a commit says it, see `delta.append_of`."""
         return asdict(self)
 
 
-def counted_in(messages: DeltaTable) -> Counted | None:
+def read_counters(messages: DeltaTable) -> IngestCounters | None:
     """Return how many rows had been taken by a version of ``messages``; None where nobody has counted."""
     taken, quarantined = map(messages.transaction_version, ("taken", "quarantined"))
-    return None if taken is None or quarantined is None else Counted(taken, quarantined)
+    return None if taken is None or quarantined is None else IngestCounters(taken, quarantined)
 
 
 def removed_in(table: DeltaTable | None) -> int:
@@ -50,12 +50,12 @@ def removed_in(table: DeltaTable | None) -> int:
     return 0 if table is None else table.transaction_version(_REMOVED) or 0
 
 
-def removing(table: DeltaTable, rows: int) -> dict[str, int]:
+def removal_txn(table: DeltaTable, rows: int) -> dict[str, int]:
     """Return what a commit that removes so many rows says of it, see `commits.exchange`."""
     return {_REMOVED: removed_in(table) + rows}
 
 
-def held(home: Home, places: Mapping[str, int]) -> Counted:
+def count_from_tables(home: Home, places: Mapping[str, int]) -> IngestCounters:
     """Return what the tables hold, and what was removed from them: where nobody has counted yet, counting begins with that.
 
     Args:
@@ -68,4 +68,4 @@ def held(home: Home, places: Mapping[str, int]) -> Counted:
         beyond = sum(tables.fetch(connection, ahead, place)[0]["rows"] for place in places.items())
     gone, gone_refused = (removed_in(tables.newest(home, table)) for table in (MESSAGES, QUARANTINE))
     refused = found["refused"] - beyond + gone_refused
-    return Counted(found["kept"] + gone + refused, refused)
+    return IngestCounters(found["kept"] + gone + refused, refused)

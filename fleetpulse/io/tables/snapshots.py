@@ -20,7 +20,7 @@ from deltalake.exceptions import DeltaError
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.tables import DEVICE_SNAPSHOTS
 from fleetpulse.core.times import format_instant
-from fleetpulse.io.delta.corruption import blaming
+from fleetpulse.io.delta.corruption import reporting_corruption
 from fleetpulse.io.delta.log import holds_table
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
@@ -36,7 +36,7 @@ _LOGGED: Final = re.compile(rf"_delta_log/(\d{{20}})\.({re.escape(_CHECKPOINT)}|
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class SnapshotInfo:
     """What a snapshot was taken at.
 
     Attributes:
@@ -79,7 +79,7 @@ def is_known(form: int) -> bool:
     return 1 <= form <= NOTE_FORM
 
 
-def write_snapshot(home: Home, rows: "DataFrame", about: Taken) -> None:
+def write_snapshot(home: Home, rows: "DataFrame", about: SnapshotInfo) -> None:
     """Replace the snapshot before; rows have the columns of `DEVICE_SNAPSHOTS`."""
     tables.create(home, DEVICE_SNAPSHOTS)
     note = json.dumps({name: value for name, value in asdict(about).items() if name not in ("version", "at_ms")})
@@ -87,14 +87,14 @@ def write_snapshot(home: Home, rows: "DataFrame", about: Taken) -> None:
     writer.option("userMetadata", note).save(str(home.table(DEVICE_SNAPSHOTS.name)))
 
 
-def snapshots(home: Home) -> list[Taken]:
+def snapshots(home: Home) -> list[SnapshotInfo]:
     """Return the snapshots that are kept, the newest first: maintenance thins them out."""
     path = home.table(DEVICE_SNAPSHOTS.name)
     if not holds_table(path):
         return []
-    found: list[Taken] = []
+    found: list[SnapshotInfo] = []
     there = _look(path)
-    with blaming(f'the log of the table "{path}"'):
+    with reporting_corruption(f'the log of the table "{path}"'):
         commits = DeltaTable(str(path)).history()
     for commit in commits:
         told = note_of(commit)
@@ -103,14 +103,14 @@ def snapshots(home: Home) -> list[Taken]:
     return found
 
 
-def shown_snapshot(home: Home) -> Taken | None:
+def shown_snapshot(home: Home) -> SnapshotInfo | None:
     """Return the snapshot that the table shows to who names no version; None where there is none, or it is not whole."""
     newest = next(iter(snapshots(home)), None)
     path = home.table(DEVICE_SNAPSHOTS.name)
     return newest if newest is not None and is_whole(path, DeltaTable(str(path)).version()) else None
 
 
-def note_of(commit: Mapping[str, Any]) -> Taken | None:
+def note_of(commit: Mapping[str, Any]) -> SnapshotInfo | None:
     """Return what a commit says that a snapshot was taken at; None where it says nothing of the kind.
 
     Further entries are passed over. A note without a form is of the first; one that lacks what the form wants has the form 0.
@@ -131,7 +131,7 @@ def note_of(commit: Mapping[str, Any]) -> Taken | None:
     is_whole_note = len(numbers) == len(_NUMBERS) and {"newest_ms", "frontier_ms"} <= told.keys() and isinstance(unmet, list)
     if not isinstance(form, int) or (is_known(form) and not is_whole_note):
         form = 0
-    return Taken(
+    return SnapshotInfo(
         **{"newest_ms": None, "frontier_ms": None, **dict.fromkeys(_NUMBERS, 0), **numbers, **instants},
         unmet=tuple(map(str, unmet)) if isinstance(unmet, list) else (),
         form=form,
@@ -191,7 +191,7 @@ def files_of(table: Path, version: int) -> list[Path]:
     return [table / unquote(str(name)) for name in added["path"].to_pylist()]
 
 
-def find_snapshot(home: Home, version: int | None = None, at_ms: int | None = None) -> Taken:
+def find_snapshot(home: Home, version: int | None = None, at_ms: int | None = None) -> SnapshotInfo:
     """Return a snapshot: the newest, that of a version, or the newest that was there at an instant (epoch milliseconds).
 
     Raises:
@@ -226,6 +226,6 @@ def find_snapshot(home: Home, version: int | None = None, at_ms: int | None = No
     return known[0]
 
 
-def _taker(taken: Taken) -> str:
+def _taker(taken: SnapshotInfo) -> str:
     """Say in words who took a snapshot that is not known here."""
     return "a newer version of fleetpulse" if taken.form > NOTE_FORM else "another version of fleetpulse"

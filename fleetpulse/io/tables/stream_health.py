@@ -17,7 +17,7 @@ import structlog
 from deltalake import DeltaTable
 from pyspark.sql.streaming.query import StreamingQuery
 
-from fleetpulse.core.judgements import Verdict
+from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.lifecycle import Mode
 from fleetpulse.core.monitoring.health import Beside, Progress, to_row
 from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, STREAM_HEALTH
@@ -110,14 +110,14 @@ class Commits:
             self.home,
             """SELECT key_group, arg_max(counts, (generation, judged_at, event_time)) AS counts FROM judgements
                WHERE kind = ? AND list_contains(?, generation) GROUP BY key_group""",
-            [Verdict.SUMMARY.value, load_generations(self.home.lifecycle).of_the_same_groups(self.generation)],
+            [JudgementKind.SUMMARY.value, load_generations(self.home.lifecycle).of_the_same_groups(self.generation)],
         )
         return {row["key_group"]: json.loads(row["counts"]) for row in found}
 
     def _take_summaries(self, added: Iterable[Mapping[str, Any]]) -> None:
         assert self._of_group is not None
         for file in added:
-            if file["partitionValues"].get("kind") == Verdict.SUMMARY.value:
+            if file["partitionValues"].get("kind") == JudgementKind.SUMMARY.value:
                 rows = pq.ParquetFile(self.path / unquote(file["path"])).read(columns=["key_group", "counts"])
                 for row in rows.to_pylist():  # in the order in which the group said them
                     self._of_group[row["key_group"]] = json.loads(row["counts"])

@@ -13,9 +13,9 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 
 from fleetpulse.core.tables import JUDGEMENTS, READINGS, TABLES, Table
-from fleetpulse.io.delta.corruption import blaming, open_table
+from fleetpulse.io.delta.corruption import open_table, reporting_corruption
 from fleetpulse.io.delta.log import holds_table
-from fleetpulse.io.delta.spark_conflicts import commit_for_good
+from fleetpulse.io.delta.spark_conflicts import commit_verified
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.fsync import sync_tree
 
@@ -72,14 +72,14 @@ def create_at(path: Path, table: Table) -> None:
 def _set_properties(path: Path, declared: dict[str, str]) -> None:
     known = open_table(path).metadata().configuration
     if new := {name: value for name, value in declared.items() if name not in known}:
-        commit_for_good(path, lambda said: DeltaTable(str(path)).alter.set_table_properties(new, commit_properties=said))
+        commit_verified(path, lambda said: DeltaTable(str(path)).alter.set_table_properties(new, commit_properties=said))
 
 
 def _add_columns(path: Path, declared: pa.Schema) -> None:
     known = {field.name for field in open_table(path).schema().fields}
     if new := [field for field in declared if field.name not in known]:
         added = Schema.from_arrow(pa.schema(new)).fields
-        commit_for_good(path, lambda said: DeltaTable(str(path)).alter.add_columns(added, commit_properties=said))
+        commit_verified(path, lambda said: DeltaTable(str(path)).alter.add_columns(added, commit_properties=said))
 
 
 _STORED: Final = {"integer": "int"}  # as Delta calls a type that is declared otherwise
@@ -176,7 +176,7 @@ def reading(
     Raises:
         DamagedError: a file of them is damaged, or gone: here, or where the SQL is run.
     """
-    with connect() as connection, blaming(f'of "{home.path}" one of the tables {", ".join(tables)}'):
+    with connect() as connection, reporting_corruption(f'of "{home.path}" one of the tables {", ".join(tables)}'):
         for name in tables:
             table = declared(name)
             files = [file.path for file in files_of(home, table, *only[name])] if name in only else paths_of(home, table)
