@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.extended]
 _SUBMIT = """
 import json, pathlib, sys
 from fleetpulse.orchestration.backtest_operators import BacktestOnSpark
-from fleetpulse.orchestration.config import Place
+from fleetpulse.orchestration.config import OrchestrationConfig
 class Context(dict):
     def xcom_push(self, key, value):
         pass
