@@ -9,6 +9,7 @@ from typing import Final
 
 PACKAGE: Final = Path(__file__).parent
 ROOT: Final = PACKAGE.parent  # a checkout, or the folder that the packages are installed into
+BOOTSTRAP: Final = ROOT / "cli" / "common" / "bootstrap.py"  # installs what a verb needs; ./fleet runs it, too
 LOG4J: Final = ROOT / "infra" / "spark" / "log4j2.properties"
 
 

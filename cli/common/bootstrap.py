@@ -215,7 +215,7 @@ def say(text: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Called by ``./fleet`` as ``environment.py ROOT KIND``; FLEET_VENV and FLEET_CACHE are absolute by then."""
+    """Called by ``./fleet`` as ``bootstrap.py ROOT KIND``; FLEET_VENV and FLEET_CACHE are absolute by then."""
     root, kind = Path(arguments[0]), arguments[1]
     venv = Path(os.environ.get("FLEET_VENV", root / ".venv"))
     cache = Path(os.environ.get("FLEET_CACHE", root / ".cache"))

@@ -19,10 +19,11 @@ from typing import Final
 import psutil
 import structlog
 
-from cli.supervisor.airflow_env import HOST, ROOT, environment
+from cli.supervisor.airflow_env import HOST, environment
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.system.process import Stop, die_with_parent, write_status
+from fleetpulse.paths import BOOTSTRAP, ROOT
 
 _LOG: Final = structlog.get_logger("airflow")
 PARTS: Final = {  # in the order in which they are started; the log server of each would listen on all addresses
@@ -52,7 +53,7 @@ def run_airflow(home: Home, port: int, stop: Stop) -> None:
     """
     told = _Told(home, port)
     told.say("installing", problem="")
-    install = [sys.executable, "-I", "-B", str(ROOT / "cli" / "environment.py"), str(ROOT), "operations"]
+    install = [sys.executable, "-I", "-B", str(BOOTSTRAP), str(ROOT), "operations"]
     _await(install, dict(os.environ), "installing Airflow", _INSTALL_S, stop)
     settings = {**os.environ, **environment(home, port)}
     told.say("preparing")

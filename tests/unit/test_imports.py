@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from fleetpulse import paths
 from fleetpulse.paths import ROOT
 
 pytestmark = pytest.mark.unit
@@ -40,3 +41,7 @@ def test_every_module_can_be_imported() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_files_that_paths_name_exist() -> None:
+    assert all(path.exists() for path in (paths.PACKAGE, paths.ROOT, paths.BOOTSTRAP, paths.LOG4J))
