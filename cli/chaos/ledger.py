@@ -175,8 +175,13 @@ def identity_of(row: Row) -> tuple[Any, ...]:
 
 
 def distinct_messages(rows: Iterable[Row]) -> Counter[Any]:
-    """Return, by identity, how many messages have it: wills of two sessions, received in one millisecond, share theirs."""
-    return Counter(identity for identity, _ in {(identity_of(row), told_apart(row)) for row in rows})
+    """Return, by identity, how many of its rows may act.
+
+    Wills of two sessions that are received in one millisecond share an identity. So do copies that come before their event
+    time, from a device whose clock is ahead: each counts as heard when it is received, see docs/adr/0032-presence-time.md.
+    """
+    acting = {(identity_of(row), told_apart(row), min(row.event_time_ms or 0, row.received_at_ms)) for row in rows}
+    return Counter(identity for identity, _, _ in acting)
 
 
 def missing(acknowledged: Iterable[Acknowledged], landed: Counter[Any], quarantined: Counter[str]) -> list[Acknowledged]:

@@ -82,11 +82,13 @@ def test_a_copy_that_nobody_speaks_of_acted_and_one_that_is_spoken_of_twice_is_w
     assert parts == {"received": 7, "judged": 3, "waiting": 0, "late": 1, "duplicate": 2, "quarantined": 1}
 
 
-def test_wills_of_two_sessions_received_in_one_millisecond_are_two_messages() -> None:
+def test_rows_of_one_identity_act_where_they_are_two_wills_or_come_before_their_event_time() -> None:
     wills = [Row(1_000, Kind.DEATH, "d", "s", 1_000, session=session, digest=digest) for session, digest in (("1", 7), ("2", 8))]
     landed, nothing = Counter(map(identity_of, wills)), Counter[Any]()
     assert acted_twice(landed, distinct_messages(wills), nothing, {}) == []
     assert balance(landed, distinct_messages(wills), nothing, {}, nothing)["judged"] == 2
+    ahead = [Row(at_ms, Kind.BIRTH, "d", "s", 2_000, boot="b", seq=4) for at_ms in (1_000, 1_500, 3_000, 4_000)]
+    assert distinct_messages(ahead) == {identity_of(ahead[0]): 3}, "heard at 1,000 and 1,500; the copies behind its time are one"
     copies = [wills[0], wills[0]]
     assert acted_twice(landed, distinct_messages(copies), nothing, {}) == [identity_of(wills[0])]
 
