@@ -66,11 +66,13 @@ def test(
     """
     if context.args[:1] == ["mutants"]:
         if code := _call([sys.executable, "-P", "-m", "tests.mutants.run", *context.args[1:]]):
-            raise (Misuse if code == _MISUSE else FleetError)("not every planted fault was tried and caught; see above")
+            raise (Misuse if code == _MISUSE else FleetError)(
+                "not every planted fault was tried and caught; see above", code="mutants-failed"
+            )
         return
     if context.args[:1] == ["fuzz"]:
         if code := _call([sys.executable, "-P", "-m", "tests.fuzz.run", *context.args[1:]]):
-            raise (Misuse if code == _MISUSE else FleetError)("fuzzing failed; what it said is above")
+            raise (Misuse if code == _MISUSE else FleetError)("fuzzing failed; what it said is above", code="fuzz-failed")
         return
     from cli.dev.test_plan import Form, choose
     from cli.dev.test_run import run_tests
