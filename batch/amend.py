@@ -219,18 +219,18 @@ class _Group:
 def _amend_some(home: Home, group: _Group, through_ms: int, wanted: AmendRequest) -> list[Amended]:
     deployment, device_ids = home.deployment(), group.device_ids
     before = group.begun.outcome(home, device_ids)
-    told = histories(group.begun.rows(home, device_ids, through_ms), deployment, before)
-    said = judgements_by_device(home, device_ids)
-    strange = _strange(told, said, deployment)
-    ours = {one: [each for each in said[one] if each.kind in AMENDMENTS] for one in device_ids if one not in strange}
-    fresh = amend(told, ours)
+    both = histories(group.begun.rows(home, device_ids, through_ms), deployment, before)
+    emitted = judgements_by_device(home, device_ids)
+    strange = _strange(both, emitted, deployment)
+    ours = {one: [each for each in emitted[one] if each.kind in AMENDMENTS] for one in device_ids if one not in strange}
+    fresh = amend(both, ours)
     if fresh and not wanted.dry_run:
         rows = [_row(one) for some in fresh.values() for one in some]
         tables.append_of(home, JUDGEMENTS, tables.to_table(JUDGEMENTS, rows), {})
-    apart = [device_id for device_id in ours if told.differ(device_id)]
+    apart = [device_id for device_id in ours if both.differ(device_id)]
     corrected, why = _correct(home, apart, group.begun, before, wanted) if apart else (dict[str, int](), "")
     kept_ms = oldest_kept_ms(home, MESSAGES.name)
-    final = {device_id for device_id in strange if _began_before(said[device_id], kept_ms)}
+    final = {device_id for device_id in strange if _began_before(emitted[device_id], kept_ms)}
     odd = {one: group.why[one] if one in final & group.why.keys() else _why_strange(kept_ms) for one in strange}
     left = {**dict.fromkeys(apart, why), **odd}
     return [
@@ -247,24 +247,24 @@ def _amend_some(home: Home, group: _Group, through_ms: int, wanted: AmendRequest
     ]
 
 
-def _strange(told: Histories, said: Mapping[str, Sequence[Judgement]], deployment: Deployment) -> set[str]:
+def _strange(both: Histories, emitted: Mapping[str, Sequence[Judgement]], deployment: Deployment) -> set[str]:
     """Return the devices of which the table has not the transitions that follow from bronze, as far as none is held back."""
-    defined = transitions(told.judged)
+    defined = transitions(both.judged)
 
     def counted(device_id: str, some: Iterable[Judgement]) -> Counter[tuple[Any, ...]]:
-        through_ms = told.through_ms(device_id)
+        through_ms = both.through_ms(device_id)
         last_ms = -1 if through_ms is None else deployment.said_through_ms(through_ms)
-        transition = (one for one in some if one.kind is JudgementKind.TRANSITION and told.is_after(one))
+        transition = (one for one in some if one.kind is JudgementKind.TRANSITION and both.is_after(one))
         judged = (one for one in transition if (one.event_time_ms or 0) <= last_ms)
         return Counter((one.transition_no, *content(one)) for one in judged)
 
-    return {one for one, its in said.items() if counted(one, its) != counted(one, defined.get(one, []))}
+    return {one for one, its in emitted.items() if counted(one, its) != counted(one, defined.get(one, []))}
 
 
-def _began_before(said: Iterable[Judgement], kept_ms: int | None) -> bool:
+def _began_before(emitted: Iterable[Judgement], kept_ms: int | None) -> bool:
     """Whether some of what was said of a device follows from rows that retention has removed."""
-    told = (one.event_time_ms for one in said if one.kind is JudgementKind.TRANSITION and one.event_time_ms is not None)
-    return kept_ms is not None and min(told, default=kept_ms) < kept_ms
+    instants_ms = (one.event_time_ms for one in emitted if one.kind is JudgementKind.TRANSITION and one.event_time_ms is not None)
+    return kept_ms is not None and min(instants_ms, default=kept_ms) < kept_ms
 
 
 def _why_strange(kept_ms: int | None) -> str:

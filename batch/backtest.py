@@ -181,7 +181,7 @@ def judged_so_far(done: Slice, count: int) -> str:
 
 
 def unpacked(blocks: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, list[Row]]]:
-    """Yield the signals and the other rows of each block, see `slices.blocks_of`."""
+    """Yield the signals and the other rows of each block, see `bronze_slices.blocks_of`."""
     for signals, others in zip(blocks["signals"], blocks["others"], strict=True):
         yield (
             from_wire(signals.as_py()) if signals.is_valid else NO_SIGNALS,

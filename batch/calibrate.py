@@ -43,24 +43,24 @@ _METRICS: Final = 36
 _SIZES: Final = ((500, 200), (2_000, 4_000), (10_000, 500), (20_000, 20_000))  # rows and devices of a file
 
 
-def calibrate(told: Callable[[str], None]) -> Figures:
+def calibrate(report: Callable[[str], None]) -> Figures:
     """Measure this machine.
 
     Args:
-        told: hears what is measured next.
+        report: called with the name of each measurement when it begins.
     """
-    told("key groups")
+    report("key groups")
     figures = _of_groups(Figures())
     with TemporaryDirectory() as folder:
         home = Home(Path(folder) / "home")
         home.prepare(DEPLOYMENT)
-        told("bronze")
+        report("bronze")
         figures = _of_bronze(figures, home)
-        told("judgements")
+        report("judgements")
         figures = replace(figures, judgements=_of_judgements(home), health_bytes=_of_health(home))
-        told("snapshots")
+        report("snapshots")
         figures = _of_snapshots(figures, Path(folder))
-    told("the fold")
+    report("the fold")
     slower = max(0.5, fold_us() / REFERENCE_FOLD_US)
     of_this = {name: getattr(figures, name) * slower for name in ("message_us", "touched_us", "batch_s", "ingest_us")}
     return replace(figures, source="this machine, by: fleet plan --calibrate", **of_this)
@@ -203,8 +203,8 @@ def bronze(rows: int, devices: int, number: int, *, metrics: bool = False) -> pa
         "segment": pa.array(np.full(rows, number)),
     }
     if metrics:
-        told = zip(rng.integers(3_300, 4_100, rows).tolist(), (rng.integers(120, 300, rows) / 10).tolist(), strict=True)
-        columns["metrics"] = pa.array([f'{{"temperature":{degrees:04.1f},"battery":{volt}}}' for volt, degrees in told])
+        measured = zip(rng.integers(3_300, 4_100, rows).tolist(), (rng.integers(120, 300, rows) / 10).tolist(), strict=True)
+        columns["metrics"] = pa.array([f'{{"temperature":{degrees:04.1f},"battery":{volt}}}' for volt, degrees in measured])
     return tables.from_columns(MESSAGES, columns, rows)
 
 
@@ -258,8 +258,8 @@ def _fit(sizes: tuple[tuple[int, int], ...], found: list[float]) -> Parquet:
 def transitions(devices: int) -> pa.Table:
     """Return, as they are stored, the judgements of devices most of which fall silent, and are back later."""
     calls = (_AWAY.start + 5, _AWAY.start + 6, _AWAY.start + 7, _AWAY.stop + 1)
-    told = pa.concat_tables([pa.Table.from_batches([built(devices, call, 0, 0.9)[1].judgements]) for call in calls])
-    changes = told.filter(pc.equal(told["kind"], JudgementKind.TRANSITION.value))
+    judgements = pa.concat_tables([pa.Table.from_batches([built(devices, call, 0, 0.9)[1].judgements]) for call in calls])
+    changes = judgements.filter(pc.equal(judgements["kind"], JudgementKind.TRANSITION.value))
     columns: dict[str, Any] = {name: changes[name] for name in changes.schema.names}
     columns["judged_at_ms"] = pa.array(np.full(changes.num_rows, _end_ms(_AWAY.stop)))
     columns["generation"] = pa.array(np.ones(changes.num_rows, np.int32))

@@ -18,7 +18,8 @@ def own_folder(folder: Path) -> Iterator[Path]:
     try:
         yield folder
     except FleetError as error:
-        raise FleetError(f'{error}; "{folder}" is left to be looked at: remove it then', code="bench-folder-left") from error
+        error.args = (f'{error}; the logs stay in "{folder}"; remove it when you have read them',)
+        raise
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

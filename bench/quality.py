@@ -67,14 +67,14 @@ def bench_quality(*, quick: bool, say: Callable[[str], None]) -> Iterable[dict[s
         say(f"{judged:,} judgements; looking at them")
         with lazy_session(home, SparkResources()) as session:
             report = run(home, session=session)
-            told = read(tree)
+            reading = read(tree)
         for one in report.looked:
             raised = sum(each.outcome in ("failed", "fault") for each in one.findings)
             same = {"what": one.suite, "engine": one.engine, "rows": one.rows}
             yield {**same, "wall_s": round(one.took_ms / 1000, 1), "cpu_s": None, "raised": raised}
         raised = [one.sentence() for one in report.findings() if one.outcome in ("failed", "fault", "skipped")]
         yield _row("made and judged", messages, begun, made)
-        yield _row("looked at", messages, made, told, len(raised))
+        yield _row("looked at", messages, made, reading, len(raised))
         if raised:
             raise FleetError("a clean day raises nothing; got\n" + "\n".join(raised), code="quality-not-clean")
 
@@ -132,22 +132,22 @@ def _judge(home: Home) -> int:
 
     for each in slices_of(pieces, _BATCH_ROWS):
         blocks = blocks_of(each, _GROUPS, started_ms)
-        told = [
+        batches = [
             fold(number, signals, others, each.newest_ms)
             for number, (signals, others) in zip(blocks["key_group"].to_pylist(), unpacked(blocks), strict=True)
         ]
-        count += _say(home, told, each.number + 1)
+        count += _say(home, batches, each.number + 1)
     count += _say(home, [fold(number, NO_SIGNALS, [], newest_ms) for number in range(_GROUPS)], len(pieces) + 1_000_000)
     _publish(home, groups, chunks, newest_ms)
     _note(home, newest_ms)
     return count
 
 
-def _say(home: Home, told: list[pa.RecordBatch], number: int) -> int:
-    said = pa.Table.from_batches(told)
-    columns = dict(zip(said.column_names, said.columns, strict=True))
-    tables.append(home, JUDGEMENTS, tables.from_columns(JUDGEMENTS, columns, said.num_rows), "bench", number)
-    return said.num_rows
+def _say(home: Home, batches: list[pa.RecordBatch], number: int) -> int:
+    judgements = pa.Table.from_batches(batches)
+    columns = dict(zip(judgements.column_names, judgements.columns, strict=True))
+    tables.append(home, JUDGEMENTS, tables.from_columns(JUDGEMENTS, columns, judgements.num_rows), "bench", number)
+    return judgements.num_rows
 
 
 def _publish(home: Home, groups: list[KeyGroup], chunks: list[dict[int, bytes]], newest_ms: int) -> None:

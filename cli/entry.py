@@ -43,5 +43,5 @@ def _refused(error: Exception) -> FleetError | None:
         return FleetError(
             f"the disk is full{where}; free some space, as ./fleet maintain does, and give the command again", code="disk-full"
         )
-    told = corruption_message(error)
-    return None if told is None else DamagedError("what the command needs", told)
+    why = corruption_message(error)
+    return None if why is None else DamagedError("what the command needs", why)

@@ -40,7 +40,7 @@ class LifecycleOptions:
     """How often the job makes a batch, and for how long it keeps what it has written, in milliseconds.
 
     Attributes:
-        hold_ms: how long rows of a live fleet are held at most, see `pacing`.
+        hold_ms: how long rows of a live fleet are held at most, see `adaptive_batching`.
         batch_every_ms: from the begin of one batch to that of the next one at least, also where there is more to be read.
         health_ms: the rows of `stream_health`; None for ever.
         versions_ms: a version of `judgements` in the log, once a checkpoint holds all that it says.

@@ -89,7 +89,7 @@ THERE = "comparing with snapshot version {}, which was taken there"
 FROM_SNAPSHOT = "snapshot version {} of generation {} after batch {}: {} of {} devices; bronze is read from version {}"
 OTHERS = "generations {} and {} know different devices: they are not compared"
 FROM_LIST = "{} devices of {}; bronze is read from version {}"
-_NOTHING = "nothing is to be done"
+_NOTHING = "nothing to do"
 WAITING = "waiting for {}"  # said where another makes something: the test does
 
 ON_ONE_HOME = (  # one after another; the verdicts are then those of an undisturbed run
@@ -101,7 +101,7 @@ ON_ONE_HOME = (  # one after another; the verdicts are then those of an undistur
             "writing {} devices",
             "snapshot version {} is written",
             THERE,
-            "snapshot version {} holds that already: generation {} after batch {}, {} devices; nothing is to be done",
+            "snapshot version {} holds that already: generation {} after batch {}, {} devices; nothing to do",
         ),
     ),
     Call(

@@ -75,7 +75,7 @@ def plainly_named(home: Home) -> Iterator[Home]:
             relocate_each(home.lifecycle)
 
 
-def first_sentence_of(error: Exception) -> str:
+def cause_of(error: Exception) -> str:
     """Return the sentence of Spark's that says most: the innermost cause that has one."""
     lines = [line.strip(": ") for line in str(error).splitlines() if not line.startswith("An error occurred while calling")]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]

@@ -1,6 +1,6 @@
 """Maintenance: tables and logs are kept small while everything runs, and nothing goes that somebody still needs.
 
-Rule 1: rows are promised to be gone (`kept.promise`) before the first one goes.
+Rule 1: rows are promised to be gone (`retention_floor.promise`) before the first one goes.
 Rule 2: every step may be broken off by kill -9 and done again; the next maintenance takes away what it left.
 Rule 3: a step that others are in the way of is left for the next time: the jobs go first.
 Rule 4: a full disk stops what writes, and nothing that deletes.
@@ -52,7 +52,7 @@ def maintain(
         say: told what is waited for.
 
     Raises:
-        FleetError: another is at work for too long, see `making.exclusive_maintenance`, or it is not known what somebody needs.
+        FleetError: another one runs for too long, see `exclusive.exclusive_maintenance`, or a reader pin cannot be read.
     """
     with exclusive_maintenance(home, say):
         now_s = time.time() if now_s is None else now_s

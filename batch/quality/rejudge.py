@@ -141,7 +141,7 @@ def judged_again(home: Home, newest_ms: int, origin: Origin, say: Say = silent) 
     """
     deployment, pieces, far = home.deployment(), pieces_of(home), Paced(say)
     groups, chunks = _begun(home, origin, pieces[0].first_ms)
-    told: list[pa.RecordBatch] = []
+    batches: list[pa.RecordBatch] = []
 
     def fold(blocks: pa.RecordBatch | None, through_ms: int) -> None:
         packed = zip(blocks["key_group"].to_pylist(), unpacked(blocks), strict=True) if blocks else _time_alone(len(groups))
@@ -151,7 +151,7 @@ def judged_again(home: Home, newest_ms: int, origin: Origin, say: Say = silent) 
             for number in step.gone:
                 del kept[number]
             kept.update(step.chunks)
-            told.append(drop_broadcast_copies(key_group, step.judgements))
+            batches.append(drop_broadcast_copies(key_group, step.judgements))
 
     if origin.snapshot is not None:
         for rows in _tied(home, origin):
@@ -167,8 +167,10 @@ def judged_again(home: Home, newest_ms: int, origin: Origin, say: Say = silent) 
     devices = [
         taken(key_group, group.to_bytes(), chunks[key_group], newest_ms, deployment)[0] for key_group, group in enumerate(groups)
     ]
-    said = pa.Table.from_batches(told)
-    defined = tables.from_columns(JUDGEMENTS, dict(zip(said.column_names, said.columns, strict=True)), said.num_rows)
+    judgements = pa.Table.from_batches(batches)
+    defined = tables.from_columns(
+        JUDGEMENTS, dict(zip(judgements.column_names, judgements.columns, strict=True)), judgements.num_rows
+    )
     return defined, pa.Table.from_batches(devices)
 
 

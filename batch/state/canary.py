@@ -19,7 +19,7 @@ import pyarrow as pa
 from batch.common.progress import Paced
 from batch.state.generation import GenerationSpec, activate, await_end, build, drain, judged_version, state_of
 from batch.state.operations import StateOperation
-from batch.state.transfer import checksum, compare, pack_by_key_group
+from batch.state.transfer import compare, pack_by_key_group, with_checksum
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.core.tables import JUDGEMENTS
@@ -95,7 +95,7 @@ def canary(work: StateOperation, verb: str, trial: Trial) -> Generation:
                     code="canary-differs",
                 ) from error
             say("comparing all devices, and all that waits")
-            compare(checksum(state_of(spark, home, current, at)), checksum(state_of(spark, home, made)), made)
+            compare(with_checksum(state_of(spark, home, current, at)), with_checksum(state_of(spark, home, made)), made)
             say(f"{judged:,} judgements, all the same")
             shutil.rmtree(aside, ignore_errors=True)  # not behind the switch: who is killed there has nothing left to do
             activate(home, made, at, say)

@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from batch.common.progress import Say
-from batch.common.spark_session import first_sentence_of
-from batch.state.transfer import TransferredRows, checksum, compare, pack_by_key_group, seeds
+from batch.common.spark_session import cause_of
+from batch.state.transfer import TransferredRows, compare, pack_by_key_group, seeds, with_checksum
 from fleetpulse.core.errors import FleetError
 from fleetpulse.core.judgements import JudgementKind
 from fleetpulse.io.checkpoints.checkpoint import (
@@ -123,7 +123,7 @@ def await_end(query: StreamingQuery, far: Callable[[int], None] = lambda _: None
         raise
     except Exception as error:
         raise FleetError(
-            f"judging on from the state failed ({first_sentence_of(error)}); nothing has changed", code="judging-failed"
+            f"judging on from the state failed ({cause_of(error)}); nothing has changed", code="judging-failed"
         ) from error
     finally:
         query.stop()
@@ -157,9 +157,9 @@ def make(spark: SparkSession, home: Home, plan: GenerationSpec, at: CheckpointPo
             return made
         say("comparing all devices, and all that waits, with the generation that runs")
         try:
-            before = given if is_the_running(home, plan, at) else checksum(state_of(spark, home, home.generation(), at))
+            before = given if is_the_running(home, plan, at) else with_checksum(state_of(spark, home, home.generation(), at))
             require_emitted(before.account.pending)
-            compare(before, checksum(state_of(spark, home, made)), made)
+            compare(before, with_checksum(state_of(spark, home, made)), made)
         except BaseException:
             discard_generation(home.lifecycle, made)
             raise

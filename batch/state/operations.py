@@ -102,7 +102,7 @@ def rescale(work: StateOperation, key_groups: int) -> Generation | None:
     current = work.home.generation()
     if key_groups == current.key_groups:
         raise FleetError(
-            f"generation {current.number} has {key_groups} key groups already; nothing is to be done", code="key-groups-unchanged"
+            f"generation {current.number} has {key_groups} key groups already; nothing to do", code="key-groups-unchanged"
         )
     return _anew(work, "rescale", key_groups=key_groups)
 
@@ -131,7 +131,7 @@ def check_form(home: Home, form: int) -> None:
     current = home.generation()
     if form == current.form:
         raise FleetError(
-            f"generation {current.number} writes stored form {form} already; nothing is to be done",
+            f"generation {current.number} writes stored form {form} already; nothing to do",
             code="state-version-unchanged",
         )
 
@@ -149,7 +149,7 @@ def _check_partitions(home: Home, partitions: int) -> None:
             code="partitions-out-of-range",
         )
     if partitions == position_after(home.checkpoint).partitions:
-        raise FleetError(f"the state has {partitions} partitions already; nothing is to be done", code="partitions-unchanged")
+        raise FleetError(f"the state has {partitions} partitions already; nothing to do", code="partitions-unchanged")
 
 
 def _anew(
@@ -363,7 +363,7 @@ def bootstrap_devices(work: StateOperation, listed: Listed, named: str) -> Gener
 
     Args:
         work: what to work with.
-        listed: see `registered.devices_at`.
+        listed: see `device_bootstrap.devices_at`.
         named: where the list is from.
 
     Raises:

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from batch.common.progress import Say
-from batch.state.transfer import checksum
+from batch.state.transfer import with_checksum
 from fleetpulse.core.errors import FleetError
 from fleetpulse.io.checkpoints.checkpoint import CheckpointPosition, position_after
 from fleetpulse.io.checkpoints.generations import Generation, checkpoint_of
@@ -103,13 +103,13 @@ def _held_already(spark: SparkSession, home: Home, what: SnapshotInfo, rows: Row
         return None
     say(
         f"snapshot version {newest.version} holds that already: generation {what.generation} after batch {what.batch}, "
-        f"{what.devices:,} devices; nothing is to be done"
+        f"{what.devices:,} devices; nothing to do"
     )
     return newest
 
 
 def _told(rows: Rows) -> tuple[object, ...]:
-    account = checksum(rows).account
+    account = with_checksum(rows).account
     return account.sums, account.world, account.waiting, sorted(account.pending)
 
 

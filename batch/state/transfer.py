@@ -57,7 +57,7 @@ def pack_by_key_group(rows: Rows, key_groups: int) -> Iterator[TransferredRows]:
         parcels.unpersist()
 
 
-def checksum(rows: Rows) -> TransferredRows:
+def with_checksum(rows: Rows) -> TransferredRows:
     """Sum rows up.
 
     Raises:

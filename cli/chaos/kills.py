@@ -193,7 +193,7 @@ class Killing:
         return reached[0] if reached else -1
 
     def _landed(self) -> int:
-        """Return up to which row landing has come, see `merging.place`."""
+        """Return up to which row landing has come, see `merge.place`."""
         return places_of(self._run.home, MESSAGES)[BRIDGE]
 
     def _written(self) -> int:

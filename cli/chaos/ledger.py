@@ -17,7 +17,7 @@ from cli.chaos.load import Acknowledged, Identity
 from cli.chaos.targets import Victim
 from fleetpulse.core.lifecycle import Trigger
 from fleetpulse.core.replay import outcome
-from fleetpulse.core.rows import FROM_DEVICES, Row, Trust, told_apart
+from fleetpulse.core.rows import FROM_DEVICES, Row, Trust, distinguishing_digest
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.tables import tables
 from fleetpulse.reports import judgements, messages
@@ -149,8 +149,8 @@ def account(
         ledger.enter("lost", one.at_ms, one.message)
     pending = outcome(rows, home.deployment()).waiting
     waiting = Counter(identity_of(row) for row in pending if row.trust is not Trust.LATE)  # a late one is listed
-    said = judgements_about(home)
-    for identity in acted_twice(landed, distinct, waiting, said):
+    listed = judgements_about(home)
+    for identity in acted_twice(landed, distinct, waiting, listed):
         ledger.enter("judged_twice", identity[2], identity)
     transitions = tables.query(home, _TRANSITIONS)
     for one in repeated(transitions):
@@ -161,7 +161,7 @@ def account(
         ledger.enter("false_offline", one["at_ms"], one)
     return Account(
         ledger.lines,
-        balance(landed, distinct, waiting, said, quarantined),
+        balance(landed, distinct, waiting, listed, quarantined),
         len(transitions),
         reconnects,
         unasked,
@@ -180,7 +180,7 @@ def distinct_messages(rows: Iterable[Row]) -> Counter[Any]:
     Wills of two sessions that are received in one millisecond share an identity. So do copies that come before their event
     time, from a device whose clock is ahead: each counts as heard when it is received, see docs/adr/0032-presence-time.md.
     """
-    acting = {(identity_of(row), told_apart(row), min(row.event_time_ms or 0, row.received_at_ms)) for row in rows}
+    acting = {(identity_of(row), distinguishing_digest(row), min(row.event_time_ms or 0, row.received_at_ms)) for row in rows}
     return Counter(identity for identity, _, _ in acting)
 
 
@@ -199,38 +199,38 @@ def missing(acknowledged: Iterable[Acknowledged], landed: Counter[Any], quaranti
 
 def judgements_about(home: Home) -> dict[str, Counter[Any]]:
     """Return, by kind of judgement, how many copies of which message were said not to act."""
-    said: dict[str, Counter[Any]] = {}
+    listed: dict[str, Counter[Any]] = {}
     for one in tables.query(home, _ABOUT):
         identity = (one["device_id"], one["message_kind"], one["at_ms"], one["boot"], one["seq"])
-        said.setdefault(one["kind"], Counter())[identity] += one["count"]
-    return said
+        listed.setdefault(one["kind"], Counter())[identity] += one["count"]
+    return listed
 
 
-def _acted(landed: Counter[Any], waiting: Counter[Any], said: Mapping[str, Counter[Any]]) -> Counter[Any]:
+def _acted(landed: Counter[Any], waiting: Counter[Any], listed: Mapping[str, Counter[Any]]) -> Counter[Any]:
     """Return how many copies of each message acted: those that neither wait nor were said not to act."""
     acted = landed.copy()
-    for others in (waiting, *said.values()):
+    for others in (waiting, *listed.values()):
         acted.subtract(others)
     return acted
 
 
 def acted_twice(
-    landed: Counter[Any], distinct: Counter[Any], waiting: Counter[Any], said: Mapping[str, Counter[Any]]
+    landed: Counter[Any], distinct: Counter[Any], waiting: Counter[Any], listed: Mapping[str, Counter[Any]]
 ) -> list[Any]:
     """Return the identities of which more copies acted than there are messages, or fewer than none: one was said of twice."""
-    return [identity for identity, count in _acted(landed, waiting, said).items() if not 0 <= count <= distinct[identity]]
+    return [identity for identity, count in _acted(landed, waiting, listed).items() if not 0 <= count <= distinct[identity]]
 
 
 def balance(
     landed: Counter[Any],
     distinct: Counter[Any],
     waiting: Counter[Any],
-    said: Mapping[str, Counter[Any]],
+    listed: Mapping[str, Counter[Any]],
     quarantined: Counter[str],
 ) -> dict[str, int]:
     """Return what became of the messages received, as far as the tables say."""
-    parts = {kind: said.get(kind, Counter[Any]()).total() for kind in (*_SAID_OF, *(said.keys() - set(_SAID_OF)))}
-    judged = sum(min(max(count, 0), distinct[identity]) for identity, count in _acted(landed, waiting, said).items())
+    parts = {kind: listed.get(kind, Counter[Any]()).total() for kind in (*_SAID_OF, *(listed.keys() - set(_SAID_OF)))}
+    judged = sum(min(max(count, 0), distinct[identity]) for identity, count in _acted(landed, waiting, listed).items())
     received = landed.total() + quarantined.total()
     return {"received": received, "judged": judged, "waiting": waiting.total(), **parts, "quarantined": quarantined.total()}
 

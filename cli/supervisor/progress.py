@@ -59,11 +59,11 @@ def _to_land(home: Home) -> Iterator[str]:
                 rows = read_segment(path).slice(max(0, places[name] - place(number, 0)))
             except FileNotFoundError:
                 continue  # it has landed meanwhile
-            told = zip(rows["topic"].to_pylist(), rows["origin"].to_pylist(), strict=True)
-            yield from (topic for topic, origin in told if origin != Origin.MQTT)
+            pairs = zip(rows["topic"].to_pylist(), rows["origin"].to_pylist(), strict=True)
+            yield from (topic for topic, origin in pairs if origin != Origin.MQTT)
 
 
 def troubles(status: Mapping[str, Any]) -> list[str]:
     """Return what a job says that it suffers from."""
-    said = [str(status["problem"])] if status.get("problem") else []
-    return [*said, "a gap is open: silence does not count at its sites"] if status.get("gap_open") else said
+    problems = [str(status["problem"])] if status.get("problem") else []
+    return [*problems, "a gap is open: silence does not count at its sites"] if status.get("gap_open") else problems

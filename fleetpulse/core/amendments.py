@@ -29,13 +29,13 @@ def numbered(one: Judgement) -> tuple[int, int]:
     return (one.event_time_ms or 0, one.amendment_no or one.transition_no or 0)
 
 
-def shown(said: Iterable[Judgement]) -> list[Judgement]:
+def shown(emitted: Iterable[Judgement]) -> list[Judgement]:
     """Return a device's transitions as they are shown: without those retracted, with those added, in order.
 
     Args:
-        said: its transitions, and what amendments said of them, in any order.
+        emitted: its transitions, and what amendments said of them, in any order.
     """
-    kept = list(said)
+    kept = list(emitted)
     retracted = {(one.takes_back, one.life_ms, one.transition_no) for one in kept if one.kind is JudgementKind.RETRACT}
     judged = [
         one for one in kept if one.kind is JudgementKind.TRANSITION and (None, one.life_ms, one.transition_no) not in retracted
@@ -51,7 +51,7 @@ def content(one: Judgement) -> tuple[Any, ...]:
 
 
 def amendments(
-    said: Iterable[Judgement],
+    emitted: Iterable[Judgement],
     wanted: Iterable[Judgement],
     why: str,
     through_ms: int,
@@ -60,13 +60,13 @@ def amendments(
     """Return what must be said of one device, so that what is shown is what is wanted.
 
     Args:
-        said: its transitions, and what amendments said of them.
+        emitted: its transitions, and what amendments said of them.
         wanted: the transitions of its amended history.
         why: the reason, for what is retracted.
         through_ms: up to where that history is known: what was said beyond it stands.
         is_after: whether a judgement lies in the part of the history that is known.
     """
-    kept = list(said)
+    kept = list(emitted)
 
     def known(some: Iterable[Judgement]) -> dict[int, list[Judgement]]:
         return _by_instant(one for one in some if (one.event_time_ms or 0) <= through_ms and is_after(one))
@@ -90,16 +90,16 @@ def _by_instant(some: Iterable[Judgement]) -> dict[int, list[Judgement]]:
     return found
 
 
-def retracted_offline(said: Iterable[Judgement]) -> list[tuple[int, int | None]]:
+def retracted_offline(emitted: Iterable[Judgement]) -> list[tuple[int, int | None]]:
     """Return the spans in which a device was judged offline and, by late messages, was not.
 
     Args:
-        said: its transitions, and what amendments said of them.
+        emitted: its transitions, and what amendments said of them.
 
     Returns:
         First instant and end of each, epoch milliseconds; the end None where it is offline by what was judged up to now.
     """
-    kept = list(said)
+    kept = list(emitted)
     if not any(one.kind is JudgementKind.RETRACT and one.reason == REASONS[JudgementKind.RETRACT] for one in kept):
         return []
     left = _offline(one for one in kept if one.kind is JudgementKind.TRANSITION)
@@ -165,31 +165,31 @@ def histories(
     )
 
 
-def amend(told: Histories, said: Mapping[str, Iterable[Judgement]]) -> dict[str, list[Judgement]]:
+def amend(both: Histories, emitted: Mapping[str, Iterable[Judgement]]) -> dict[str, list[Judgement]]:
     """Return what amendments must say, by device; nothing of a device of which all is said.
 
     Args:
-        told: both histories, judged up to the same frontier.
-        said: the devices in question, and all that earlier amendments said of each.
+        both: both histories, judged up to the same frontier.
+        emitted: the devices in question, and all that earlier amendments said of each.
     """
-    judged, amended = transitions(told.judged), transitions(told.amended)
-    late = {one.device_id for one in told.judged.judgements if one.kind is JudgementKind.LATE}
+    judged, amended = transitions(both.judged), transitions(both.amended)
+    late = {one.device_id for one in both.judged.judgements if one.kind is JudgementKind.LATE}
     found: dict[str, list[Judgement]] = {}
-    if (frontier_ms := told.judged.frontier_ms) is None:
+    if (frontier_ms := both.judged.frontier_ms) is None:
         return found
-    for device_id, before in said.items():
+    for device_id, before in emitted.items():
         why = REASONS[JudgementKind.RETRACT] if device_id in late else CORRECTED_ENTRY
         known = [*judged.get(device_id, []), *before]
-        rows = amendments(known, amended.get(device_id, []), why, frontier_ms, told.is_after)
+        rows = amendments(known, amended.get(device_id, []), why, frontier_ms, both.is_after)
         if rows:
             found[device_id] = rows
     return found
 
 
-def transitions(told: Outcome) -> dict[str, list[Judgement]]:
+def transitions(judged: Outcome) -> dict[str, list[Judgement]]:
     """Return the transitions of each device."""
     found: dict[str, list[Judgement]] = {}
-    for one in told.judgements:
+    for one in judged.judgements:
         if one.kind is JudgementKind.TRANSITION:
             found.setdefault(one.device_id, []).append(one)
     return found

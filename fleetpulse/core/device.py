@@ -31,7 +31,7 @@ class Device:
         outage_ms: when its gateway died; None unless the gateway is dead.
         outage_covered_ms: covered time at that instant.
         excused_ms: covered time since the last signal in which its gateway was dead: it is not silence.
-        session: hash of the name of its connection to the broker, see `messages.session_number`.
+        session: hash of the name of its connection to the broker, see `rows.session_number`.
         heard_arrival: `Row.arrival` of the newest signal that was heard, while a row received before it may still be judged.
         proved_arrival: likewise of the newest that the device delivered itself, or that announced its start.
         clock: the class of its newest signal's event time.

@@ -39,7 +39,7 @@ class Fold:
     judgements: list[Judgement] = field(default_factory=list[Judgement])
 
     def run(self, device: Device | None, rows: list[Row], through_ms: int | None) -> Device | None:
-        """Apply rows (in `messages.order`), silence acting between them, then let it act up to ``through_ms``.
+        """Apply rows (in `rows.order`), silence acting between them, then let it act up to ``through_ms``.
 
         Returns:
             The device afterwards; None where it is unknown or forgotten.

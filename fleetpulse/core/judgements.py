@@ -53,7 +53,7 @@ def clock_fault(trust: Trust, offset_ms: int | None) -> str:
     """Return the reason of a clock fault, for people.
 
     Args:
-        trust: one of `clocks.FAULTS`.
+        trust: one of `presence_time.FAULTS`.
         offset_ms: event time less ``received_at``; None where the event time is no time.
     """
     if offset_ms is None:

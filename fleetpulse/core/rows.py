@@ -166,7 +166,7 @@ OF_READING: Final = ("presence_ms", "trust")  # fields of a row that bronze has 
 Identity = tuple[str, Kind, int | None, int, str | None, int | None, int]
 
 
-def told_apart(row: Row) -> int:
+def distinguishing_digest(row: Row) -> int:
     """Return what tells apart messages that a device did not number: the payload's digest, 0 where there is a ``seq``."""
     return row.digest if row.seq is None else 0
 
@@ -180,14 +180,14 @@ def identity(row: Row) -> Identity:
         row.at_ms,
         row.boot,
         row.seq,
-        told_apart(row),
+        distinguishing_digest(row),
     )
 
 
 def order(row: Row) -> tuple[int, bool, int, int, int, str, int]:
     """Return the key by which a device's rows are judged: instant, wills last, seq, kind, digest where there is no seq."""
     seq = -1 if row.seq is None else row.seq
-    return (row.at_ms, row.kind is Kind.DEATH, seq, RANK[row.kind], told_apart(row), row.boot or "", row.arrival)
+    return (row.at_ms, row.kind is Kind.DEATH, seq, RANK[row.kind], distinguishing_digest(row), row.boot or "", row.arrival)
 
 
 def for_everyone(row: Row) -> Row | None:

@@ -55,8 +55,8 @@ async def tell_of_delay(dag_id: str, within: str, context: Any = None) -> None:
     if str(seen.get("state", "")) in _ENDED:
         return
     run = str(seen.get("dag_run_id") or seen.get("run_id") or "")
-    told = {"dag": dag_id, "run": run, "task": "", "reason": f"the run has not ended within {within}"}
-    await asyncio.to_thread(tell, PLACE, told)
+    failure = {"dag": dag_id, "run": run, "task": "", "reason": f"the run has not ended within {within}"}
+    await asyncio.to_thread(tell, PLACE, failure)
 
 
 def deadline(dag_id: str, within: timedelta) -> DeadlineAlert:
@@ -68,21 +68,21 @@ def deadline(dag_id: str, within: timedelta) -> DeadlineAlert:
     )
 
 
-def tell(place: OrchestrationConfig, told: dict[str, str]) -> list[str]:
+def tell(place: OrchestrationConfig, failure: dict[str, str]) -> list[str]:
     """Tell it every way there is that has not told it within the hour; return the ways that worked."""
     worked: list[str] = []
     try:
-        note, mark = place.notes / "failures-told.json", _mark(told)
+        note, mark = place.notes / "failures-told.json", _mark(failure)
         before = _told_lately(note)
-        payload = json.dumps({**told, "reason": told["reason"].splitlines()[0][:2_000], "at_ms": wall_clock_ms()})
+        payload = json.dumps({**failure, "reason": failure["reason"].splitlines()[0][:2_000], "at_ms": wall_clock_ms()})
         for name, way in (("webhook", _post), ("topic", _publish)):
             if f"{name} {mark}" in before:
                 continue
             try:
-                if way(place, told["dag"], payload.encode()):
+                if way(place, failure["dag"], payload.encode()):
                     worked.append(name)
             except Exception as error:  # noqa: BLE001 - rule 1: the other way may work
-                _LOG.warning("a failure of %s could not be told by %s: %s", told["dag"], name, error)
+                _LOG.warning("a failure of %s could not be told by %s: %s", failure["dag"], name, error)
         if worked:
             _remember(note, [f"{name} {mark}" for name in worked])
     except Exception as error:  # noqa: BLE001 - rule 1
@@ -113,11 +113,11 @@ def _publish(place: OrchestrationConfig, dag_id: str, payload: bytes) -> bool:
     return True
 
 
-def _mark(told: dict[str, str]) -> str:
+def _mark(failure: dict[str, str]) -> str:
     """Return what a failure is known by: durations, counts and shares change from one look to the next, and are left out."""
-    words = _FIGURES.sub("", told["reason"].splitlines()[0])
-    run = "" if told["run"].startswith(_BY_ITSELF) else told["run"]
-    return hashlib.sha256("\n".join((told["dag"], told["task"], run, words)).encode()).hexdigest()[:16]
+    words = _FIGURES.sub("", failure["reason"].splitlines()[0])
+    run = "" if failure["run"].startswith(_BY_ITSELF) else failure["run"]
+    return hashlib.sha256("\n".join((failure["dag"], failure["task"], run, words)).encode()).hexdigest()[:16]
 
 
 def _told_lately(note: Path) -> dict[str, float]:
@@ -129,9 +129,9 @@ def _told_lately(note: Path) -> dict[str, float]:
     return {one: at_s for one, at_s in known.items() if time.time() - at_s < AGAIN_S}
 
 
-def _remember(note: Path, told: Sequence[str]) -> None:
+def _remember(note: Path, marks: Sequence[str]) -> None:
     """Write down what was told now, as `_told_lately` gives it."""
     note.parent.mkdir(parents=True, exist_ok=True)
     fresh = note.with_name(f".{note.name}.{time.time_ns()}")
-    fresh.write_text(json.dumps({**_told_lately(note), **dict.fromkeys(told, time.time())}))
+    fresh.write_text(json.dumps({**_told_lately(note), **dict.fromkeys(marks, time.time())}))
     fresh.replace(note)

@@ -25,7 +25,7 @@ def fleet_of(home: Home, keep_ms: int | None) -> Fleet:
     Raises:
         FleetError: it has hardly any messages yet.
     """
-    told = query(
+    figures = query(
         home,
         """SELECT count(DISTINCT device_id) AS devices, count(*) AS messages, count(*) FILTER (kind = 'error') AS errors,
            max(epoch_ms(received_at)) - min(epoch_ms(received_at)) AS span_ms, avg(length(device_id)) AS id_bytes,
@@ -33,26 +33,26 @@ def fleet_of(home: Home, keep_ms: int | None) -> Fleet:
            FROM messages WHERE origin IN ('mqtt', 'replay') AND kind IN ('heartbeat', 'telemetry', 'error', 'birth')""",
         tables=[MESSAGES.name],
     )[0]
-    if told["messages"] < 100 or not told["span_ms"]:
+    if figures["messages"] < 100 or not figures["span_ms"]:
         raise FleetError(
-            f'"{home.path}" has {told["messages"]} messages, too few to plan by; let it run, or give --devices',
+            f'"{home.path}" has {figures["messages"]} messages, too few to plan by; let it run, or give --devices',
             code="messages-too-few",
         )
     kinds = {row["kind"]: row["n"] for row in query(home, "SELECT kind, count(*) AS n FROM judgements GROUP BY kind")}
     refused = query(home, "SELECT count(*) AS n FROM quarantine", tables=[QUARANTINE.name])[0]["n"]
-    devices, messages, span_ms = told["devices"], told["messages"], told["span_ms"]
+    devices, messages, span_ms = figures["devices"], figures["messages"], figures["span_ms"]
     copies = kinds.get("duplicate", 0)
     return Fleet(
         devices=devices,
         interval_ms=max(1, round(devices * span_ms / max(1, messages - copies))),
         lateness_ms=home.deployment().allowed_lateness_ms,
-        error_share=told["errors"] / messages,
+        error_share=figures["errors"] / messages,
         late_share=kinds.get("late", 0) / messages,
         copy_share=copies / messages,
         refused_share=refused / (messages + refused),
         changes_a_day=kinds.get("transition", 0) / devices / (span_ms / _DAY_MS),
-        metrics_bytes=float(told["metrics_bytes"]),
-        id_bytes=float(told["id_bytes"]),
+        metrics_bytes=float(figures["metrics_bytes"]),
+        id_bytes=float(figures["id_bytes"]),
         keep_days=None if keep_ms is None else keep_ms / _DAY_MS,
     )
 

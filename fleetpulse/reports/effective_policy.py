@@ -38,5 +38,5 @@ def world(home: Home, through_ms: int | None) -> EvaluationContext | None:
     if listened is None:
         return None
     found = query(home, f"SELECT {ROW} FROM messages WHERE kind IN ('policy', 'gap')", tables=["messages"])
-    told = outcome(through([as_row(one) for one in found], listened, through_ms), home.deployment())
-    return None if told.shards is None else EvaluationContext(told.shards, told.policies)
+    judged = outcome(through([as_row(one) for one in found], listened, through_ms), home.deployment())
+    return None if judged.shards is None else EvaluationContext(judged.shards, judged.policies)

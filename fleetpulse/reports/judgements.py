@@ -153,14 +153,14 @@ def standing(home: Home, device_id: str, judged_ms: int | None) -> DeviceStatus 
     if judged_ms is None:  # the first batch is under way: what is due is not known, and nothing is guessed
         facts: dict[str, Any] = {"judged_up_to_ms": _first_frontier_ms(home)}
     else:
-        told = outcome(rows_through(home, [device_id], judged_ms), home.deployment())
+        judged = outcome(rows_through(home, [device_id], judged_ms), home.deployment())
         life_ms = round(changes[-1]["life"].timestamp() * 1000) if listed[0]["transitions"] else None
         if kept_ms is None or life_ms is None or kept_ms <= life_ms:
-            facts = {**_reached(told, device_id), **_known(told, device_id), **_due(told, device_id)}
+            facts = {**_reached(judged, device_id), **_known(judged, device_id), **_due(judged, device_id)}
         else:
-            facts = {**_reached(told, device_id), "life_ms": life_ms}
-            if _goes_on(told.devices.get(device_id), changes[-1]["to_mode"], kept_ms):
-                facts |= _due(told, device_id)
+            facts = {**_reached(judged, device_id), "life_ms": life_ms}
+            if _goes_on(judged.devices.get(device_id), changes[-1]["to_mode"], kept_ms):
+                facts |= _due(judged, device_id)
     spans = retracted_offline(judgements_by_device(home, [device_id])[device_id])
     away = [{"since_ms": since_ms, "until_ms": until_ms} for since_ms, until_ms in spans]
     return DeviceStatus({**listed[0], **facts}, changes, away)
@@ -221,10 +221,10 @@ def shards(home: Home, through_ms: int | None) -> Shards | None:
     listened = span(home)
     if listened is None:
         return None
-    told = query(home, "SELECT DISTINCT received_at FROM coverage", tables=["coverage"])
+    gap_rows = query(home, "SELECT DISTINCT received_at FROM coverage", tables=["coverage"])
     gaps: list[Row] = []
-    if told:
-        only = {"messages": ("received_at", [row["received_at"] for row in told])}
+    if gap_rows:
+        only = {"messages": ("received_at", [row["received_at"] for row in gap_rows])}
         found = query(home, f"SELECT {ROW} FROM messages WHERE kind = 'gap'", tables=["messages"], only=only)
         gaps = [as_row(row) for row in found]
     return outcome(through(gaps, listened, through_ms), home.deployment()).shards
@@ -283,14 +283,14 @@ def judgements_about(home: Home, messages: Iterable[Row]) -> list[dict[str, Any]
     )
 
 
-def _reached(told: Outcome, device_id: str) -> dict[str, Any]:
-    device = told.devices.get(device_id)
-    reached = told.frontier_ms if device is None or told.shards is None else told.shards.of(device.current_site).frontier_ms
-    return {"judged_up_to_ms": reached, "waiting": sum(row.device_id == device_id for row in told.waiting)}
+def _reached(judged: Outcome, device_id: str) -> dict[str, Any]:
+    device = judged.devices.get(device_id)
+    reached = judged.frontier_ms if device is None or judged.shards is None else judged.shards.of(device.current_site).frontier_ms
+    return {"judged_up_to_ms": reached, "waiting": sum(row.device_id == device_id for row in judged.waiting)}
 
 
-def _known(told: Outcome, device_id: str) -> dict[str, Any]:
-    device = told.devices.get(device_id)
+def _known(judged: Outcome, device_id: str) -> dict[str, Any]:
+    device = judged.devices.get(device_id)
     names = ("site", "device_class", "gateway", "firmware", "life_ms", "reboots", "runtime_ms", "timeout_ms", "death_grace_ms")
     names += ("degraded_until_ms", "flagged_until_ms", "held_until_ms")
     if device is None:
@@ -308,11 +308,11 @@ def _goes_on(device: Device | None, mode: str, kept_ms: int) -> bool:
     return device is not None and device.mode == mode and (device.last_seen_ms or 0) >= kept_ms
 
 
-def _due(told: Outcome, device_id: str) -> dict[str, Any]:
-    device = told.devices.get(device_id)
-    if device is None or told.shards is None:
+def _due(judged: Outcome, device_id: str) -> dict[str, Any]:
+    device = judged.devices.get(device_id)
+    if device is None or judged.shards is None:
         return {}
-    due = next_due(device, EvaluationContext(told.shards, told.policies))
+    due = next_due(device, EvaluationContext(judged.shards, judged.policies))
     if due is None:
         return {}
     leads_to = {Trigger.SILENCE: Mode.OFFLINE, Trigger.DEATH: Mode.OFFLINE, Trigger.GATEWAY_DEATH: Mode.UNREACHABLE}

@@ -65,7 +65,7 @@ class Bridges:
         """Return what each has behind its place.
 
         Args:
-            places: by bridge, up to where every table has its rows, see `merging.place`.
+            places: by bridge, up to where every table has its rows, see `merge.place`.
             now_ms: on the wall.
             max_rows: that are read of each, and a segment more; where there are several, an instant is read whole.
             max_bytes: likewise.

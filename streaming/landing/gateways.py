@@ -36,7 +36,7 @@ def known_gateways(home: Home, places: Mapping[str, int]) -> list[Gateway]:
 
     Args:
         home: the home.
-        places: of each bridge, the place (`merging.place`) up to which its messages have landed; later records do not count.
+        places: of each bridge, the place (`merge.place`) up to which its messages have landed; later records do not count.
     """
     paths = tables.paths_of(home, GATEWAYS)
     if not paths:
@@ -57,7 +57,7 @@ class Arrived:
     """Messages of one segment that land.
 
     Attributes:
-        places: of each, see `merging.place`.
+        places: of each, see `merge.place`.
         rows: columns of `MESSAGES`.
     """
 

@@ -40,7 +40,7 @@ MAX_BYTES: Final = 64 * 1024 * 1024  # that are read of a bridge
 
 
 def places_of(home: Home, table: Table) -> dict[str, int]:
-    """Return up to which row of each bridge a table has come, see `merging.place`."""
+    """Return up to which row of each bridge a table has come, see `merge.place`."""
     found = {name: tables.landed(home, table, f"rows:{name}") for name in home.bridges()}
     whole = 0 if found[BRIDGE] else tables.landed(home, table, _BEFORE)
     return {**found, BRIDGE: found[BRIDGE] or place(whole + 1, 0)}

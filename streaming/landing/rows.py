@@ -115,7 +115,7 @@ def decode_parts(parts: Sequence[Part], decoder: Decoder, identity: DeviceIdenti
     """Decode what lands at once.
 
     Args:
-        parts: of segments, see `merging.merged`.
+        parts: of segments, see `merge.merged`.
         decoder: makes a row of a message, or says why not; of topics below ``fleet/`` it says what `decode` says.
         identity: what identifies a device.
     """

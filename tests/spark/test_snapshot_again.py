@@ -57,8 +57,7 @@ def test_what_the_newest_snapshot_holds_is_said_and_not_written_again(spark: Spa
     found, said = _taken(spark, home, dry=dry)
     assert found == find_snapshot(home) and _versions(home) == [1]
     assert said[-1] == (
-        f"snapshot version 1 holds that already: generation 1 after batch {found.batch}, {found.devices:,} devices; "
-        f"nothing is to be done"
+        f"snapshot version 1 holds that already: generation 1 after batch {found.batch}, {found.devices:,} devices; nothing to do"
     )
 
 

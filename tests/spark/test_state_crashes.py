@@ -135,7 +135,7 @@ def test_a_verb_that_was_killed_at_any_step_finishes_when_it_is_given_again(
     for image in [last] if IS_DEFAULT else images.values():
         before = image.generation().number
         if before == 3 and verb not in ("bootstrap", "list"):  # it was killed behind its last step
-            with pytest.raises(FleetError, match="nothing is to be done"):
+            with pytest.raises(FleetError, match="nothing to do"):
                 VERBS[verb](StateOperation(spark, image, lambda words: None))
         else:
             VERBS[verb](StateOperation(spark, image, lambda words: None))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.folders import own_folder
-from fleetpulse.core.errors import FleetError
+from fleetpulse.core.errors import Misuse
 from tests.refusals import refused
 
 pytestmark = pytest.mark.unit
@@ -29,6 +29,7 @@ def test_a_folder_goes_with_what_is_done_in_it(error: BaseException | None, tmp_
 
 
 def test_logs_that_an_error_names_stay(tmp_path: Path) -> None:
-    with refused("bench-folder-left"):
-        _use(tmp_path / "own", FleetError("see the logs"))
+    with refused("option-conflict", Misuse, match='^see the logs; .* in "') as caught:
+        _use(tmp_path / "own", Misuse("see the logs", code="option-conflict"))
+    assert caught.value.exit_code == 2
     assert (tmp_path / "own" / "logs").is_dir()

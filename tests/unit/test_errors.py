@@ -18,11 +18,13 @@ CODE = re.compile(r"[a-z]+(-[a-z0-9]+){1,4}")
 
 
 def calls(folder: str, *names: str) -> Iterator[tuple[str, ast.Call]]:
-    """Yield the calls of functions or classes in the files of a folder, and where each is."""
+    """Yield the calls of functions or classes in the files of a folder, chosen by a condition or not, and where each is."""
     for path in sorted((ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
-                yield f"{path.relative_to(ROOT)}:{node.lineno}", node
+            if isinstance(node, ast.Call):
+                called = [node.func.body, node.func.orelse] if isinstance(node.func, ast.IfExp) else [node.func]
+                if any(isinstance(one, ast.Name) and one.id in names for one in called):
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", node
 
 
 def code_of(call: ast.Call) -> str | None:

@@ -86,7 +86,7 @@ def _show(shown: Console, rows: list[dict[str, Any]], *, dry_run: bool) -> None:
         if row["did"] == "hold":
             shown.print(f"{row['table']}: {row['note']}")
     if not done:
-        shown.print("nothing is to be done")
+        shown.print("nothing to do")
         return
     table = [{**row, "size": measure("size_bytes", row["size_bytes"]), "rows": f"{row['rows']:,}"} for row in done]
     title = "what would be done" if dry_run else "what was done"

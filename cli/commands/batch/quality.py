@@ -82,7 +82,7 @@ def _state(home: Home, session: "Session", generation: int | None, snapshot: int
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        from batch.common.spark_session import first_sentence_of, plainly_named
+        from batch.common.spark_session import cause_of, plainly_named
         from batch.quality.gate import generation_state
 
         try:
@@ -90,7 +90,7 @@ def _state(home: Home, session: "Session", generation: int | None, snapshot: int
                 yield state
         except (PySparkException, Py4JError) as error:
             raise FleetError(
-                f"generation {generation} cannot be read ({first_sentence_of(error)}); nothing may be built on it; more is in "
+                f"generation {generation} cannot be read ({cause_of(error)}); nothing may be built on it; more is in "
                 f'"{home.logs / "batch.log"}"',
                 code="generation-unreadable",
             ) from None

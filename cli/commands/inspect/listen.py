@@ -195,7 +195,7 @@ def verdicts(passed: Iterable[Shown], said: Iterable[dict[str, Any]]) -> list[tu
 
     Args:
         passed: the messages.
-        said: judgements about them, as `reports.said_of` returns them.
+        said: judgements about them, as `judgements.judgements_about` returns them.
     """
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for judgement in said:

@@ -57,8 +57,8 @@ def start(home: HomeOption = DEFAULT_HOME, by: ByOption = "an operator", own: Ow
 
 def _say(home: Home, what: str, by: str, *, own: bool) -> None:
     """Write the word down; with ``own`` not over a stop that somebody else has said, however shortly before."""
-    said = None if own else set_desired(home, what, by)
-    while said is None:
+    written = None if own else set_desired(home, what, by)
+    while written is None:
         found = get_desired(home)
         if found.what == STOPPED and found.by != by:
             raise FleetError(
@@ -66,7 +66,7 @@ def _say(home: Home, what: str, by: str, *, own: bool) -> None:
                 f"or start it: ./fleet stream start --home {home.path}",
                 code="stream-stopped-by-other",
             )
-        said = set_desired(home, what, by, only_if=found)
+        written = set_desired(home, what, by, only_if=found)
 
 
 @stream.command("wanted")

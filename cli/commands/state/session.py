@@ -91,7 +91,7 @@ def _session(home: Home, *, dry: bool, changes: bool, damaged: bool = False) -> 
     from pyspark.errors import PySparkException
 
     from batch.common.progress import Steps, watched
-    from batch.common.spark_session import batch_session, first_sentence_of, plainly_named
+    from batch.common.spark_session import batch_session, cause_of, plainly_named
     from batch.state.operations import StateOperation
 
     (require_own_if_read if damaged else require_own)(home, home.generation().number)
@@ -113,7 +113,7 @@ def _session(home: Home, *, dry: bool, changes: bool, damaged: bool = False) -> 
             anew = f"begin anew from a snapshot: ./fleet state bootstrap --damaged --home {home.path}"
             cure = f"where it is damaged, {anew}" if changes else "the job may have gone on meanwhile: try again"
             raise FleetError(
-                f"generation {home.generation().number} cannot be read ({first_sentence_of(error)}); nothing has changed; "
+                f"generation {home.generation().number} cannot be read ({cause_of(error)}); nothing has changed; "
                 f'more is in "{home.logs / "batch.log"}"; {cure}',
                 code="generation-unreadable",
             ) from error

@@ -153,12 +153,14 @@ class DualReplay:
         if self._is_over():
             return
         kept = {BEFORE: others, AFTER: [row for row in others if not self.question.replaces(row)]}
-        told: dict[str, pa.RecordBatch] = {}
+        changes: dict[str, pa.RecordBatch] = {}
         for name, side in self._sides.items():
-            said = side.fold(signals, kept[name], newest_ms, self._deployment)
-            told[name] = self._within(said.filter(pc.equal(said["kind"], JudgementKind.TRANSITION.value)), "event_time_ms")
-            self._count(name, told[name], said)
-        for name, batch in zip(told, cancelled(told[BEFORE], told[AFTER]), strict=True):
+            judgements = side.fold(signals, kept[name], newest_ms, self._deployment)
+            changes[name] = self._within(
+                judgements.filter(pc.equal(judgements["kind"], JudgementKind.TRANSITION.value)), "event_time_ms"
+            )
+            self._count(name, changes[name], judgements)
+        for name, batch in zip(changes, cancelled(changes[BEFORE], changes[AFTER]), strict=True):
             self._left[name].append(batch)
 
     def finish(self) -> BacktestResult:
@@ -175,13 +177,13 @@ class DualReplay:
         to_ms, frontier_ms = self.question.to_ms, self._sides[BEFORE].group.shards.least_frontier_ms
         return to_ms is not None and frontier_ms is not None and frontier_ms >= to_ms
 
-    def _within(self, said: pa.RecordBatch, instant: str) -> pa.RecordBatch:
+    def _within(self, judgements: pa.RecordBatch, instant: str) -> pa.RecordBatch:
         for bound, compare in ((self.question.from_ms, pc.greater_equal), (self.question.to_ms, pc.less_equal)):
-            if bound is not None and said.num_rows:
-                said = said.filter(compare(said[instant], bound))
-        return said
+            if bound is not None and judgements.num_rows:
+                judgements = judgements.filter(compare(judgements[instant], bound))
+        return judgements
 
-    def _count(self, side: str, changes: pa.RecordBatch, said: pa.RecordBatch) -> None:
+    def _count(self, side: str, changes: pa.RecordBatch, judgements: pa.RecordBatch) -> None:
         if changes.num_rows:
             days = pc.divide(changes["event_time_ms"], DAY_MS)
             counted = (
@@ -189,7 +191,9 @@ class DualReplay:
             )
             for one in counted.to_pylist():
                 self._found.days[side, one["day"], one["mode"]] += one["count_all"]
-        said = self._within(said.filter(pc.not_equal(said["kind"], JudgementKind.TRANSITION.value)), "received_at_ms")
-        said = drop_broadcast_copies(self._key_group, said)
-        for kind in pc.value_counts(said["kind"]).to_pylist() if said.num_rows else ():
+        judgements = self._within(
+            judgements.filter(pc.not_equal(judgements["kind"], JudgementKind.TRANSITION.value)), "received_at_ms"
+        )
+        judgements = drop_broadcast_copies(self._key_group, judgements)
+        for kind in pc.value_counts(judgements["kind"]).to_pylist() if judgements.num_rows else ():
             self._found.others[side, kind["values"]] += kind["counts"]

@@ -3,7 +3,7 @@
 Rule 1: signals and wills travel as columns and never become objects; rows of operators, the registry and the bridge, and deaths
 and returns of gateways, which concern all their devices, travel as they are, since they are rare.
 Rule 2: the columns of `ROW_SCHEMA` are the fields of `Row` that bronze has.
-Rule 3: until `due.sift` has read a signal, its presence time is its event time, or ``received_at`` if it has none.
+Rule 3: until `ordering.split_late` has read a signal, its presence time is its event time, or ``received_at`` if it has none.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from fleetpulse.columnar.jit.layout import TRUSTS
-from fleetpulse.core.rows import EVERYONE, FROM_DEVICES, OF_READING, Clock, GatewayEvent, Kind, Row, Trust, told_apart
+from fleetpulse.core.rows import EVERYONE, FROM_DEVICES, OF_READING, Clock, GatewayEvent, Kind, Row, Trust, distinguishing_digest
 
 # A worker is one of many, and its blocks are small: threads would only wait for each other.
 WRITING: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -106,7 +106,7 @@ def signals_to_batch(rows: Iterable[Row]) -> pa.RecordBatch:
     columns["trust"] = [_INVALID if row.event_time_ms is None else TRUSTS.index(row.trust) for row in kept]
     columns["kind"] = [KINDS.index(row.kind) for row in kept]
     columns["seq"] = [-1 if row.seq is None else row.seq for row in kept]
-    columns["digest"] = [told_apart(row) for row in kept]
+    columns["digest"] = [distinguishing_digest(row) for row in kept]
     columns["device_clock"] = [row.clock is Clock.DEVICE for row in kept]
     return pa.RecordBatch.from_arrays(
         [pa.array(columns[field.name], field.type) for field in SIGNAL_SCHEMA], schema=SIGNAL_SCHEMA

@@ -112,10 +112,10 @@ class FoldCall:
     """
 
     def __init__(self, devices: Devices, advance: Advance, policies: Policies) -> None:
-        self.told: list[pa.RecordBatch] = []  # columns of `JUDGEMENT_SCHEMA`
+        self.batches: list[pa.RecordBatch] = []  # columns of `JUDGEMENT_SCHEMA`
         self._devices, self._advance, self._policies = devices, advance, policies
         self._buffer = np.empty((0, layout.TOLD_WIDTH), np.int64)
-        self._noted: list[layout.Matrix] = []  # what the kernel told, put into words at once at the end
+        self._noted: list[layout.Matrix] = []  # output rows of the kernel; their batches are built once, at the end
         self._signals = NO_SIGNALS  # those that it is about
 
     def _arrays(self, shard: int) -> PackedContext:
@@ -236,7 +236,7 @@ class FoldCall:
             self._devices.put(place, device)
             boots.append(device.boot if device else None)
         self._devices.set_boots(places, pa.array(boots, pa.string()))
-        self.told.append(judgements_to_batch(fold.judgements))
+        self.batches.append(judgements_to_batch(fold.judgements))
 
     def _by_kernel(self, signals: pa.RecordBatch, places: Int64s, events: layout.Matrix, shard: int) -> None:
         """Judge the signals that have a place (the number of their device), and the events of `_gateway_events`, of a shard."""
@@ -244,7 +244,7 @@ class FoldCall:
         order, copies = in_order(signals, places)
         copies = copies[signals["trust"].to_numpy()[copies] != _LATE]  # those are listed already
         if len(copies):
-            self.told.append(
+            self.batches.append(
                 rejections(signals.take(pa.array(copies)), JudgementKind.DUPLICATE, [REASONS[JudgementKind.DUPLICATE]])
             )
         kinds = signals["kind"].to_numpy()
@@ -273,8 +273,8 @@ class FoldCall:
         before = devices.rows[:, layout.BOOT].copy()
         while first < len(rows):
             buffer = self._room(len(rows) - first)
-            first, said = kernel.apply_rows(devices.rows, devices.memory, world, rows, first, buffer)
-            self._note(buffer[:said], order)
+            first, n_out = kernel.apply_rows(devices.rows, devices.memory, world, rows, first, buffer)
+            self._note(buffer[:n_out], order)
         self._signals = signals
         after = devices.rows[:, layout.BOOT]
         changed = np.flatnonzero(after != before)
@@ -284,12 +284,12 @@ class FoldCall:
 
     def _boots(self, signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, pa.StringArray]:
         """Number boots, each device's for itself; return the numbers of those of the rows, and the words from `OTHER` on."""
-        devices, said = self._devices, signals["boot"]
+        devices, boots = self._devices, signals["boot"]
         known, numbers = text_of(devices.boots), np.full(len(places), NOTHING, np.int64)
-        devices.rows[:, layout.BOOT] = np.where(known.said, KNOWN, NOTHING)
-        compare(text_of(said), places, known, numbers)
+        devices.rows[:, layout.BOOT] = np.where(known.present, KNOWN, NOTHING)
+        compare(text_of(boots), places, known, numbers)
         others = np.flatnonzero(numbers == OTHER)
-        encoded = said.take(pa.array(others)).dictionary_encode()
+        encoded = boots.take(pa.array(others)).dictionary_encode()
         numbers[others] += encoded.indices.to_numpy()
         return numbers, encoded.dictionary
 
@@ -322,11 +322,11 @@ class FoldCall:
         world, first, left_ms = self._arrays(shard), 0, NEVER
         while first < len(rows):
             buffer = self._room(len(rows) - first)
-            first, said, left = kernel.advance_time(rows, self._devices.memory, world, through_ms, settled_ms, first, buffer)
+            first, n_out, left = kernel.advance_time(rows, self._devices.memory, world, through_ms, settled_ms, first, buffer)
             left_ms = min(left_ms, left)
             if places is not None:
-                buffer[:said, layout.T_DEVICE] = places[buffer[:said, layout.T_DEVICE]]
-            self._note(buffer[:said], None)
+                buffer[:n_out, layout.T_DEVICE] = places[buffer[:n_out, layout.T_DEVICE]]
+            self._note(buffer[:n_out], None)
         return left_ms
 
     def _room(self, rows: int) -> layout.Matrix:
@@ -335,22 +335,22 @@ class FoldCall:
             self._buffer = np.empty((wanted, layout.TOLD_WIDTH), np.int64)
         return self._buffer
 
-    def _note(self, told: layout.Matrix, order: Int64s | None) -> None:
-        if not len(told):
+    def _note(self, out: layout.Matrix, order: Int64s | None) -> None:
+        if not len(out):
             return
-        told = told.copy()
+        out = out.copy()
         if order is not None:
-            row = told[:, layout.T_ROW]
+            row = out[:, layout.T_ROW]
             row[:] = np.where(row >= 0, order[row], row)
-        self._noted.append(told)
+        self._noted.append(out)
 
     def _tell(self) -> None:
         if not self._noted:
             return
-        told, signals = np.concatenate(self._noted), self._signals
-        what, row = told[:, layout.T_WHAT], told[:, layout.T_ROW]
+        out, signals = np.concatenate(self._noted), self._signals
+        what, row = out[:, layout.T_WHAT], out[:, layout.T_ROW]
         for note, verdict in _NOTES.items():
-            its = told[what == note]
+            its = out[what == note]
             if not len(its):
                 continue
             listed = signals.take(pa.array(row[what == note]))
@@ -361,7 +361,7 @@ class FoldCall:
                 reasons = [*map(identity_conflict, listed["site"].to_pylist(), others)]
             else:
                 reasons = [REASONS[verdict]]
-            self.told.append(rejections(listed, verdict, reasons))
-        changes = told[what == layout.TRANSITION]
+            self.batches.append(rejections(listed, verdict, reasons))
+        changes = out[what == layout.TRANSITION]
         if len(changes):
-            self.told.append(transitions_to_batch(changes, self._devices, self._policies, signals))
+            self.batches.append(transitions_to_batch(changes, self._devices, self._policies, signals))

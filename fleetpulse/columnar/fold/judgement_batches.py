@@ -89,11 +89,11 @@ def judgements_to_batch(judgements: Iterable[Judgement]) -> pa.RecordBatch:
     return _batch(len(kept), columns)
 
 
-def drop_broadcast_copies(key_group: int, told: pa.RecordBatch) -> pa.RecordBatch:
-    """Return what a key group says of what all of them are told: what concerns everybody is said by group 0 alone."""
-    if not key_group or not told.num_rows:
-        return told
-    return told.filter(pc.invert(pc.is_in(told["message_kind"], value_set=_OF_EVERYBODY)))
+def drop_broadcast_copies(key_group: int, judgements: pa.RecordBatch) -> pa.RecordBatch:
+    """Keep judgements of broadcast rows only in key group 0, so that each is emitted once."""
+    if not key_group or not judgements.num_rows:
+        return judgements
+    return judgements.filter(pc.invert(pc.is_in(judgements["message_kind"], value_set=_OF_EVERYBODY)))
 
 
 def event_times(signals: pa.RecordBatch) -> pa.Array:
@@ -132,16 +132,16 @@ def rejections(
     return _batch(count, columns)
 
 
-def transitions_to_batch(told: Matrix, devices: Devices, policies: Policies, signals: pa.RecordBatch) -> pa.RecordBatch:
+def transitions_to_batch(out: Matrix, devices: Devices, policies: Policies, signals: pa.RecordBatch) -> pa.RecordBatch:
     """Return the transitions that the compiled fold told.
 
     Args:
-        told: one a row, columns of `layout.TOLD_FIELDS`; ``row`` is a place in ``signals``.
+        out: one a row, columns of `layout.OUT_FIELDS`; ``row`` is a place in ``signals``.
         devices: whose they are.
         policies: as the fold had them.
         signals: those that were folded.
     """
-    count, row = len(told), told[:, T_ROW]
+    count, row = len(out), out[:, T_ROW]
     at = pa.array(row, mask=row < 0)
     seq = signals["seq"].take(at)
     versions = pa.array([dated.policy.version for dated in policies.dated])
@@ -149,20 +149,20 @@ def transitions_to_batch(told: Matrix, devices: Devices, policies: Policies, sig
         count,
         {
             "kind": _same(JudgementKind.TRANSITION.value, count),
-            "device_id": devices.ids.take(pa.array(told[:, T_DEVICE])),
-            "site": _words(devices.sites.words, told[:, T_SITE]),
-            "event_time_ms": pa.array(told[:, T_AT]),
-            "device_class": _words(devices.classes.words, told[:, T_CLASS]),
-            "life_ms": pa.array(told[:, T_LIFE]),
-            "transition_no": pa.array(told[:, T_NUMBER]),
-            "from_mode": _MODE_WORDS.take(pa.array(told[:, T_FROM])),
-            "to_mode": _MODE_WORDS.take(pa.array(told[:, T_TO])),
-            "trigger": _TRIGGER_WORDS.take(pa.array(told[:, T_TRIGGER])),
-            "last_seen_ms": _instants(told[:, T_LAST_SEEN]),
-            "runtime_ms": pa.array(told[:, T_RUNTIME]),
-            "last_errors": _last_errors(told, devices.codes.words),
-            "gateway": _words(devices.gateways.words, told[:, T_GATEWAY]),
-            "policy_version": versions.take(pa.array(told[:, T_POLICY])),
+            "device_id": devices.ids.take(pa.array(out[:, T_DEVICE])),
+            "site": _words(devices.sites.words, out[:, T_SITE]),
+            "event_time_ms": pa.array(out[:, T_AT]),
+            "device_class": _words(devices.classes.words, out[:, T_CLASS]),
+            "life_ms": pa.array(out[:, T_LIFE]),
+            "transition_no": pa.array(out[:, T_NUMBER]),
+            "from_mode": _MODE_WORDS.take(pa.array(out[:, T_FROM])),
+            "to_mode": _MODE_WORDS.take(pa.array(out[:, T_TO])),
+            "trigger": _TRIGGER_WORDS.take(pa.array(out[:, T_TRIGGER])),
+            "last_seen_ms": _instants(out[:, T_LAST_SEEN]),
+            "runtime_ms": pa.array(out[:, T_RUNTIME]),
+            "last_errors": _last_errors(out, devices.codes.words),
+            "gateway": _words(devices.gateways.words, out[:, T_GATEWAY]),
+            "policy_version": versions.take(pa.array(out[:, T_POLICY])),
             "received_at_ms": signals["received_at_ms"].take(at),
             "message_kind": _KIND_WORDS.take(signals["kind"].take(at)),
             "boot": signals["boot"].take(at),
@@ -171,11 +171,11 @@ def transitions_to_batch(told: Matrix, devices: Devices, policies: Policies, sig
     )
 
 
-def _last_errors(told: Matrix, words: Sequence[str]) -> pa.Array:
-    shown = np.ascontiguousarray(told[:, T_SHOWN])
+def _last_errors(out: Matrix, words: Sequence[str]) -> pa.Array:
+    shown = np.ascontiguousarray(out[:, T_SHOWN])
     if not shown.any():
-        return pa.nulls(len(told), pa.string())
-    codes = firsts(told, np.arange(len(told)), T_CODES, shown)
+        return pa.nulls(len(out), pa.string())
+    codes = firsts(out, np.arange(len(out)), T_CODES, shown)
     used, renumbered = in_use(codes, len(words))
     quoted = pa.array([json.dumps(words[one]) for one in used]).take(pa.array(renumbered))
     lists = pa.ListArray.from_arrays(pa.array(np.append(0, np.cumsum(shown)), pa.int32()), quoted)

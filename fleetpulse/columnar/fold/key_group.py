@@ -40,7 +40,7 @@ class FoldResult:
     """What came of one call.
 
     Attributes:
-        told: judgements, columns of `JUDGEMENT_SCHEMA`.
+        judgements: columns of `JUDGEMENT_SCHEMA`.
         chunks: waiting rows to be kept, by number.
         gone: numbers of chunks that are no longer needed.
     """
@@ -243,7 +243,7 @@ class KeyGroup:
                 reached = frontiers(world, its_received, deployment.allowed_lateness_ms, listening.newest_ms, start_ms)
                 sifted = split_late(its, reached, deployment)
                 kept.setdefault(shard, []).append(sifted.kept)
-                judgements.extend(sifted.told)
+                judgements.extend(sifted.judgements)
 
         waiting: list[Row] = []
         flushed: tuple[int | None, ...] = (None,) * len(base)
@@ -291,7 +291,7 @@ class KeyGroup:
         self.policies = self.policies.pruned(deployment.said_through_ms(settled_ms))
         self.due_ms = None
         self._be_due_for_deadlines(frontiers_ms, left_ms, deployment)
-        return judging.told
+        return judging.batches
 
     def _delays(self, width_ms: int) -> Any:
         """Return by how much the verdicts on each device's silence are held back."""
@@ -310,7 +310,7 @@ class KeyGroup:
         judging = FoldCall(self.devices, advance, self.policies)
         through_ms = np.array(frontiers_ms)[judging.shards_of_devices()] - self._delays(deployment.verdict_jitter_ms)
         left_ms = judging.advance_time(through_ms, _BEFORE_ALL)
-        assert not judging.told, "what is brought in is judged up to its frontier"
+        assert not judging.batches, "what is brought in is judged up to its frontier"
         self._be_due_for_deadlines(frontiers_ms, left_ms, deployment)
         self._be_due_for_waiting(deployment)
 

@@ -75,11 +75,11 @@ class LateSplit(NamedTuple):
 
     Attributes:
         kept: all of them, with their presence times.
-        told: judgements on those that came late, columns of `JUDGEMENT_SCHEMA`.
+        judgements: on those that came late, columns of `JUDGEMENT_SCHEMA`.
     """
 
     kept: pa.RecordBatch
-    told: list[pa.RecordBatch]
+    judgements: list[pa.RecordBatch]
 
 
 def split_late(signals: pa.RecordBatch, frontier_ms: Int64s, deployment: Deployment) -> LateSplit:
@@ -103,15 +103,15 @@ def split_late(signals: pa.RecordBatch, frontier_ms: Int64s, deployment: Deploym
     trust[own & (-lead_ms > deployment.max_backlog_ms)] = _BEHIND
     late &= trust == _ON_TIME
     trust[late] = _LATE
-    told: list[pa.RecordBatch] = []
+    judgements: list[pa.RecordBatch] = []
     if late.any():
         why = [clock_behind(lead) for lead in lead_ms[late].tolist()]
-        told.append(rejections(signals.filter(pa.array(late)), JudgementKind.LATE, why, (frontier_ms - event_ms)[late]))
+        judgements.append(rejections(signals.filter(pa.array(late)), JudgementKind.LATE, why, (frontier_ms - event_ms)[late]))
     presence_ms = np.where(trust == _ON_TIME, np.minimum(event_ms, received_ms), received_ms)
     found = {"presence_ms": presence_ms, "offset_ms": event_ms - presence_ms, "trust": trust}
     for name, values in found.items():
         signals = signals.set_column(SIGNAL_SCHEMA.get_field_index(name), SIGNAL_SCHEMA.field(name), pa.array(values))
-    return LateSplit(signals, told)
+    return LateSplit(signals, judgements)
 
 
 def in_order(signals: pa.RecordBatch, places: Int64s) -> tuple[Int64s, Int64s]:

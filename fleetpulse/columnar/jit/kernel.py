@@ -4,7 +4,7 @@ Rule 1: it says what `core.device` says, which is the definition; the laws in ``
 Rule 2: a device is a row of one matrix. A message, or a gateway event for one device, is a row of another, in the order in which
 they are judged. Times are epoch milliseconds, words are numbers, `NONE` is nothing. Commands and registry rows are left to
 `core.device`.
-Rule 3: it stops between two rows when ``told`` is full, and goes on from there.
+Rule 3: it stops between two rows when ``out`` is full, and goes on from there.
 """
 
 import numpy as np
@@ -176,13 +176,13 @@ def _end_outage(devices: Matrix, world: PackedContext, i: int, at_ms: int) -> No
 
 @jit_no_refcount
 def _change(
-    devices: Matrix, memory: Matrix, world: PackedContext, told: Matrix, said: int, i: int, trigger: int, at_ms: int, row: int
+    devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n_out: int, i: int, trigger: int, at_ms: int, row: int
 ) -> int:
     """Take the way that the table gives, and write it down; return how many judgements are told."""
     mode = devices[i, MODE]
     target = FOLLOWING[mode, trigger]
     if target < 0:
-        return said
+        return n_out
     if target == _ONLINE:
         if devices[i, LAST_SEEN] == NONE:
             target = _PROVISIONED
@@ -193,38 +193,38 @@ def _change(
         elif devices[i, DEGRADED_UNTIL] != NONE:
             target = _DEGRADED
     if target == mode:
-        return said
+        return n_out
     policy, slot = in_force(world, at_ms), devices[i, MEMORY]
     devices[i, NUMBER] += 1
-    told[said, T_WHAT], told[said, T_DEVICE], told[said, T_AT], told[said, T_ROW] = TRANSITION, i, at_ms, row
-    told[said, T_FROM], told[said, T_TO], told[said, T_TRIGGER], told[said, T_NUMBER] = mode, target, trigger, devices[i, NUMBER]
-    told[said, T_LAST_SEEN], told[said, T_RUNTIME] = devices[i, LAST_SEEN], devices[i, RUNTIME]
-    told[said, T_LIFE], told[said, T_CLASS] = devices[i, LIFE], devices[i, CLASS]
-    told[said, T_SITE], told[said, T_GATEWAY], told[said, T_POLICY] = devices[i, SITE], devices[i, GATEWAY], policy
-    told[said, T_SHOWN] = 0
+    out[n_out, T_WHAT], out[n_out, T_DEVICE], out[n_out, T_AT], out[n_out, T_ROW] = TRANSITION, i, at_ms, row
+    out[n_out, T_FROM], out[n_out, T_TO], out[n_out, T_TRIGGER], out[n_out, T_NUMBER] = mode, target, trigger, devices[i, NUMBER]
+    out[n_out, T_LAST_SEEN], out[n_out, T_RUNTIME] = devices[i, LAST_SEEN], devices[i, RUNTIME]
+    out[n_out, T_LIFE], out[n_out, T_CLASS] = devices[i, LIFE], devices[i, CLASS]
+    out[n_out, T_SITE], out[n_out, T_GATEWAY], out[n_out, T_POLICY] = devices[i, SITE], devices[i, GATEWAY], policy
+    out[n_out, T_SHOWN] = 0
     if slot >= 0:
         known = memory[slot, N_CODES]
         shown = min(known, world.rules[policy, devices[i, CLASS], LAST_ERRORS])
-        told[said, T_SHOWN] = shown
+        out[n_out, T_SHOWN] = shown
         for one in range(shown):
-            told[said, T_CODES + one] = memory[slot, CODES + known - shown + one]
+            out[n_out, T_CODES + one] = memory[slot, CODES + known - shown + one]
     devices[i, MODE], devices[i, MODE_SINCE] = target, at_ms
     if not IS_HELD[target]:
         devices[i, HELD_UNTIL] = NONE
     if target in (_OFFLINE, _DECOMMISSIONED):
         _end_outage(devices, world, i, at_ms)
-    return said + 1
+    return n_out + 1
 
 
 @jit_no_refcount
 def _expire(
-    devices: Matrix, memory: Matrix, world: PackedContext, told: Matrix, said: int, i: int, before_ms: int
+    devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n_out: int, i: int, before_ms: int
 ) -> tuple[int, int]:
     """Let deadlines act, earliest first, until none lies before ``before_ms``; return what is told, and the next one."""
     while devices[i, MODE] != ABSENT:
         due_ms, trigger = next_due(devices, world, i)
         if due_ms >= before_ms:
-            return said, due_ms
+            return n_out, due_ms
         if trigger == _RECOVERED:
             devices[i, DEGRADED_UNTIL] = NONE
         elif trigger == _HOLD_OVER:
@@ -234,10 +234,10 @@ def _expire(
         elif trigger == _SILENCE and devices[i, OUTAGE] != NONE:
             devices[i, OUTAGE] = devices[i, OUTAGE_COVERED] = NONE
             devices[i, EXCUSED] = covered(world, due_ms) - devices[i, QUIET_COVERED]
-        said = _change(devices, memory, world, told, said, i, trigger, due_ms, -1)
+        n_out = _change(devices, memory, world, out, n_out, i, trigger, due_ms, -1)
         if devices[i, MODE] == _FORGOTTEN:
             devices[i, MODE] = ABSENT
-    return said, NEVER
+    return n_out, NEVER
 
 
 @jit_no_refcount
@@ -270,7 +270,7 @@ def _fell_back(before: int, after: int) -> bool:
 
 
 @jit_no_refcount
-def _heard(devices: Matrix, world: PackedContext, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
+def _heard(devices: Matrix, world: PackedContext, out: Matrix, n_out: int, i: int, rows: Matrix, j: int) -> int:
     """Note a signal: last seen, runtime and clock, and of one that is not late reboots and gateway; return the next judgement."""
     at_ms, mode = rows[j, R_AT], devices[i, MODE]
     now_covered = covered(world, at_ms)
@@ -283,7 +283,7 @@ def _heard(devices: Matrix, world: PackedContext, told: Matrix, said: int, i: in
     devices[i, QUIET_COVERED], devices[i, EXCUSED] = now_covered, 0
     trust, arrival = rows[j, R_TRUST], rows[j, R_ARRIVAL]
     if trust >= _INVALID and trust != devices[i, CLOCK]:
-        said = _note(told, said, CLOCK_FAULT, i, j)
+        n_out = _note(out, n_out, CLOCK_FAULT, i, j)
     devices[i, CLOCK] = trust
     devices[i, CLOCK_OFFSET] = NONE if trust in (_ON_TIME, _INVALID) else rows[j, R_OFFSET]
     newest = devices[i, HEARD] == NONE or devices[i, HEARD] < arrival
@@ -291,14 +291,14 @@ def _heard(devices: Matrix, world: PackedContext, told: Matrix, said: int, i: in
         if rows[j, R_GATEWAY] >= 0:
             devices[i, GATEWAY] = rows[j, R_GATEWAY]
         if newest:
-            said = _number(devices, told, said, i, rows, j)
+            n_out = _number(devices, out, n_out, i, rows, j)
     elif newest and rows[j, R_KIND] == _BIRTH and rows[j, R_DIRECT]:
         _name(devices, i, rows, j)
     if newest:
         devices[i, HEARD] = arrival
     if rows[j, R_DIRECT] or rows[j, R_KIND] == _BIRTH:
         devices[i, PROVED] = max(devices[i, PROVED], arrival)
-    return said
+    return n_out
 
 
 @jit_no_refcount
@@ -311,7 +311,7 @@ def _name(devices: Matrix, i: int, rows: Matrix, j: int) -> None:
 
 
 @jit_no_refcount
-def _number(devices: Matrix, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
+def _number(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: int) -> int:
     """Note the session, boot, counter, firmware and site of a signal that was received after those heard before.
 
     Return the next judgement.
@@ -319,7 +319,7 @@ def _number(devices: Matrix, told: Matrix, said: int, i: int, rows: Matrix, j: i
     boot, seq = rows[j, R_BOOT], rows[j, R_SEQ]
     here = devices[i, SITE] if devices[i, SPEAKS_FROM] < 0 else devices[i, SPEAKS_FROM]
     if rows[j, R_SITE] != here:
-        said = _moved(devices, told, said, i, rows, j, here)
+        n_out = _moved(devices, out, n_out, i, rows, j, here)
     elif boot >= 0 and devices[i, BOOT] >= 0:
         if boot != devices[i, BOOT]:
             devices[i, REBOOTS] += 1
@@ -330,21 +330,21 @@ def _number(devices: Matrix, told: Matrix, said: int, i: int, rows: Matrix, j: i
         devices[i, SEQ] = seq
     if rows[j, R_FIRMWARE] >= 0:
         devices[i, FIRMWARE] = rows[j, R_FIRMWARE]
-    return said
+    return n_out
 
 
 @jit_no_refcount
-def _moved(devices: Matrix, told: Matrix, said: int, i: int, rows: Matrix, j: int, here: int) -> int:
+def _moved(devices: Matrix, out: Matrix, n_out: int, i: int, rows: Matrix, j: int, here: int) -> int:
     """Note that a device speaks from another site than ``here``, and report the one that is back within a day."""
     at_ms, site = rows[j, R_AT], rows[j, R_SITE]
     is_back = site == devices[i, SPOKE_FROM] and devices[i, MOVED] != NONE and at_ms - devices[i, MOVED] < CONFLICT_MS
     if is_back and (devices[i, CONFLICT] == NONE or at_ms - devices[i, CONFLICT] >= CONFLICT_MS):
         devices[i, CONFLICT] = at_ms
-        told[said, T_SITE] = here
-        said = _note(told, said, IDENTITY_CONFLICT, i, j)
+        out[n_out, T_SITE] = here
+        n_out = _note(out, n_out, IDENTITY_CONFLICT, i, j)
     devices[i, SPOKE_FROM], devices[i, MOVED] = here, at_ms
     devices[i, SPEAKS_FROM] = -1 if site == devices[i, SITE] else site
-    return said
+    return n_out
 
 
 @jit_no_refcount
@@ -375,7 +375,7 @@ def _advance(memory: Matrix, slot: int, world: PackedContext, policy: int, of_cl
 
 
 @jit_no_refcount
-def _error(devices: Matrix, memory: Matrix, world: PackedContext, told: Matrix, said: int, i: int, rows: Matrix, j: int) -> int:
+def _error(devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n_out: int, i: int, rows: Matrix, j: int) -> int:
     """Count an error into the facts: degraded by number, flagged by order."""
     at_ms, slot, of_class = rows[j, R_AT], devices[i, MEMORY], devices[i, CLASS]
     policy = in_force(world, at_ms)
@@ -397,63 +397,63 @@ def _error(devices: Matrix, memory: Matrix, world: PackedContext, told: Matrix, 
     memory[slot, N_CODES] = known + 1 - skipped
     if count + 1 == needed:
         devices[i, DEGRADED_UNTIL] = memory[slot, TIMES] + world.rules[policy, of_class, DEGRADED_WINDOW]
-        said = _change(devices, memory, world, told, said, i, _ERRORS, at_ms, j)
+        n_out = _change(devices, memory, world, out, n_out, i, _ERRORS, at_ms, j)
     if _advance(memory, slot, world, policy, of_class, rows[j, R_CODE], at_ms):
         devices[i, FLAGGED_UNTIL] = at_ms + world.rules[policy, of_class, FLAGGED_HOLD]
-        said = _change(devices, memory, world, told, said, i, _SEQUENCE, at_ms, j)
-    return said
+        n_out = _change(devices, memory, world, out, n_out, i, _SEQUENCE, at_ms, j)
+    return n_out
 
 
 @jit_no_refcount
-def _note(told: Matrix, said: int, what: int, i: int, j: int) -> int:
-    told[said, T_WHAT], told[said, T_DEVICE], told[said, T_ROW] = what, i, j
-    return said + 1
+def _note(out: Matrix, n_out: int, what: int, i: int, j: int) -> int:
+    out[n_out, T_WHAT], out[n_out, T_DEVICE], out[n_out, T_ROW] = what, i, j
+    return n_out + 1
 
 
 @jit_no_refcount
-def _apply(devices: Matrix, memory: Matrix, world: PackedContext, told: Matrix, said: int, rows: Matrix, j: int) -> int:
+def _apply(devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n_out: int, rows: Matrix, j: int) -> int:
     """Let one signal or will act."""
     i, at_ms, late = rows[j, R_DEVICE], rows[j, R_AT], rows[j, R_TRUST] == _LATE
     if rows[j, R_KIND] == _DEATH:
         alive = devices[i, MODE] != ABSENT and devices[i, MODE] != _DECOMMISSIONED
         if alive and devices[i, PROVED] < rows[j, R_ARRIVAL] and _is_of_its_session(devices, i, rows, j):
             devices[i, DEATH], devices[i, DEATH_COVERED] = at_ms, covered(world, at_ms)
-        return said
+        return n_out
     absent = devices[i, MODE] == ABSENT
     if late and not _proves_alive(world, 0 if absent else devices[i, CLASS], rows, j):
-        return said
+        return n_out
     if absent:
         if world.rules[in_force(world, at_ms), 0, QUARANTINES]:
-            return said if late else _note(told, said, UNKNOWN_DEVICE, i, j)
+            return n_out if late else _note(out, n_out, UNKNOWN_DEVICE, i, j)
         _born(devices, memory, world, i, rows, j)
     if devices[i, MODE] == _DECOMMISSIONED:
-        return said if late else _note(told, said, AFTER_DECOMMISSION, i, j)
+        return n_out if late else _note(out, n_out, AFTER_DECOMMISSION, i, j)
     copied, reboots, firmware = _is_copy(devices, i, rows, j), devices[i, REBOOTS], devices[i, FIRMWARE]
     _end_outage(devices, world, i, at_ms)
-    said = _heard(devices, world, told, said, i, rows, j)
+    n_out = _heard(devices, world, out, n_out, i, rows, j)
     devices[i, DEATH] = devices[i, DEATH_COVERED] = NONE
-    said = _change(devices, memory, world, told, said, i, _SIGNAL, at_ms, j)
+    n_out = _change(devices, memory, world, out, n_out, i, _SIGNAL, at_ms, j)
     if devices[i, REBOOTS] > reboots or (firmware >= 0 and devices[i, FIRMWARE] != firmware):
-        said = _change(devices, memory, world, told, said, i, _UPDATED, at_ms, j)
+        n_out = _change(devices, memory, world, out, n_out, i, _UPDATED, at_ms, j)
     if rows[j, R_KIND] == _ERROR and not (late or copied):
-        said = _error(devices, memory, world, told, said, i, rows, j)
-    return said
+        n_out = _error(devices, memory, world, out, n_out, i, rows, j)
+    return n_out
 
 
 @jit_no_refcount
-def _gateway(devices: Matrix, memory: Matrix, world: PackedContext, told: Matrix, said: int, rows: Matrix, j: int) -> int:
+def _gateway(devices: Matrix, memory: Matrix, world: PackedContext, out: Matrix, n_out: int, rows: Matrix, j: int) -> int:
     """Let the death or the return of a device's gateway act, as `core.device.Fold`."""
     i, at_ms = rows[j, R_DEVICE], rows[j, R_AT]
     mode = devices[i, MODE]
     if mode == ABSENT:
-        return said
+        return n_out
     if rows[j, R_KIND] == GATEWAY_RETURN:
         _end_outage(devices, world, i, at_ms)
-        return _change(devices, memory, world, told, said, i, _GATEWAY_RETURN, at_ms, -1)
+        return _change(devices, memory, world, out, n_out, i, _GATEWAY_RETURN, at_ms, -1)
     stays = mode in (_OFFLINE, _DECOMMISSIONED) or devices[i, OUTAGE] != NONE
     if not stays and devices[i, PROVED] < rows[j, R_ARRIVAL]:
         devices[i, OUTAGE], devices[i, OUTAGE_COVERED] = at_ms, covered(world, at_ms)
-    return said
+    return n_out
 
 
 @jit_no_refcount
@@ -526,26 +526,26 @@ def matrix(
 
 
 @jit_no_refcount
-def apply_rows(devices: Matrix, memory: Matrix, world: PackedContext, rows: Matrix, first: int, told: Matrix) -> tuple[int, int]:
+def apply_rows(devices: Matrix, memory: Matrix, world: PackedContext, rows: Matrix, first: int, out: Matrix) -> tuple[int, int]:
     """Judge rows from ``first`` on, silence acting between them.
 
     Returns:
         The row to go on with (their number when all are judged), and how many judgements are told.
     """
-    said = 0
+    n_out = 0
     for j in range(first, len(rows)):
-        if said + ROOM > len(told):
-            return j, said
+        if n_out + ROOM > len(out):
+            return j, n_out
         i = rows[j, R_DEVICE]
         of_gateway = rows[j, R_KIND] in (GATEWAY_DEATH, GATEWAY_RETURN)
         if of_gateway and (devices[i, MODE] == ABSENT or devices[i, GATEWAY] != rows[j, R_GATEWAY]):
             continue  # its gateway no more: no row of the device's, so no time passes for it
-        said, _ = _expire(devices, memory, world, told, said, i, rows[j, R_AT])
+        n_out, _ = _expire(devices, memory, world, out, n_out, i, rows[j, R_AT])
         if of_gateway:
-            said = _gateway(devices, memory, world, told, said, rows, j)
+            n_out = _gateway(devices, memory, world, out, n_out, rows, j)
         else:
-            said = _apply(devices, memory, world, told, said, rows, j)
-    return len(rows), said
+            n_out = _apply(devices, memory, world, out, n_out, rows, j)
+    return len(rows), n_out
 
 
 @jit_cached
@@ -568,7 +568,7 @@ def jitter_delays(offsets: NDArray[np.int32], text: NDArray[np.uint8], width_ms:
 
 @jit_no_refcount
 def advance_time(
-    devices: Matrix, memory: Matrix, world: PackedContext, through_ms: Int64s, frontier_ms: int, first: int, told: Matrix
+    devices: Matrix, memory: Matrix, world: PackedContext, through_ms: Int64s, frontier_ms: int, first: int, out: Matrix
 ) -> tuple[int, int, int]:
     """Let silence act on each device from ``first`` on, through its instant of ``through_ms``; settle it at the frontier.
 
@@ -576,13 +576,13 @@ def advance_time(
         The device to go on with, how many judgements are told, and the earliest deadline that is left, counted from
         each device's own instant (`NEVER` without one).
     """
-    said, left_ms = 0, NEVER
+    n_out, left_ms = 0, NEVER
     least = max(0, frontier_ms + 1) << POSITION_BITS
     for i in range(first, len(devices)):
-        if said + ROOM > len(told):
-            return i, said, left_ms
-        said, due_ms = _expire(devices, memory, world, told, said, i, through_ms[i] + 1)
+        if n_out + ROOM > len(out):
+            return i, n_out, left_ms
+        n_out, due_ms = _expire(devices, memory, world, out, n_out, i, through_ms[i] + 1)
         if due_ms != NEVER:
             left_ms = min(left_ms, due_ms - through_ms[i])
         _settle(devices, i, least)
-    return len(devices), said, left_ms
+    return len(devices), n_out, left_ms

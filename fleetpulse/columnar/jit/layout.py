@@ -40,11 +40,11 @@ ROW_FIELDS: Final = ("device", "presence_ms", "offset_ms", "arrival", "trust", "
 
 GATEWAY_DEATH, GATEWAY_RETURN = -1, -2  # kinds of gateway events, beside those of messages
 
-TOLD_FIELDS: Final = ("what", "device", "at_ms", "row", "from", "to", "trigger", "number", "last_seen_ms", "runtime_ms",
+OUT_FIELDS: Final = ("what", "device", "at_ms", "row", "from", "to", "trigger", "number", "last_seen_ms", "runtime_ms",
                       "life_ms", "device_class", "site", "gateway", "policy", "shown")  # fmt: skip
 (T_WHAT, T_DEVICE, T_AT, T_ROW, T_FROM, T_TO, T_TRIGGER, T_NUMBER, T_LAST_SEEN, T_RUNTIME, T_LIFE, T_CLASS, T_SITE, T_GATEWAY,
- T_POLICY, T_SHOWN) = range(len(TOLD_FIELDS))  # fmt: skip
-T_CODES: Final = len(TOLD_FIELDS)
+ T_POLICY, T_SHOWN) = range(len(OUT_FIELDS))  # fmt: skip
+T_CODES: Final = len(OUT_FIELDS)
 TOLD_WIDTH: Final = T_CODES + MAX_ERRORS
 TRANSITION, AFTER_DECOMMISSION, UNKNOWN_DEVICE, CLOCK_FAULT, IDENTITY_CONFLICT = range(5)
 ROOM: Final = 16  # more than one row, with the deadlines before it, can tell

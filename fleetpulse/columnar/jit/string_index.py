@@ -34,7 +34,7 @@ class Text(NamedTuple):
 
     ends: NDArray[np.int32]
     letters: NDArray[np.uint8]
-    said: NDArray[np.bool_]
+    present: NDArray[np.bool_]
 
 
 def text_of(values: pa.StringArray) -> Text:
@@ -100,7 +100,7 @@ def _same(ours: NDArray[np.uint8], begin: int, end: int, theirs: NDArray[np.uint
 def places_of(wanted: Text, chosen: NDArray[np.bool_], known: Text) -> Int64s:
     """Return where texts stand among those that are known, each of which is there once; -1 where one is not, or is not chosen."""
     places = np.full(len(chosen), -1, np.int64)
-    table = np.full(1 << max(4, (2 * len(known.said)).bit_length()), -1, np.int32)  # half of it stays free, or more
+    table = np.full(1 << max(4, (2 * len(known.present)).bit_length()), -1, np.int32)  # half of it stays free, or more
     _find(wanted, chosen, known, _SEED, table, places)
     return places
 
@@ -110,7 +110,7 @@ def _find(
     wanted: Text, chosen: NDArray[np.bool_], known: Text, seed: np.uint64, table: NDArray[np.int32], places: Int64s
 ) -> None:
     last = np.uint64(len(table) - 1)
-    for one in range(len(known.said)):
+    for one in range(len(known.present)):
         slot = np.int64(_hashed(known.letters, known.ends[one], known.ends[one + 1], seed) & last)
         while table[slot] >= 0:
             slot = (slot + 1) & np.int64(last)
@@ -129,16 +129,16 @@ def _find(
 
 
 @jit_no_refcount
-def compare(said: Text, places: Int64s, known: Text, found: Int64s) -> None:
+def compare(text: Text, places: Int64s, known: Text, found: Int64s) -> None:
     """Set ``found`` to whether each text is that of its place: `NOTHING`, `KNOWN`, `OTHER`; rows of place -1 are passed over."""
     for row in range(len(places)):
         place = places[row]
         if place < 0:
             continue
-        begin, end = said.ends[row], said.ends[row + 1]
-        if not said.said[row]:
+        begin, end = text.ends[row], text.ends[row + 1]
+        if not text.present[row]:
             found[row] = NOTHING
-        elif known.said[place] and _same(known.letters, known.ends[place], known.ends[place + 1], said.letters, begin, end):
+        elif known.present[place] and _same(known.letters, known.ends[place], known.ends[place + 1], text.letters, begin, end):
             found[row] = KNOWN
         else:
             found[row] = OTHER

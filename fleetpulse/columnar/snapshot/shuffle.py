@@ -89,7 +89,7 @@ class Account:
 
     Attributes:
         sums: fingerprint of devices, and of all that waits for one of them.
-        world: coverage, frontier and policies, see `snapshots.the_world`.
+        world: coverage, frontier and policies, see `rows.the_world`.
         waiting: what waits in every key group, as JSON, in order.
         pending: what is judged and to be said, as JSON.
     """

@@ -49,7 +49,7 @@ def to_stored(devices: Devices, metadata: Mapping[str, Any], form: int = STORED_
     Args:
         devices: the devices.
         metadata: see `KeyGroup`.
-        form: one of `forms.WRITTEN_FORMS`.
+        form: one of `versions.WRITTEN_FORMS`.
     """
     packed, known = Packed(), {**metadata, "version": form, "count": len(devices)}
     if len(devices):

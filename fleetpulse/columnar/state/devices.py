@@ -79,7 +79,7 @@ class Devices:
         return len(self.rows)
 
     def words_of(self, name: str) -> Vocabulary:
-        """Return the words behind the numbers of a field, one of `usual.WORDS`."""
+        """Return the words behind the numbers of a field, one of `deltas.WORDS`."""
         sites = ("site", "speaks_from", "spoke_from")
         known = {**dict.fromkeys(sites, self.sites), "device_class": self.classes, "gateway": self.gateways}
         return known.get(name, self.firmwares)

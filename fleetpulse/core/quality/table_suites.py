@@ -14,7 +14,7 @@ from fleetpulse.core.quality.state_suites import OF_STATE
 from fleetpulse.core.quality.suites import CORRECTED, STRUCTURE, Severity, Suite, among, holds
 from fleetpulse.core.rows import SIGNALS
 
-_LIVE: Final = sorted({Mode.PROVISIONED, *PRESENT})  # how online is worn, see `machine`
+_LIVE: Final = sorted({Mode.PROVISIONED, *PRESENT})  # how online is worn, see `lifecycle`
 WAYS: Final = sorted(
     f"{before} {trigger} {after}"
     for (before, trigger), target in TRANSITIONS.items()

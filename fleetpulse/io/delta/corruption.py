@@ -39,14 +39,14 @@ def corruption_message(error: BaseException) -> str | None:
         return None  # the disk refuses what is written: nothing that is there is damaged
     names = [kind.__name__ for kind in type(error).__mro__]
     if type(error).__module__ == _DELTA and "DeltaError" in names:
-        told = _NO_DAMAGE.isdisjoint(names)
+        damaged = _NO_DAMAGE.isdisjoint(names)
     elif type(error).__module__ == _DUCKDB:
-        told = _is_told_by_duckdb(names[0], str(error))
+        damaged = _is_told_by_duckdb(names[0], str(error))
     elif type(error).__module__ == _ARROW:
-        told = "ArrowInvalid" in names and _OF_A_FILE.search(str(error)) is not None
+        damaged = "ArrowInvalid" in names and _OF_A_FILE.search(str(error)) is not None
     else:
-        told = False
-    return _first_line(error) if told else None
+        damaged = False
+    return _first_line(error) if damaged else None
 
 
 def _is_told_by_duckdb(name: str, text: str) -> bool:
@@ -71,9 +71,9 @@ def reporting_corruption(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (told := corruption_message(error)) is None:
+        if (why := corruption_message(error)) is None:
             raise
-        raise DamagedError(what, told) from error
+        raise DamagedError(what, why) from error
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """What the versions of a Delta table appended, read from its log: file names and counts, never a row.
 
 Rule: versions that rewrite or remove (OPTIMIZE, retention) are passed over; a version that is gone is an error, not a gap.
-Versions that were put together are read from their piece, see `history`.
+Versions that were put together are read from their piece, see `compacted`.
 """
 
 import json

@@ -30,8 +30,8 @@ class AmendProgress:
 def reached(home: Home) -> AmendProgress | None:
     """Return what is written down; None where nothing is, or nothing that can be read: the next amend says it."""
     try:
-        told = json.loads((home.path / _FILE).read_text())
-        return AmendProgress(int(told["done_ms"]), int(told["through_ms"]), tuple(map(str, told["unmet"])))
+        content = json.loads((home.path / _FILE).read_text())
+        return AmendProgress(int(content["done_ms"]), int(content["through_ms"]), tuple(map(str, content["unmet"])))
     except (OSError, ValueError, TypeError, LookupError):
         return None
 

@@ -76,9 +76,9 @@ def set_desired(home: Home, what: str, by: str, *, meanwhile: bool = False, only
         with briefly(home.path / "word.lock"):
             if only_if is not None and get_desired(home) != only_if:
                 return None
-            said = Desired(what, by, wall_clock_ms(), meanwhile)
-            atomic_write(home.path / "desired.json", json.dumps(asdict(said)))
-            return said
+            written = Desired(what, by, wall_clock_ms(), meanwhile)
+            atomic_write(home.path / "desired.json", json.dumps(asdict(written)))
+            return written
     except OSError as error:
         raise FleetError(
             f'"{home.path}/desired.json" cannot be written ({error.strerror}); see to it and try again',

@@ -1,7 +1,7 @@
 """Bronze as a stream of blocks: a Python data source that the JVM plans without ever seeing a message.
 
 Rule 1: an offset is the number of the next Delta version to read; what a version appended never changes.
-Rule 2: what is read of a version is said by `delta_log`: rewrites are passed over, and one that is gone is an error, not a gap.
+Rule 2: what is read of a version is said by `delta.log`: rewrites are passed over, and one that is gone is an error, not a gap.
 Rule 3: Spark's planner and its streaming runner import this module at each start of a query, and Spark waits ten seconds for
 each at most: what only a task needs (numba, the packing) is imported where the task begins.
 """
@@ -48,7 +48,8 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     Options: ``path`` of the table, ``key_groups``, ``max_rows`` a batch aims at, ``parallelism``; of a new checkpoint
     ``begin``, the first version to read, and ``begin_alone``: its first batch reads nothing; ``through``: the version to stop at;
-    ``handover``: a folder of the query's own, see `handover`; ``hold_ms``: how long rows of a live fleet wait, see `pacing`.
+    ``handover``: a folder of the query's own, see `block_files`; ``hold_ms``: how long rows of a live fleet wait, see
+    `adaptive_batching`.
     """
 
     def __init__(self, options: dict[str, str]) -> None:

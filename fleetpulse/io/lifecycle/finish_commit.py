@@ -26,12 +26,12 @@ from fleetpulse.io.system.fsync import atomic_write
 _LOG: Final = structlog.get_logger("lifecycle")
 
 
-def finish_sink_committed_batch(checkpoint: Path, told: Path, messages: Path, first: int = 0) -> int | None:
+def finish_sink_committed_batch(checkpoint: Path, table: Path, messages: Path, first: int = 0) -> int | None:
     """Commit the batch that was begun last, if all that it says is in the table already.
 
     Args:
         checkpoint: of a query that does not run.
-        told: the table that it writes to.
+        table: the table that it writes to.
         messages: the table that it reads, by version.
         first: the version of that which its first batch began with.
 
@@ -42,10 +42,10 @@ def finish_sink_committed_batch(checkpoint: Path, told: Path, messages: Path, fi
         FleetError: the checkpoint is damaged, or the versions that the batch has read are gone.
     """
     batch, query = unfinished(checkpoint), query_id(checkpoint)
-    if batch is None or query is None or not is_committed(told):
+    if batch is None or query is None or not is_committed(table):
         return None
-    said = DeltaTable(str(told)).transaction_version(query)
-    if said is None or said < batch:
+    committed = DeltaTable(str(table)).transaction_version(query)
+    if committed is None or committed < batch:
         return None
     watermark_ms, end = read_offset(checkpoint, batch)
     begin = read_offset(checkpoint, batch - 1)[1] if (checkpoint / "offsets" / str(batch - 1)).exists() else first

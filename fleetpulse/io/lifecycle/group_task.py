@@ -3,7 +3,7 @@
 Rule 1: no rule about devices is here: a call yields one row with all of its judgements, or with the files that it wrote them to.
 Rule 2: the watermark runs one millisecond behind the newest ``received_at``, so that rows that share it are kept; it
 only wakes a group. A timer may fire early; it is armed again.
-Rule 3: a batch with rows wakes every group (`bronze_blocks.with_wake_rows`), and a group is folded once in it: what is due by
+Rule 3: a batch with rows wakes every group (`bronze.with_wake_rows`), and a group is folded once in it: what is due by
 then is judged, and its timer is moved beyond the watermark before Spark asks which have expired.
 """
 
@@ -110,9 +110,9 @@ class GroupFold:
         summary = None if self.silent else group.summary(key_group)
         standing_ms = stored[1] if stored and not fired else None  # a timer that fired is gone
         self._keep(group, step, standing_ms, watermark_ms, owes=self.silent)
-        told = [drop_broadcast_copies(key_group, step.judgements), *([judgements_to_batch([summary])] if summary else [])]
-        if any(batch.num_rows for batch in told):
-            yield self._row(key_group, pa.concat_batches(told))
+        batches = [drop_broadcast_copies(key_group, step.judgements), *([judgements_to_batch([summary])] if summary else [])]
+        if any(batch.num_rows for batch in batches):
+            yield self._row(key_group, pa.concat_batches(batches))
 
     def _row(self, key_group: int, judgements: pa.RecordBatch) -> Any:
         if self._table is None or judgements.num_rows < MANY:

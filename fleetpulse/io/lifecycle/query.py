@@ -70,7 +70,7 @@ def judged(
     held_ms: int = 0,
     table: Path | None = None,
 ) -> DataFrame:
-    """Return the judgements over a table of messages, a row for each key group's call, see `group_processor.OUTPUT`.
+    """Return the judgements over a table of messages, a row for each key group's call, see `stateful_processor.OUTPUT`.
 
     Args:
         spark: the session.
@@ -144,7 +144,7 @@ def start(
         told: the table that judgements go to; None takes the home's.
         silent: judge, and say nothing: what is read has been said by another generation. Where ``told`` is given what is said
             goes there all the same, but for summaries: they are still to be said.
-        held_ms: for how long rows of a live fleet wait for their batch, milliseconds, see `pacing`.
+        held_ms: for how long rows of a live fleet wait for their batch, milliseconds, see `adaptive_batching`.
         stopped: whether the caller no longer wants it; then the query is not started again.
 
     Raises:

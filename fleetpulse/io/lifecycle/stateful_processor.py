@@ -1,4 +1,4 @@
-"""The operator around a key group, as Spark calls it; what it does is in `group_fold`, which a worker imports.
+"""The operator around a key group, as Spark calls it; what it does is in `group_task`, which a worker imports.
 
 Rule: the driver imports this module to name its class, and so do Spark's planners: it imports nothing that is compiled.
 """

@@ -130,9 +130,9 @@ def parse_broker_url(url: str, environment: Mapping[str, str] = os.environ) -> B
     password = _password(environment)
     ca, cert, key = (environment.get(name) for name in _OF_TLS)
     if parts.scheme == "mqtt":
-        if said := [name for name in _OF_TLS if environment.get(name)]:
+        if named := [name for name in _OF_TLS if environment.get(name)]:
             raise FleetError(
-                f"{' and '.join(said)} would secure the line, but mqtt:// is an open one; write mqtts://", code="tls-on-open-url"
+                f"{' and '.join(named)} would secure the line, but mqtt:// is an open one; write mqtts://", code="tls-on-open-url"
             )
         return BrokerAddress(parts.hostname, port or DEFAULT_PORT, username, password)
     if key and not cert:

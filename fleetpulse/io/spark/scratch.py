@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-BLOCKS: Final = "blocks-*"  # folders in which a query hands over its blocks; see `lifecycle_query`
+BLOCKS: Final = "blocks-*"  # folders in which a query hands over its blocks; see `query`
 TEMPORARY: Final = "tmp"  # of a session's JVM
 _ASIDE: Final = re.compile(r"\..+\.[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(\.TID\d+)?\.tmp(\.crc)?")
 

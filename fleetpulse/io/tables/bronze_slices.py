@@ -136,5 +136,5 @@ def _inside(received: pa.ChunkedArray, wanted: Slice) -> pa.ChunkedArray:
 
 
 def blocks_of(wanted: Slice, key_groups: int, started_ms: int) -> pa.RecordBatch:
-    """Return a slice packed into blocks, see `bronze_blocks.pack`: one a key group that has rows in it."""
+    """Return a slice packed into blocks, see `bronze.pack`: one a key group that has rows in it."""
     return pack(read_slice(wanted), key_groups, started_ms)

@@ -35,7 +35,7 @@ class IngestCounters:
         return IngestCounters(self.taken + taken, self.quarantined + quarantined)
 
     def numbers(self) -> dict[str, int]:
-        """Return it as a commit says it, see `delta.append_of`."""
+        """Return it as a commit says it, see `tables.append_of`."""
         return asdict(self)
 
 
