@@ -1,4 +1,4 @@
-"""What holds for tests of all layers."""
+"""Configuration of all test layers: options of the JVM, profiles of Hypothesis."""
 
 import os
 import sys
@@ -6,17 +6,18 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.form import FORM, Form
+from tests.support.form import FORM, Form
 
 _main = sys.modules["__main__"]
-if not hasattr(_main, "__file__"):  # a worker of xdist: pyspark takes a main module without a file for a doctest's, and exits
+if not hasattr(_main, "__file__"):  # a worker of xdist: pyspark takes a main module without a file for a doctest, and exits
     _main.__file__ = str(Path(__file__))
 
-# JVMs of tests live for a minute or two: what their second compiler makes is done when they end, and takes half of their time.
-# Spark's launcher reads this, here and in every process that a test starts.
+# JVMs of tests live for a minute or two. The second JIT compiler would use half of that time, and
+# finish when they end. Spark's launcher reads this variable in every process that a test starts.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
-# The default suite and --all run the same examples every time; the long form runs more of them, and other ones each time.
+# The default suite and --all run the same examples each time. The long form runs more of them, and
+# other ones each time.
 _EXAMPLES = {Form.DEFAULT: 100, Form.ALL: 250, Form.LONG: 400}
 settings.register_profile(
     "fleet",
@@ -25,6 +26,6 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-# A planted fault needs no smaller example (tests/mutants).
+# Mutation tests (tests/mutants) need no shrinking of examples.
 settings.register_profile("mutants", settings.get_profile("fleet"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile(os.environ.get("FLEET_PROFILE", "fleet"))

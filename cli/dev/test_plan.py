@@ -1,7 +1,10 @@
-"""Plan of a test run: the selection, its parts in their order, budgets, and the lines that are printed. No process, no clock.
+"""Plan of a test run: selection, parts and their order, budgets, printed lines.
 
-Rule 1: a part is one pytest process; whole files go into a part, and a file is in one part only.
-Rule 2: the longest part starts first, by recorded durations; a file without a record gets an estimate by its layer.
+This module starts no process and reads no clock.
+
+Rule 1: a part is one pytest process. It consists of whole files, and a file is in one part only.
+Rule 2: the longest part starts first, by recorded durations. A file without a record gets an
+estimate by its layer.
 """
 
 import ast
@@ -21,10 +24,13 @@ from fleetpulse.core.errors import Misuse
 LAYERS: Final = ("unit", "property", "dags", "spark", "e2e")
 EXTENDED: Final = "extended"  # the marker of tests that only --all and --long run
 FORM_VARIABLE: Final = "FLEET_TEST_FORM"
-PART_S: Final = 75.0  # of unit and property: a longer part could be the last one, with the other core idle
+PART_S: Final = 75.0  # duration of a part of unit or property: a longer part could run last, with the other core idle
 KEPT_RUNS: Final = 5
-APART: Final = ("tests/e2e/test_airflow.py", "tests/e2e/test_image.py")  # each needs a core: a browser, an installation
-_START_S: Final = 4.0  # imports and collection of a part
+APART: Final = (
+    "tests/e2e/operations/test_airflow.py",
+    "tests/e2e/deployment/test_image.py",
+)  # each needs a core: a browser, an installation
+_START_S: Final = 4.0  # duration of imports and collection of a part
 _COLLECTS: Final = ("--co", "--collect-only")
 _INTERACTIVE: Final = ("-s", "--capture=no", "--pdb", "--trace", *_COLLECTS)
 _TAKE_PATHS: Final = ("--ignore", "--ignore-glob", "--deselect", "--rootdir", "-c", "--confcutdir", "--basetemp")
@@ -32,14 +38,14 @@ _JOBS_OPTIONS: Final = ("-n", "--numprocesses")
 
 
 class Form(StrEnum):
-    """How much of the tests runs; a test reads it by `tests.form`."""
+    """Extent of a test run; tests read it by `tests.support.form`."""
 
-    DEFAULT = "default"  # without what is marked extended, and few examples of a law
+    DEFAULT = "default"  # without tests marked as extended, and with few examples of each law
     ALL = "all"
-    LONG = "long"  # all, with the long forms: more histories, a real kill at every step
+    LONG = "long"  # all tests, in their long forms: more histories, a real kill at every step
 
 
-# Seconds of a file that was never measured.
+# Estimated seconds of a file that was never measured.
 GUESSED_S: Final[Mapping[Form, Mapping[str, float]]] = {
     Form.DEFAULT: {"unit": 5.0, "property": 12.0, "dags": 8.0, "spark": 25.0, "e2e": 60.0},
     Form.ALL: {"unit": 5.0, "property": 27.0, "dags": 8.0, "spark": 90.0, "e2e": 60.0},
@@ -47,18 +53,19 @@ GUESSED_S: Final[Mapping[Form, Mapping[str, float]]] = {
 }
 
 
-# Likewise, of files that take far longer than others of their layer: the longest must not start last.
+# Estimated seconds of files that take far longer than others of their layer: they must not start
+# last.
 _LONG_S: Final[Mapping[str, float]] = {
-    "tests/e2e/test_airflow.py": 480.0,
-    "tests/e2e/test_state.py": 240.0,
-    "tests/e2e/test_maintain.py": 225.0,
-    "tests/e2e/test_replay.py": 185.0,
-    "tests/e2e/test_state_killed.py": 155.0,
-    "tests/e2e/test_kafka.py": 145.0,
-    "tests/e2e/test_image.py": 140.0,
-    "tests/e2e/test_drill.py": 130.0,
-    "tests/e2e/test_chaos.py": 125.0,
-    "tests/e2e/test_reconnects.py": 125.0,
+    "tests/e2e/operations/test_airflow.py": 480.0,
+    "tests/e2e/state/test_state.py": 240.0,
+    "tests/e2e/operations/test_maintain.py": 225.0,
+    "tests/e2e/pipeline/test_replay.py": 185.0,
+    "tests/e2e/state/test_killed.py": 155.0,
+    "tests/e2e/ingest/test_kafka.py": 145.0,
+    "tests/e2e/deployment/test_image.py": 140.0,
+    "tests/e2e/operations/test_drill.py": 130.0,
+    "tests/e2e/pipeline/test_chaos.py": 125.0,
+    "tests/e2e/ingest/test_reconnects.py": 125.0,
 }
 
 
@@ -67,12 +74,12 @@ class Chosen:
     """Selection of a run.
 
     Attributes:
-        form: how much of the tests runs.
-        layers: by name, in their order.
-        targets: files and tests that were named, with the path from the root; empty: all files of the layers.
-        marker: the user's expression of markers, or None.
+        form: extent of the run.
+        layers: names of the layers, in their order.
+        targets: named files and tests, as paths from the root; empty for all files of the layers.
+        marker: marker expression of the user; None if there is none.
         rest: further arguments for pytest.
-        jobs: parts at a time, if that was given.
+        jobs: requested number of parts at a time; None if none was requested.
     """
 
     form: Form
@@ -89,38 +96,39 @@ class Chosen:
 
     @property
     def narrowed(self) -> bool:
-        """Whether arguments for pytest may have left few tests of a layer."""
+        """Whether arguments may exclude tests of a layer."""
         return bool(self.targets or self.marker or self.rest)
 
     @property
     def interactive(self) -> bool:
-        """Whether a person reads or answers pytest itself: one part at a time, with the terminal."""
+        """Whether pytest needs the terminal, so that one part runs at a time."""
         return any(word in _INTERACTIVE or re.fullmatch(r"-[vxql]*s", word) for word in self.rest)
 
     @property
     def collects(self) -> bool:
-        """Whether pytest lists the tests and runs none."""
+        """Whether pytest lists the tests without running them."""
         return any(word in _COLLECTS for word in self.rest)
 
     def expression(self) -> str | None:
-        """Return the expression of markers for pytest's -m. A file that is named runs whole."""
+        """Return the marker expression for pytest's -m; a named file runs whole."""
         outside = None if self.targets or self.form is not Form.DEFAULT else f"not {EXTENDED}"
         return f"({self.marker}) and {outside}" if self.marker and outside else self.marker or outside
 
 
 def choose(words: Sequence[str], form: Form) -> Chosen:
-    """Return the selection that arguments make: layers or paths first, then pytest's options.
+    """Parse arguments: layers or paths first, then options of pytest.
 
     Raises:
-        Misuse: a word before the first option is neither a layer nor a path below tests/, or -n has no number.
+        Misuse: a word before the first option is neither a layer nor a path below tests/, or an
+            option has no valid value.
     """
     first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
     named, options = list(words[:first]), list(words[first:])
     paths = [word.removeprefix("./") for word in named if _is_path(word)]
     if unknown := [word for word in named if word not in LAYERS and not _is_path(word)]:
         raise Misuse(
-            f'"{unknown[0]}" is no layer of tests; there are {", ".join(LAYERS)}, and fuzz by itself; a test is chosen by '
-            "-k NAME, or by its path: tests/unit/test_device.py",
+            f'"{unknown[0]}" is not a test layer; expected {", ".join(LAYERS)}, or only fuzz or mutants; select a test by '
+            "-k NAME, or by its path: tests/unit/core/test_device.py",
             code="test-layer-unknown",
         )
     marker, jobs, rest = None, None, list[str]()
@@ -152,35 +160,46 @@ def layer_of(path: str) -> str:
 
 
 def _value(word: str, options: list[str]) -> str:
-    """Return the value of an option: joined to it, or the next word."""
+    """Return the value of an option, which is joined to it or the next word."""
     name, _, value = word.partition("=") if word.startswith("--") else (word[:2], "", word[2:].removeprefix("="))
     if value:
         return value
     if not options:
-        raise Misuse(f"{name} needs a value; got nothing", code="option-invalid")
+        raise Misuse(f"the option {name} needs a value; got none", code="option-invalid")
     return options.pop(0)
 
 
 def usual_jobs(form: Form, cores: int) -> int:
-    """Return the number of parts at a time: two, and three of the whole suite, whose end-to-end tests wait half of the time."""
+    """Return the default number of parts at a time.
+
+    It is at most two for the default suite. Other forms get one more, because their end-to-end
+    tests are idle half of the time.
+    """
     return min(2, cores) + (form is not Form.DEFAULT)
 
 
 def number_of_jobs(word: str, name: str) -> int:
-    """Return the number of parts at a time.
+    """Parse the number of parts at a time.
+
+    Args:
+        word: text of the number.
+        name: name of the option or variable, for the error.
 
     Raises:
-        Misuse: it is no number.
+        Misuse: the text is not a number.
     """
     if not word.isdecimal():
         raise Misuse(
-            f'{name} is the number of parts at a time, 0 or 1 for one after another; got "{word}"', code="option-invalid"
+            f'{name} must be the number of parts at a time, 0 or 1 for one after another; got "{word}"', code="option-invalid"
         )
     return max(1, int(word))
 
 
 def wholly_extended(source: str) -> bool:
-    """Whether a file marks all of its tests as extended, so that the default suite need not start pytest for it."""
+    """Return whether a file marks all of its tests as extended.
+
+    The default suite does not start pytest for such a file.
+    """
     return any(
         isinstance(node, ast.Assign)
         and any(isinstance(target, ast.Name) and target.id == "pytestmark" for target in node.targets)
@@ -190,7 +209,7 @@ def wholly_extended(source: str) -> bool:
 
 
 class Durations:
-    """Recorded durations: by form and test, wall and CPU seconds of the last runs, the newest last."""
+    """Recorded wall and CPU seconds of the last runs of each test, by form."""
 
     def __init__(self, recorded: Mapping[str, Mapping[str, Sequence[Sequence[float]]]] | None = None) -> None:
         self._runs: dict[str, dict[str, list[list[float]]]] = {
@@ -199,17 +218,17 @@ class Durations:
         }
 
     def recorded(self) -> dict[str, dict[str, list[list[float]]]]:
-        """Return all that is recorded, to be stored."""
+        """Return all records, for storage; the newest run of a test is last."""
         return self._runs
 
     def add(self, form: Form, test: str, wall_s: float, cpu_s: float) -> None:
-        """Record a run of a test, and forget the oldest of more than five."""
+        """Record a run of a test; only the last five runs are kept."""
         runs = self._runs.setdefault(form, {}).setdefault(test, [])
         runs.append([round(wall_s, 3), round(cpu_s, 3)])
         del runs[:-KEPT_RUNS]
 
     def forget(self, form: Form, path: str, known: Iterable[str]) -> None:
-        """Forget tests of a file that are no longer there, after a run of the whole file."""
+        """Remove the records of tests that a file no longer has, after a run of it."""
         tests, kept = self._runs.get(form, {}), set(known)
         for name in [name for name in tests if name.startswith(f"{path}::") and name not in kept]:
             del tests[name]
@@ -220,7 +239,7 @@ class Durations:
         return median(wall for wall, _ in runs) if runs else None
 
     def tests_of(self, form: Form) -> Counter[str]:
-        """Return the number of tests on record, by file."""
+        """Return the number of recorded tests, by file."""
         return Counter(name.partition("::")[0] for name in self._runs.get(form, {}))
 
     def estimate(self, form: Form) -> Callable[[str], float]:
@@ -239,9 +258,9 @@ class Part:
 
     Attributes:
         label: name in the progress lines.
-        targets: files, folders or tests, as pytest takes them.
+        targets: files, folders or tests, as arguments of pytest.
         estimate_s: expected wall seconds.
-        apart: whether it may not run beside another such part.
+        apart: whether no other such part may run at the same time.
     """
 
     label: str
@@ -251,7 +270,7 @@ class Part:
 
 
 def split(files: Sequence[str], into: int, estimate: Callable[[str], float]) -> list[tuple[str, ...]]:
-    """Split files into at most so many groups of about the same duration; none is empty."""
+    """Split files into at most ``into`` nonempty groups of about the same duration."""
     groups: list[tuple[float, int, list[str]]] = [(0.0, number, []) for number in range(max(1, min(into, len(files))))]
     heapify(groups)
     for path in sorted(files, key=lambda path: (-estimate(path), path)):
@@ -264,10 +283,10 @@ def parts_of(files: Mapping[str, Sequence[str]], chosen: Chosen, estimate: Calla
     """Return the parts of a run, the longest first.
 
     Args:
-        files: of each layer.
+        files: files of each layer.
         chosen: the selection.
-        estimate: the seconds of a file.
-        jobs: parts at a time.
+        estimate: function that estimates the seconds of a file.
+        jobs: number of parts at a time.
     """
     parts: list[Part] = []
     for layer, paths in files.items():
@@ -285,25 +304,28 @@ def _groups(
 ) -> list[tuple[str, ...]]:
     if not paths:
         return []
-    if chosen.interactive or layer == "dags":  # the DAGs' Airflow is one for the process
+    if chosen.interactive or layer == "dags":  # all tests of DAGs share one Airflow in a process
         return [tuple(paths)]
     if chosen.narrowed:
         return split(paths, jobs, estimate)
     if layer == "e2e":
         return [(path,) for path in paths]
-    if layer == "spark":  # a session each
+    if layer == "spark":  # each part starts a Spark session
         return split(paths, min(jobs, 2), estimate)
     return split(paths, math.ceil(sum(map(estimate, paths)) / PART_S), estimate)
 
 
 def next_part(waiting: Sequence[Part], running: Iterable[Part]) -> Part | None:
-    """Return the part to start now: the first one that may run beside those that run; None if all must wait."""
+    """Return the first part that may run beside the running ones, or None."""
     taken = any(part.apart for part in running)
     return next((part for part in waiting if not (part.apart and taken)), None)
 
 
 def part_left_s(estimate_s: float, gone_s: float, ended: int, tests: int) -> float:
-    """Estimate the seconds left of a part; one that takes longer than expected is judged by the tests that have ended."""
+    """Estimate the seconds left of a part.
+
+    If the part takes longer than expected, the estimate follows from the share of ended tests.
+    """
     if gone_s > estimate_s and 0 < ended <= tests:
         return gone_s * (tests - ended) / ended
     return max(estimate_s - gone_s, 0.05 * estimate_s)
@@ -313,9 +335,9 @@ def time_left_s(running: Sequence[float], waiting: Sequence[float], jobs: int) -
     """Estimate the seconds until all parts have ended.
 
     Args:
-        running: seconds left of each part that runs.
-        waiting: seconds of each part that has not started, in the order in which they start.
-        jobs: parts at a time.
+        running: seconds left of each running part.
+        waiting: estimated seconds of each part that has not started, in the order of their start.
+        jobs: number of parts at a time.
     """
     ends = [*running, *[0.0] * (max(1, jobs) - len(running))]
     heapify(ends)
@@ -326,10 +348,10 @@ def time_left_s(running: Sequence[float], waiting: Sequence[float], jobs: int) -
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Most that a suite may cost.
+    """Limits on the cost of a suite.
 
     Attributes:
-        spark_starts: starts of a Spark session, in all processes.
+        spark_starts: number of Spark sessions started, in all processes.
         cpu_units: CPU time of the run, in units of the calibration.
     """
 
@@ -337,7 +359,7 @@ class Budget:
     cpu_units: float
 
     def faults(self, form: Form, spark_starts: int, cpu_units: float) -> list[str]:
-        """Return a sentence for each limit that a run exceeds."""
+        """Return an error message for each limit that a run exceeds."""
         where = f"[tool.fleet.test-budget.{form}] of pyproject.toml"
         found: list[str] = []
         if spark_starts > self.spark_starts:
@@ -354,7 +376,7 @@ class Budget:
 
 
 def budget_of(pyproject: Mapping[str, Any], form: Form) -> Budget | None:
-    """Return the budget of a suite as pyproject.toml has it; None where there is none."""
+    """Return the budget of a suite from pyproject.toml; None if it has none."""
     table = pyproject.get("tool", {}).get("fleet", {}).get("test-budget", {}).get(form)
     return None if table is None else Budget(int(table["spark_starts"]), float(table["cpu_units"]))
 
@@ -364,12 +386,12 @@ class Finished:
     """Result of one test.
 
     Attributes:
-        test: its id.
-        outcome: passed, failed or skipped; a fault of a fixture is a failure.
-        wall_s: with its fixtures.
-        cpu_s: of the process and of processes that it started, as far as they were seen.
-        spark_starts: sessions that were started meanwhile.
-        reason: of a skip.
+        test: id of the test.
+        outcome: passed, failed or skipped; an error of a fixture is a failure.
+        wall_s: wall seconds, including fixtures.
+        cpu_s: CPU seconds of the process and of its observed child processes.
+        spark_starts: number of Spark sessions started during the test.
+        reason: reason of a skip.
     """
 
     test: str
@@ -381,20 +403,20 @@ class Finished:
 
 
 def span(seconds: float) -> str:
-    """Return a length of time for a person, such as 4 min 10 s."""
+    """Return a readable duration, such as 4 min 10 s."""
     whole = max(0, round(seconds))
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
 
 
 def progress(ended: int, expected: int, gone_s: float, left_s: float, now: Iterable[tuple[str, float, float]]) -> str:
-    """Return the line that shows how far a run is.
+    """Return the progress line of a run.
 
     Args:
-        ended: tests that have ended.
-        expected: tests of the run, as far as is known.
-        gone_s: since the beginning.
-        left_s: estimate of the rest.
-        now: of each part that runs, its label, its seconds, and those expected of it.
+        ended: number of ended tests.
+        expected: expected number of tests of the run.
+        gone_s: seconds since the start of the run.
+        left_s: estimated seconds left.
+        now: label, seconds so far, and expected seconds of each running part.
     """
     left = f"about {round(left_s / 60)} min left" if left_s >= 90 else f"about {span(math.ceil(left_s / 10) * 10)} left"
     running = ", ".join(f"{label} ({span(so_far)} of about {span(whole)})" for label, so_far, whole in now)
@@ -404,7 +426,7 @@ def progress(ended: int, expected: int, gone_s: float, left_s: float, now: Itera
 
 
 def slowest(finished: Iterable[Finished], before: Callable[[str], float | None], count: int = 10) -> list[str]:
-    """Return a line for each of the slowest tests: seconds now and usually, CPU seconds, starts of Spark."""
+    """Return a line for each of the slowest tests, with its usual time and its cost."""
     lines: list[str] = []
     for one in sorted(finished, key=lambda one: -one.wall_s)[:count]:
         usual = before(one.test)
@@ -421,6 +443,11 @@ def skips(finished: Iterable[Finished]) -> list[str]:
 
 
 def closing(finished: Iterable[Finished], broken: int = 0) -> str:
-    """Return the last line of a run; a part that ended without its results counts as one failure."""
+    """Return the last line of a run.
+
+    Args:
+        finished: results of the tests.
+        broken: number of parts that ended without results; each counts as one failure.
+    """
     counted = Counter(one.outcome for one in finished)
     return f"{counted['passed']} passed, {counted['failed'] + broken} failed, {counted['skipped']} skipped"

@@ -1,4 +1,7 @@
-"""Fixtures of the DAGs' tests; importing them sets the environment of their Airflow, before the first import of airflow."""
+"""Fixtures of the tests of DAGs.
+
+Importing this module sets the environment of Airflow, before the first import of ``airflow``.
+"""
 
 import json
 from collections.abc import Callable
@@ -7,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.airflows import COMMAND, PLACE, STAND_IN, Stand
+from tests.support.airflow import COMMAND, PLACE, STAND_IN, Stand
 
 
 @pytest.fixture(scope="session")
 def airflow() -> Path:
-    """Return the place of an Airflow whose tables are made."""
+    """Return the folder of an Airflow with an initialised database."""
     from airflow.utils.db import initdb
 
     initdb()
@@ -21,7 +24,7 @@ def airflow() -> Path:
 
 @pytest.fixture
 def stand(airflow: Path) -> Stand:
-    """Return a home in which generation 1 runs, and a command that refuses nothing."""
+    """Return a home in which generation 1 runs, and a stub command without failures."""
     COMMAND.write_text(STAND_IN)
     COMMAND.chmod(0o755)
     found = Stand(PLACE)
@@ -36,7 +39,10 @@ def stand(airflow: Path) -> Stand:
 
 @pytest.fixture
 def trial(stand: Stand) -> Callable[..., dict[str, str]]:
-    """Return what runs a DAG to its end, approved by whoever is asked, and says how its tasks and the run ended."""
+    """Return a function that runs a DAG to its end, with all approvals given.
+
+    It returns the final state of each task by its id, and that of the run under "".
+    """
 
     def run(dag: Any, *, mark: str = "approve", **form: Any) -> dict[str, str]:
         from airflow.dag_processing.bundles.manager import DagBundlesManager

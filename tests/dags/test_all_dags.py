@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fleetpulse.paths import ROOT
-from tests.airflows import OF_AIRFLOW, module
+from tests.support.airflow import OF_AIRFLOW, module
 
 pytestmark = OF_AIRFLOW
 FILES = sorted(path.stem for path in (ROOT / "dags").glob("*.py"))
@@ -64,7 +64,7 @@ def test_each_file_makes_the_dag_of_its_name_and_no_other(dags: dict[str, Any]) 
 def test_a_dag_has_owner_tags_runbook_retries_deadline_and_callback(name: str, dags: dict[str, Any]) -> None:
     dag = dags[name]
     assert "fleet" in dag.tags and len(dag.tags) == 2
-    assert all(word in dag.doc_md for word in ("# ", "**When**", "**Red** means", "**To undo**"))
+    assert all(word in dag.doc_md for word in ("# ", "**When to run it**", "**If it is red**", "**How to undo it**"))
     assert dag.deadline
     assert not dag.catchup
     assert dag.max_active_runs == 1

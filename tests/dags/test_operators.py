@@ -15,27 +15,11 @@ import pytest
 from fleetpulse.io.home.desired_state import STOPPED, set_desired
 from fleetpulse.io.home.home import Home
 from fleetpulse.paths import ROOT
-from tests.airflows import OF_AIRFLOW
-from tests.waiting import await_that
+from tests.support.airflow import OF_AIRFLOW
+from tests.support.airflow_tasks import Context, place
+from tests.support.wait import await_that
 
 pytestmark = OF_AIRFLOW
-
-
-class Context(dict[str, Any]):
-    """The little of a task's context that an operator asks: where it leaves its words."""
-
-    def __init__(self) -> None:
-        super().__init__(ti=self)
-        self.left: dict[str, Any] = {}
-
-    def xcom_push(self, key: str, value: Any) -> None:
-        self.left[key] = value
-
-
-def place(home: Path, command: str | None = None) -> Any:
-    from fleetpulse.orchestration.config import OrchestrationConfig
-
-    return OrchestrationConfig(command or str(ROOT / "fleet"), home)
 
 
 def program(folder: Path, text: str) -> str:
@@ -77,7 +61,7 @@ def test_the_first_line_of_a_failure_is_the_sentence_of_the_command_and_it_is_no
 
     context = Context()
     task = FleetOperator(task_id="wanted", words=["stream", "wanted"], place=place(tmp_path / "none"))
-    with pytest.raises(AirflowFailException, match=r'^there is no fleet in ".*none"; begin one with') as caught:
+    with pytest.raises(AirflowFailException, match=r'^there is no fleet in ".*none"; create one with') as caught:
         task.execute(context)
     assert context.left == {"refused": str(caught.value)}
 
@@ -96,7 +80,7 @@ def test_misuse_is_a_refusal_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("kill -9 $$", "ended by signal 9, and said nothing"),
+        ("kill -9 $$", "ended by signal 9 without an error message"),
         ('echo "Traceback" >&2; echo "KeyError: 1" >&2; exit 1', "ended with exit code 1: KeyError: 1"),
     ],
 )
@@ -182,7 +166,7 @@ def test_a_result_that_is_too_long_is_a_failure_and_no_part_of_it(
     monkeypatch.setattr(operators, "_MOST_RETURNED", 50_000)
     command, context = writing(tmp_path, lines, width), Context()
     task = operators.FleetOperator(task_id="a", words=["late", "all"], gives="json", place=place(tmp_path, command))
-    with pytest.raises(AirflowFailException, match=r"^late all has done its work, and wrote more than 50,000 bytes") as told:
+    with pytest.raises(AirflowFailException, match=r"^late all succeeded, but wrote more than 50,000 bytes") as told:
         task.execute(context)
     assert context.left == {"refused": str(told.value)}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleetpulse.paths import ROOT
-from tests.airflows import OF_AIRFLOW
+from tests.support.airflow import OF_AIRFLOW
 
 pytestmark = OF_AIRFLOW
 
@@ -119,7 +119,7 @@ def test_airflow_loads_the_plugin(tmp_path: Path) -> None:
 def test_a_task_is_linked_with_what_it_made(dag: str, task: str, links: set[str]) -> None:
     from airflow.serialization.serialized_objects import DagSerialization
 
-    from tests.airflows import built
+    from tests.support.airflow import built
 
     stored = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(built(dag)))
     assert set(stored.get_task(task).extra_links) == links

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.airflows import OF_AIRFLOW
-from tests.dags.test_operators import Context, place
-from tests.dags.test_triggers import batch
+from tests.support.airflow import OF_AIRFLOW
+from tests.support.airflow_tasks import Context, batch, place
 
 pytestmark = OF_AIRFLOW
 
@@ -43,7 +42,7 @@ def test_a_wait_that_no_triggerer_looked_after_fails_and_says_so(tmp_path: Path)
 
     context = Context()
     task = WaitForBatch(task_id="watch", batch=3, place=place(tmp_path))
-    with pytest.raises(AirflowFailException, match=r"^nobody has looked within 0:12:00: see whether the triggerer runs") as told:
+    with pytest.raises(AirflowFailException, match=r"^the triggerer did not respond within 0:12:00; check that it runs") as told:
         task.resume_execution(TRIGGER_FAIL_REPR, {"error": TriggerFailureReason.TRIGGER_TIMEOUT}, context)
     assert context.left == {"refused": str(told.value)}
     with pytest.raises(TaskDeferralError):  # the trigger failed: that is tried again
@@ -60,11 +59,9 @@ def test_a_batch_that_does_not_come_is_said_and_left_to_the_outcome(tmp_path: Pa
     context = Context()
     task = WaitForBatch(task_id="watch", batch=3, place=place(tmp_path))
     assert task.decide(context, {"reached": True, "wanted": 3, "at": 5}) == 5
-    with pytest.raises(
-        AirflowFailException, match=r"^the stream does not come to batch 3: .* after 0:10:00; see the log"
-    ) as told:
+    with pytest.raises(AirflowFailException, match=r"^the stream did not reach batch 3: .* after 0:10:00; see the log") as told:
         task.decide(context, {"reached": False, "wanted": 3, "at": at})
-    assert ("none was committed" if at is None else "batch 2 was the newest") in str(told.value)
+    assert ("no batch was committed" if at is None else "batch 2 was the newest") in str(told.value)
     assert context.left == {"refused": str(told.value)}
 
 
@@ -74,14 +71,14 @@ def test_a_frontier_that_does_not_come_is_said_as_an_instant(tmp_path: Path) -> 
     from fleetpulse.orchestration.sensors import WaitForFrontier
 
     task = WaitForFrontier(task_id="judged", instant="2026-01-02T00:00:00Z", place=place(tmp_path))
-    with pytest.raises(AirflowFailException, match=r"to 2026-01-02T00:00:00Z: judged is what happened up to 1970-01-01T00:00:01"):
+    with pytest.raises(AirflowFailException, match=r"to 2026-01-02T00:00:00Z: it was at 1970-01-01T00:00:01"):
         task.decide(Context(), {"reached": False, "wanted": 2, "at": 1_000})
 
 
 @pytest.mark.parametrize(
     ("event", "said"),
     [
-        ({"error": "Traceback: late", "error_type": "timeout"}, "nobody answered within 12:00:00"),
+        ({"error": "Traceback: late", "error_type": "timeout"}, "no answer within 12:00:00"),
         ({"error": "the answer is none of those", "error_type": "validation"}, "the answer is none of those"),
     ],
 )

@@ -17,9 +17,10 @@ from fleetpulse.io.home.home import Home
 from fleetpulse.io.mqtt.address import BrokerAddress, save_address
 from fleetpulse.io.mqtt.alerts import send
 from fleetpulse.io.mqtt.broker import Broker
-from tests.airflows import OF_AIRFLOW
-from tests.histories import START, signal, tick
-from tests.homes import Judged, commit_batch, empty
+from tests.support.airflow import OF_AIRFLOW
+from tests.support.airflow_tasks import batch
+from tests.support.histories.histories import START, signal, tick
+from tests.support.homes.homes import Judged, commit_batch, empty
 
 pytestmark = OF_AIRFLOW
 
@@ -199,14 +200,6 @@ def test_an_event_that_was_not_handed_on_comes_again(tmp_path: Path, watch: Any)
     assert told == again
 
 
-def batch(home: Path, number: int, watermark_ms: int = 5_000) -> None:
-    at = home / "checkpoints" / "lifecycle" / "gen-0001"
-    for folder in ("commits", "offsets"):
-        (at / folder).mkdir(parents=True, exist_ok=True)
-    (at / "offsets" / str(number)).write_text('v1\n{"batchWatermarkMs": 0}\n{}')
-    (at / "commits" / str(number)).write_text(f"v1\n{json.dumps({'nextBatchWatermarkMs': watermark_ms})}")
-
-
 def test_waiting_for_a_batch_ends_with_it_and_not_before(tmp_path: Path) -> None:
     from fleetpulse.orchestration.triggers import StreamAtBatch
 
@@ -344,7 +337,7 @@ def test_a_failure_is_told_by_webhook_and_topic_once_an_hour_and_never_raises(br
         ("the job is stale: it has judged nothing for 12h, and is 1d2h5m behind", True),
         ("the job is stale: it has judged nothing for 1m, and is 250ms behind", True),
         ("the job is stale: it has judged nothing for 2m30s, and is 0.5s behind", True),
-        ("the job is down: nobody runs it who could start it", False),
+        ("the job is down: no run or service of it is active", False),
     ],
 )
 def test_a_failure_is_known_by_its_words_and_not_by_its_figures(sentence: str, same: bool) -> None:

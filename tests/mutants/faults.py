@@ -10,21 +10,24 @@ from typing import Final, NamedTuple
 
 _FEW_STEPS: Final = (("FLEET_STEPS", "300"),)
 
-_ARRIVALS: Final = "tests/property/test_arrivals.py"
-_BRIDGES: Final = "tests/unit/test_bridges.py"
-_COLUMNAR: Final = "tests/property/test_columnar.py::test_the_columnar_fold_equals_the_definition_at_every_step"
-_DEVICE: Final = "tests/unit/test_device.py"
-_FLOOD: Final = "tests/unit/test_flood.py"
-_GATEWAYS: Final = "tests/unit/test_gateways.py"
-_INTAKE: Final = "tests/unit/test_intake.py"
-_LANDING: Final = "tests/unit/test_landing.py"
-_MERGING: Final = "tests/property/test_merging.py"
+_ARRIVALS: Final = "tests/property/io/ingest/test_batch_decode.py"
+_BRIDGES: Final = "tests/unit/streaming/landing/test_backlog.py"
+_COLUMNAR: Final = "tests/property/columnar/fold/test_key_group.py::test_the_columnar_fold_equals_the_definition_at_every_step"
+_DEVICE: Final = "tests/unit/core/test_device.py"
+_FLOOD: Final = "tests/unit/streaming/bridge/test_rate_limit.py"
+_GATEWAYS: Final = "tests/unit/core/presence/test_gateways.py"
+_INTAKE: Final = "tests/unit/streaming/bridge/test_sequencer.py"
+_LANDING: Final = "tests/unit/streaming/landing/test_landing.py"
+_MERGING: Final = "tests/property/streaming/landing/test_merge.py"
 _ANY_INTAKE: Final = (
-    "tests/property/test_intake.py::test_whatever_comes_in_whatever_order_stamps_tokens_gaps_and_promises_are_kept"
+    "tests/property/streaming/bridge/test_sequencer.py"
+    "::test_whatever_comes_in_whatever_order_stamps_tokens_gaps_and_promises_are_kept"
 )
-_SHARDS: Final = "tests/unit/test_shards.py"
-_ACROSS: Final = "tests/property/test_shards.py::test_devices_of_several_shards_are_judged_the_same_however_rows_are_cut"
-_ORACLE: Final = "tests/property/test_oracle.py::test_the_definition_says_what_the_oracle_says"
+_SHARDS: Final = "tests/unit/core/presence/test_shards.py"
+_ACROSS: Final = (
+    "tests/property/core/presence/test_shards.py::test_devices_of_several_shards_are_judged_the_same_however_rows_are_cut"
+)
+_ORACLE: Final = "tests/property/core/test_oracle.py::test_the_definition_says_what_the_oracle_says"
 
 
 class Change(NamedTuple):
@@ -89,7 +92,7 @@ FAULTS: Final = (
         "fleetpulse/core/lifecycle.py",
         "        (_M.MAINTENANCE, _T.UNTIL): _M.ONLINE,\n",
         "",
-        "tests/unit/test_machine.py::test_the_table_is_the_one_that_was_reviewed",
+        "tests/unit/core/test_lifecycle.py::test_the_table_is_the_one_that_was_reviewed",
     ),
     Fault(
         "flagged-window-leaves-out-its-end",
@@ -134,7 +137,7 @@ FAULTS: Final = (
         "fleetpulse/core/fold.py",
         "device.proved_arrival is not None and device.proved_arrival >= row.arrival",
         "device.proved_arrival is not None and device.proved_arrival >= 2**83",
-        "tests/unit/test_presence.py::test_inputs_from_the_field_are_judged_right",
+        "tests/unit/core/presence/test_presence_time.py::test_inputs_from_the_field_are_judged_right",
     ),
     _fault(
         "time-without-a-gateway-is-silence",
@@ -148,7 +151,7 @@ FAULTS: Final = (
         "fleetpulse/core/fold.py",
         "if not stays and not _was_heard_after(device, row):",
         "if not stays:",
-        "tests/unit/test_presence.py::test_inputs_from_the_field_are_judged_right",
+        "tests/unit/core/presence/test_presence_time.py::test_inputs_from_the_field_are_judged_right",
         _ORACLE,
     ),
     _fault(
@@ -177,7 +180,7 @@ FAULTS: Final = (
         "fleetpulse/core/presence/coverage.py",
         "since = max(since, self.frontier_ms)",
         "since = max(since, 0)",
-        "tests/unit/test_core_values.py::test_a_gap_never_reaches_behind_the_frontier",
+        "tests/unit/core/test_values.py::test_a_gap_never_reaches_behind_the_frontier",
     ),
     _fault(
         "message-at-the-frontier-is-in-time",
@@ -208,7 +211,7 @@ FAULTS: Final = (
         "fleetpulse/columnar/jit/deadlines.py",
         "if dead_ms < due_ms:",
         "if dead_ms <= due_ms:",
-        "tests/property/test_presence.py::test_silence_acts_before_a_will_whose_grace_ends_at_the_same_instant",
+        "tests/property/core/presence/test_presence_time.py::test_silence_acts_before_a_will_whose_grace_ends_at_the_same_instant",
     ),
     _fault(
         "group-wakes-for-no-row-that-waits",
@@ -223,7 +226,7 @@ FAULTS: Final = (
         "fleetpulse/columnar/fold/pending.py",
         "due &= event_ms > after_ms",
         "due &= event_ms >= after_ms",
-        "tests/unit/test_waiting.py::test_a_row_at_the_frontier_is_taken_once_though_its_chunk_stays_for_a_later_one",
+        "tests/unit/columnar/fold/test_pending.py::test_a_row_at_the_frontier_is_taken_once_though_its_chunk_stays_for_a_later_one",
     ),
     # ---- the bridge
     _fault(
@@ -310,28 +313,28 @@ FAULTS: Final = (
         "fleetpulse/columnar/jit/deadlines.py",
         "own = devices[i, OWN_TIMEOUT]",
         "own = NONE",
-        "tests/property/test_presence.py::test_the_fold_agrees_with_the_definition_on_inputs_from_the_field",
+        "tests/property/core/presence/test_presence_time.py::test_the_fold_agrees_with_the_definition_on_inputs_from_the_field",
     ),
     _fault(
         "conflict-is-seen-a-day-after-a-move",
         "fleetpulse/core/fold.py",
         "at_ms - device.moved_ms < CONFLICT_MS",
         "at_ms - device.moved_ms <= CONFLICT_MS",
-        "tests/unit/test_presence.py::test_an_identity_conflict_is_reported_once_a_day_and_not_where_the_device_is_back_a_day_later",
+        "tests/unit/core/presence/test_presence_time.py::test_an_identity_conflict_is_reported_once_a_day_and_not_where_the_device_is_back_a_day_later",
     ),
     _fault(
         "firmware-ends-no-update",
         "fleetpulse/columnar/jit/kernel.py",
         "or (firmware >= 0 and devices[i, FIRMWARE] != firmware)",
         "",
-        "tests/property/test_presence.py::test_the_fold_agrees_with_the_definition_on_inputs_from_the_field",
+        "tests/property/core/presence/test_presence_time.py::test_the_fold_agrees_with_the_definition_on_inputs_from_the_field",
     ),
     _fault(
         "gateway-is-that-of-another-site",
         "streaming/landing/rows.py",
         'for name in ("device_id", "gateway"):',
         'for name in ("device_id",):',
-        "tests/unit/test_identities.py::test_one_id_at_two_sites_is_two_devices",
+        "tests/unit/core/presence/test_identities.py::test_one_id_at_two_sites_is_two_devices",
     ),
     # ---- landing
     _fault(
@@ -404,7 +407,7 @@ FAULTS: Final = (
         "fleetpulse/core/fold.py",
         "elif newest and row.kind is Kind.BIRTH and row.is_direct:",
         "elif False:",
-        "tests/unit/test_presence.py::test_a_late_birth_names_the_session_so_that_its_will_takes_effect",
+        "tests/unit/core/presence/test_presence_time.py::test_a_late_birth_names_the_session_so_that_its_will_takes_effect",
     ),
     # ---- files and tables
     _fault(
@@ -417,7 +420,7 @@ FAULTS: Final = (
     _fault(
         "segment-replaces-another",
         "fleetpulse/io/ingest/segments.py",
-        "        os.link(aside, path)  # unlike a rename it does not replace what is there\n        aside.unlink()\n",
+        "        os.link(aside, path)  # unlike a rename, a link does not replace an existing file\n        aside.unlink()\n",
         "        aside.replace(path)\n",
         f"{_BRIDGES}::test_a_number_is_given_once",
     ),
@@ -426,13 +429,13 @@ FAULTS: Final = (
         "fleetpulse/io/delta/appender.py",
         'if "txn" in action} & numbers.keys()):',
         'if "txn" in action} & set[str]()):',
-        "tests/unit/test_appending.py::test_two_that_append_in_one_name_are_told_apart",
+        "tests/unit/io/delta/test_appender.py::test_two_that_append_in_one_name_are_told_apart",
     ),
     _fault(
         "commands-are-given-out-of-turn",
         "fleetpulse/io/home/command_spool.py",
         "turn.enter_context(folder_held(home.commands))",
         "folder_held(home.commands)",
-        "tests/unit/test_correct.py::test_of_two_corrections_at_once_the_second_sees_the_first",
+        "tests/unit/core/registry/test_device_patch.py::test_of_two_corrections_at_once_the_second_sees_the_first",
     ),
 )

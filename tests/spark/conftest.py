@@ -1,4 +1,4 @@
-"""One session for all."""
+"""Spark session that all tests of a process share."""
 
 import os
 from collections.abc import Iterator

@@ -9,7 +9,7 @@ from fleetpulse.core.replay import Deployment
 from fleetpulse.io.home.home import Home
 from fleetpulse.io.spark.session import SparkResources, settings
 from fleetpulse.settings import load_settings
-from tests.refusals import refused
+from tests.support.refusals import refused
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,9 +41,7 @@ def test_the_bound_of_a_duration_is_told_as_a_duration(line: str, said: str, tmp
         load_settings(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("given", "why"), [('"2d"', "held back for 1d at most"), ('"-5m"', "a duration is"), ("600", "written as")]
-)
+@pytest.mark.parametrize(("given", "why"), [('"2d"', "delayed by at most 1d"), ('"-5m"', "a duration is"), ("600", "written as")])
 def test_a_jitter_that_is_none_is_refused_with_the_reason(given: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text(f"verdict_jitter = {given}\n")
     with refused("settings-faulty", match=f"verdict_jitter: .*{why}"):
@@ -98,6 +96,6 @@ def test_a_home_says_how_much_of_the_machine_a_session_takes(tmp_path: Path) -> 
 @pytest.mark.parametrize("given", ["6", "6G", "511m", "0g", "6gb", "-1g"])
 def test_a_heap_that_java_would_not_take_or_that_is_too_small_is_refused(given: str, tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text(f'heap = "{given}"\ncores = 0\n')
-    with refused("settings-faulty", match=f"heap: .*512m at the least.*got '{given}'") as caught:
+    with refused("settings-faulty", match=f"heap: .*at least 512m.*got '{given}'") as caught:
         load_settings(tmp_path)
     assert "cores" in str(caught.value)

@@ -1,0 +1,125 @@
+"""The parts of a home as services, by the commands of docker-compose.yml: what waits, what is refused, how each ends."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from cli.commands.run.service import how_it_is
+from cli.supervisor.progress import judged_to_the_end
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.rows import FLUSH, Kind
+from fleetpulse.core.tables import STREAM_HEALTH
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.services import Service, services
+from fleetpulse.io.mqtt.address import load_address
+from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.io.tables.tables import query
+from fleetpulse.paths import ROOT
+from fleetpulse.reports import judgements, messages
+from tests.support.fleet_command import await_none_left, begin, fleet
+from tests.support.wait import PATIENCE_S, await_that
+
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.timeout(900)]
+Started = dict[Service, subprocess.Popen[str]]
+_await = partial(await_that, limit_s=2 * PATIENCE_S)  # four parts begin at once
+BATCH_EVERY_S = 4
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+
+
+def _here(folder: Path, words: list[str]) -> list[str]:
+    """Return a container's command for a home in a folder; containers know each other by their names, and processes do not."""
+    ours = {"/var/lib/fleetpulse/home": str(folder / "home")}
+    return ["localhost" if before == "--known-as" else ours.get(word, word) for before, word in pairwise(["", *words])]
+
+
+def _said(home: Home, service: Service) -> str:
+    try:
+        return how_it_is(home, service)
+    except FleetError as error:
+        return f"not well: {error}"
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
+    """Every service; the broker last, so that each other one waits for it. Silence is held back, batches are few."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "settings.toml").write_text('verdict_jitter = "24h"\n')
+    monkeypatch.setenv("FLEET_BATCH_EVERY", f"{BATCH_EVERY_S}s")
+    running: Started = {}
+    for service in reversed(Service):
+        running[service] = begin(*_here(tmp_path, COMPOSE[service]["command"]), *(["--port", "0"] * (service is Service.BROKER)))
+    yield running
+    for one in running.values():
+        one.kill()
+        one.communicate()
+    await_none_left(tmp_path / "home")
+
+
+def test_a_home_runs_as_services(tmp_path: Path, started: Started) -> None:
+    home = Home(tmp_path / "home")
+    _await(lambda: home.exists() and services(home) == tuple(Service), what="all services")
+    _await(lambda: _said(home, Service.BRIDGE) == "the bridge: live", what="the bridge")
+    address = load_address(home.run("broker"))
+    assert address.host == "localhost"
+    with Publisher(address, "pump-1", patience_s=20) as publisher:
+        publisher.publish("fleet/oslo/pump-1/heartbeat", b"{}")
+    _await(lambda: judged_up_to(home.checkpoint) is not None, what="the first batch")
+    _await(lambda: judgements.is_known(home, "pump-1"), what="the message")
+    checks = {name: fleet(*_here(tmp_path, COMPOSE[name]["healthcheck"]["test"][2:])) for name in Service}
+    assert {name: done.stderr for name, done in checks.items() if done.returncode} == {}
+
+    for words in (["up", "--port", "0"], ["service", "landing"], ["down"]):
+        refused = fleet(*words, "--home", str(home.path))
+        assert refused.returncode == 1, words
+        assert "services" in refused.stderr or "already running" in refused.stderr
+
+    assert fleet("stream", "stop", "--by", "ann", "--home", str(home.path)).returncode == 0
+    assert home.state_holder() is None
+    assert _said(home, Service.LIFECYCLE) == "the lifecycle job is stopped, as requested by ann"
+    stood = judged_up_to(home.checkpoint)
+    assert '" starts' in fleet("stream", "start", "--home", str(home.path)).stdout
+    _await(
+        lambda: judged_up_to(home.checkpoint) != stood, what="the lifecycle job's first batch"
+    )  # a stop waits for less than a start
+
+    os.kill(started[Service.BRIDGE].pid, signal.SIGTERM)
+    words, _ = started[Service.BRIDGE].communicate(timeout=60)
+    assert started[Service.BRIDGE].returncode == 0, words
+    assert "not flushed" not in words
+    assert judged_to_the_end(home), "a bridge that stops waits until what a jitter holds back is written"
+    ticks = [one.contents().get("op") for one in messages.rows(home) if one.kind is Kind.TICK]
+    assert ticks.count(FLUSH) == 2, "one at the stop of the lifecycle job, one at the bridge's"
+    started[Service.BRIDGE] = begin(*_here(tmp_path, COMPOSE[Service.BRIDGE]["command"]))
+    _await(lambda: _said(home, Service.BRIDGE) == "the bridge: live", what="the bridge, again")
+
+    [job] = psutil.Process(started[Service.BRIDGE].pid).children()
+    job.kill()
+    words, _ = started[Service.BRIDGE].communicate(timeout=PATIENCE_S)
+    assert started[Service.BRIDGE].returncode == 1, "whoever supervises it starts it again"
+    assert "fleet: the bridge ended unexpectedly (exit -9)" in words
+    assert _said(home, Service.BRIDGE).startswith("not well: the bridge of")
+
+    for service in (Service.LANDING, Service.LIFECYCLE, Service.BROKER):
+        os.kill(started[service].pid, signal.SIGTERM)
+        assert started[service].wait(60) == 0, service
+    await_none_left(home.path)
+    with home.locked("a run of everything"):
+        pass
+    began = query(
+        home, "SELECT run_id, epoch(began_at) AS began_s FROM stream_health ORDER BY began_s", tables=[STREAM_HEALTH.name]
+    )
+    runs: dict[str, list[float]] = {}
+    for one in began:
+        runs.setdefault(one["run_id"], []).append(one["began_s"])
+    assert max(map(len, runs.values())) > 2
+    for at_s in runs.values():  # Spark begins the first at once and the second at the next multiple, and one late if need be
+        assert (len(at_s) - 2) * BATCH_EVERY_S <= at_s[-1] - at_s[0] + 1, "batches are few"

@@ -1,0 +1,167 @@
+"""Several bridges share the load of a real broker: one order, nothing lost, and a dead one holds nobody up for long."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetpulse.core.tables import COVERAGE, MESSAGES
+from fleetpulse.io.home.home import Home, bridge_job
+from fleetpulse.io.ingest.segments import position
+from fleetpulse.io.mqtt.address import BrokerAddress, save_address
+from fleetpulse.io.mqtt.broker import Broker
+from fleetpulse.io.mqtt.publisher import Publisher
+from fleetpulse.io.system.process import read_status
+from fleetpulse.io.tables import tables
+from fleetpulse.paths import ROOT
+from fleetpulse.reports.judgements import shards
+from streaming.landing.landing import Landing
+from tests.support import wait
+
+await_that = partial(wait.await_that, limit_s=40)
+SITES = ("oslo", "rome", "paris")  # the last is nobody's: the first bridge takes it
+LEASE_MS = 3_000
+
+
+class Installation:
+    """A home with a broker, three bridges as processes, and landing as a thread; a test ends with none of them."""
+
+    def __init__(self, path: Path) -> None:
+        self.home = Home(path)
+        (path / "settings.toml").write_text(
+            'canary_interval = "500ms"\nreconnect_grace = "1s"\n[bridges]\nnorth = ["oslo"]\nsouth = ["rome"]\n'
+        )
+        self.home.prepare(None)
+        self.home.divide({"north": ["oslo"], "south": ["rome"]})
+        self.broker = Broker(self.home.broker, path / "broker.log", port=0)
+        self.address = self.broker.start()
+        save_address(self.home.run("broker"), self.address)
+        self.jobs: dict[str, subprocess.Popen[bytes]] = {}
+        self._end = threading.Event()
+        self._landing = threading.Thread(target=self._land)
+        self.failure: Exception | None = None
+
+    def start(self, bridge: str) -> None:
+        command = [sys.executable, "-m", "cli", "job", "bridge", "--home", str(self.home.path), "--name", bridge]
+        with (self.home.path / "bridges.log").open("ab") as log:
+            self.jobs[bridge] = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
+
+    def land(self) -> None:
+        self._landing.start()
+
+    def _land(self) -> None:
+        try:
+            landing = Landing(self.home, lease_ms=LEASE_MS)
+            while not self._end.wait(0.05):
+                landing.step()
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def state(self, bridge: str) -> dict[str, Any]:
+        return read_status(self.home.run(bridge_job(bridge)))
+
+    def rows(self) -> list[dict[str, Any]]:
+        return tables.query(self.home, "SELECT * FROM messages ORDER BY received_at", tables=[MESSAGES.name])
+
+    def heard(self) -> Counter[int]:
+        return Counter(row["seq"] for row in self.rows() if row["seq"] is not None)
+
+    def gaps(self, bridge: str) -> list[str]:
+        told = tables.query(self.home, "SELECT op, bridge FROM coverage ORDER BY received_at", tables=[COVERAGE.name])
+        return [row["op"] for row in told if row["bridge"] == bridge]
+
+    def close(self) -> None:
+        for job in self.jobs.values():
+            job.send_signal(signal.SIGCONT)
+            job.kill()
+            job.wait(10)
+        self._end.set()
+        if self._landing.is_alive():
+            self._landing.join(20)
+        self.broker.stop()
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Installation]:
+    running = Installation(tmp_path)
+    try:
+        for bridge in running.home.bridges():
+            running.start(bridge)
+        await_that(lambda: all(running.state(bridge).get("subscribed") for bridge in running.home.bridges()))
+        await_that(lambda: {"oslo", "rome"} <= shared_by_the_first(running))
+        running.land()
+        yield running
+    finally:
+        running.close()
+    assert running.failure is None
+
+
+def shared_by_the_first(running: Installation) -> set[str]:
+    stands = position(running.home.segments)
+    return set(stands.shared) if stands else set()
+
+
+def publish(address: BrokerAddress, first: int, count: int) -> None:
+    with Publisher(address, f"device-{first}") as publisher:
+        for seq in range(first, first + count):
+            content = {"seq": seq, "ts": time.time_ns() // 1_000_000}
+            publisher.publish(f"fleet/{SITES[seq % 3]}/d{seq % 7}/heartbeat", json.dumps(content).encode())
+
+
+def in_order(running: Installation) -> None:
+    """What a version of bronze holds was received after all of the versions before it."""
+    table = running.home.table(MESSAGES.name)
+    newest = 0
+    for log in sorted((table / "_delta_log").glob("*.json")):
+        for line in log.read_text().splitlines():
+            stats = json.loads(json.loads(line).get("add", {}).get("stats") or "null")
+            if stats and stats["numRecords"]:
+                instants = [stats[of]["received_at"] for of in ("minValues", "maxValues")]
+                assert not newest or instants[0] > newest, "an instant was passed"
+                newest = instants[1]
+
+
+def test_each_takes_its_own_and_together_they_take_all_once(three: Installation) -> None:
+    publish(three.address, 0, 600)
+    await_that(lambda: set(three.heard()) == set(range(600)))
+    assert set(three.heard().values()) == {1}
+    taken = {(row["site"], row["bridge"]) for row in three.rows() if row["seq"] is not None}
+    assert taken == {("oslo", "north"), ("rome", "south"), ("paris", "bridge-1")}
+    in_order(three)
+
+
+@pytest.mark.parametrize("fate", ["killed", "stopped in its tracks"])
+def test_one_that_is_not_heard_of_is_passed_and_what_it_left_comes_later(three: Installation, fate: str) -> None:
+    publish(three.address, 0, 60)
+    await_that(lambda: set(three.heard()) == set(range(60)))
+    await_that(lambda: three.gaps("north")[-1:] != ["open"])
+    before = three.gaps("north")  # a slow start may have had one
+    three.jobs["north"].send_signal(signal.SIGKILL if fate == "killed" else signal.SIGSTOP)
+    publish(three.address, 60, 60)
+    others = {seq for seq in range(120) if SITES[seq % 3] != "oslo" or seq < 60}
+    await_that(lambda: set(three.heard()) >= others)
+    assert three.gaps("north") == [*before, "open"], "those who go on say first that it is deaf"
+    known = shards(three.home, None)
+    assert known is not None
+    assert {site: known.of(site).coverage.deaf for site in SITES} == {"oslo": ("north",), "rome": (), "paris": ()}
+    if fate == "killed":
+        three.jobs["north"].wait(10)
+        three.start("north")
+    else:
+        three.jobs["north"].send_signal(signal.SIGCONT)
+    publish(three.address, 120, 60)
+    await_that(lambda: set(three.heard()) == set(range(180)))
+    await_that(lambda: three.gaps("north") == [*before, "open", "close"])
+    in_order(three)
+    if fate != "killed":
+        assert "beginning anew" in (three.home.path / "bridges.log").read_text(), "it learned that it was passed"

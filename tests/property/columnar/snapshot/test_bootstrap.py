@@ -1,0 +1,151 @@
+"""A run that begins with registered devices says what one says that was given the registry's rows first."""
+
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fleetpulse.columnar.fold.key_group import KeyGroup
+from fleetpulse.columnar.snapshot.bootstrap import REGISTERED_SCHEMA, seeds
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.judgements import compared
+from fleetpulse.core.policy import Policies
+from fleetpulse.core.presence.shards import Shards
+from fleetpulse.core.replay import Deployment, outcome, replay
+from fleetpulse.core.rows import Kind, Row
+from tests.support.histories.histories import START, any_policy, as_the_bridge_says, choosing, row, tick
+from tests.support.histories.key_groups import in_batches
+from tests.support.histories.strategies import DEPLOYMENTS, histories
+
+BEGIN_S, SEEDED_S = -400, -50  # of what comes before; the rest is received from -1 s on
+BEFORE = st.integers(BEGIN_S // 5, SEEDED_S // 5 - 1).map(lambda n: n * 5)
+
+
+@st.composite
+def _registrations(draw: st.DrawFn) -> list[Row]:
+    rows: list[Row] = []
+    for device in sorted(draw(st.sets(st.sampled_from("abcdef"), max_size=6))):
+        more: dict[str, Any] = {
+            "class": draw(st.sampled_from(["quick", "", None])),
+            "gateway": draw(st.sampled_from(["g", "", None])),
+        }
+        rows.append(row(draw(BEFORE), f"{device}/registry", op="add", **more))
+    return rows
+
+
+@st.composite
+def _before(draw: st.DrawFn) -> list[Row]:
+    """Return policies and gaps, each at an instant of its own."""
+    rows = [row(BEGIN_S - 1, "fleet/_/_/policy", policy=any_policy(choosing(draw)), effective_from_s=-1000)]
+    if draw(st.booleans()):
+        rows.append(row(draw(BEFORE) + 1.001, "fleet/_/_/policy", policy=any_policy(choosing(draw))))
+    if draw(st.booleans()):
+        opened, span = draw(BEFORE), draw(st.sampled_from([5, 40, 400]))
+        rows.append(row(opened + 2.001, "fleet/_/b/gap", op="open", from_s=opened))
+        if opened + span < SEEDED_S - 3:
+            rows.append(row(opened + span + 2.002, "fleet/_/b/gap", op="close", until_s=opened + span + 7))
+    return rows
+
+
+def _as_table(registrations: list[Row]) -> pa.Table:
+    rows = [
+        {
+            "device_id": one.device_id,
+            "site": one.site,
+            "device_class": one.contents()["class"],
+            "gateway": one.contents()["gateway"],
+            "registered_at": (one.event_time_ms or 0) * 1000,
+        }
+        for one in registrations
+    ]
+    plain = pa.schema([field if field.name != "registered_at" else field.with_type(pa.int64()) for field in REGISTERED_SCHEMA])
+    return pa.Table.from_pylist(rows, schema=plain).cast(REGISTERED_SCHEMA)
+
+
+def _begun(table: pa.Table, listening: Shards, policies: Policies, groups: int, deployment: Deployment) -> dict[int, bytes]:
+    """Return the groups as `GroupProcessor.handleInitialState` keeps them."""
+    begun: dict[int, bytes] = {}
+    for seed in seeds(table, listening, policies, groups).to_pylist():
+        group = KeyGroup.from_bytes(seed["block"])
+        group.arm(deployment)
+        begun[seed["key_group"]] = group.to_bytes()
+    return begun
+
+
+@given(_registrations(), _before(), histories(), st.lists(st.integers(0, 60), max_size=6), DEPLOYMENTS, st.integers(1, 4))
+def test_registered_devices_brought_in_are_judged_as_the_registry_s_rows(
+    registrations: list[Row], before: list[Row], rest: list[Row], cuts: list[int], deployment: Deployment, groups: int
+) -> None:
+    ordered = sorted([*registrations, *before, tick(SEEDED_S)], key=lambda one: one.received_at_ms)
+    known = outcome(as_the_bridge_says(ordered), deployment)
+    assert known.shards is not None
+    frontier_ms = known.shards.frontier_ms
+    assume(frontier_ms is not None)
+    assert frontier_ms is not None
+    registrations = [one for one in registrations if (one.event_time_ms or 0) <= frontier_ms]
+    prior = as_the_bridge_says([one for one in ordered if one.kind is not Kind.REGISTRY or one in registrations])
+    rows = as_the_bridge_says([*prior, *rest])
+    begun = _begun(_as_table(registrations), known.shards, known.policies, groups, deployment)
+    told = in_batches(rows[len(prior) :], cuts, deployment, groups, begun)
+    want = _after(compared(replay(rows, deployment)), frontier_ms) - compared(
+        one for one in known.judgements if one.to_mode is None
+    )
+    for key in list(told):
+        if key[1] in ("_", "b"):  # a policy and a gap concern every group: each says what the definition says once
+            assert key in want
+            told[key] = want[key]
+    assert told == want
+
+
+def _after(judgements: Counter[tuple[Any, ...]], frontier_ms: int) -> Counter[tuple[Any, ...]]:
+    """Leave out the transitions of what was judged before."""
+    return Counter({key: count for key, count in judgements.items() if key[0] != "transition" or key[2] > frontier_ms})
+
+
+def _devices(**more: Any) -> pa.Table:
+    columns = {"device_id": ["a"], "site": ["s"], "device_class": [None], "gateway": [None], "registered_at": _instant(START)}
+    return pa.table({**columns, **more})
+
+
+def _instant(ms: int) -> pa.Array:
+    return pa.array([ms * 1000], pa.timestamp("us", tz="UTC"))
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        (_devices().drop_columns(["site"]), "absent: site"),
+        (_devices(site=[None]), "every device has a site; 1 have none"),
+        (_devices(device_id=["_"]), '"_" is not a device id'),
+        (_devices(site=["\u00e9" * 65]), "a site of a table of devices has at most 128 bytes; got one of 130"),
+        (_devices(device_id=["d" * 258]), "a device_id of .* at most 257 bytes; got one of 258"),
+        (_devices(gateway=["\u00e9" * 386]), "a gateway of .* at most 385 characters; got one of 386"),
+        (_devices(device_class=["c" * 1_000]), "a device_class of .* got one of 1,000"),
+        (pa.concat_tables([_devices(), _devices()]), 'listed once; got "a" 2 times'),
+        (_devices(registered_at=_instant(START + 1)), "registered at or before the frontier; 1 are"),
+        (_devices(registered_at=[START]), "holds timestamps, or text such as .*; got int64; cast it"),
+        (_devices().append_column("site", [["t"]]), 'must be unique; got "site" 2 times'),
+    ],
+)
+def test_a_table_that_cannot_be_brought_in_is_refused_with_the_reason(table: pa.Table, why: str) -> None:
+    with pytest.raises(FleetError, match=why):
+        seeds(table, Shards.judged_through(START, START, 60_000), Policies(), 2)
+
+
+def test_without_a_frontier_nothing_can_be_brought_in() -> None:
+    with pytest.raises(FleetError, match="at a frontier; got none"):
+        seeds(_devices(), Shards.begin(START), Policies(), 2)
+
+
+@given(st.integers(-200, 200), DEPLOYMENTS)
+def test_a_frontier_is_gone_on_from_as_if_it_had_been_reached(after_s: int, deployment: Deployment) -> None:
+    lateness_ms = deployment.allowed_lateness_ms
+    begun = Shards.judged_through(START + after_s * 1000, START, lateness_ms)
+    if after_s < 0:
+        assert begun.read(START + lateness_ms - 1, lateness_ms).frontier_ms == START + after_s * 1000
+    else:
+        reached = Shards.begin(START).read(START + after_s * 1000 + lateness_ms, lateness_ms)
+        assert begun == reached

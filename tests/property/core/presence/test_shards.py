@@ -1,0 +1,76 @@
+"""Histories in which devices speak from several sites: definition, stream and oracle emit the same judgements."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetpulse.core.judgements import compared
+from fleetpulse.core.presence.shards import Scope
+from fleetpulse.core.replay import Deployment, outcome, replay
+from fleetpulse.core.rows import Kind, Row
+from tests.support.floors import Floor
+from tests.support.histories.histories import any_own_row, any_policy, any_signal, as_the_bridge_says, choosing, row
+from tests.support.histories.key_groups import in_batches
+from tests.support.oracle.compare import by_the_core, by_the_oracle
+
+pytestmark = pytest.mark.property
+STEPS = 40
+ACROSS = Floor(20)
+
+
+def _scoped(one: Row) -> bool:
+    return one.kind is Kind.GAP and bool(Scope.of_gap(one.contents()).sites)
+
+
+@st.composite
+def _histories(draw: st.DrawFn, kinds: Sequence[str] = ("gap", "add", "maintain")) -> list[Row]:
+    """Return a history of two devices and their gateways, with a gap that concerns one of their sites."""
+    choose = choosing(draw)
+    rows = [any_signal(choose, ["a", "b"], STEPS) for _ in range(draw(st.integers(4, 24)))]
+    own = [any_own_row(choose, ["a", "b"], STEPS, kinds) for _ in range(draw(st.integers(0, 3)))]
+    since_s = draw(st.integers(1, 3 * STEPS))
+    lasts_s = draw(st.integers(1, 5 * STEPS))
+    site: dict[str, Any] = draw(st.sampled_from([{"sites": ["north"]}, {"sites": ["south", "site"]}, {"except": ["north"]}]))
+    own += [row(since_s + 0.123, "fleet/_/d/gap", op="open", from_s=since_s, **site)]
+    own += [row(since_s + lasts_s + 0.456, "fleet/_/d/gap", op="close", until_s=since_s + lasts_s)]
+    rows += [row(-1, "fleet/_/_/policy", policy=any_policy(choose), effective_from_s=-500)]
+    rows += {one.received_at_ms: one for one in own}.values()
+    return as_the_bridge_says([*rows, row(STEPS * 10 + 300, "fleet/_/b/tick", op="flush")], 5)
+
+
+@ACROSS.over_all_examples
+@given(_histories(), st.lists(st.integers(0, 40), max_size=8), st.integers(1, 2))
+def test_devices_of_several_shards_are_judged_the_same_however_rows_are_cut(
+    rows: list[Row], cuts: list[int], groups: int
+) -> None:
+    deployment = Deployment(5_000, 30_000)
+    assert in_batches(rows, cuts, deployment, groups) == compared(replay(rows, deployment))
+    assert by_the_core(rows, 5) == by_the_oracle(rows, 5)
+    ACROSS.met(any(map(_scoped, rows)) and len({one.site for one in rows if one.device_id == "a"}) > 1)
+
+
+@given(_histories(["policy"]), st.sampled_from(["north", "south"]))
+def test_verdicts_about_the_sites_of_one_bridge_do_not_depend_on_the_rows_and_gaps_of_another(rows: list[Row], site: str) -> None:
+    """Devices that stay at a site are judged as if no row came from elsewhere, and no gap concerned other sites alone."""
+    other = "north" if site == "south" else "south"
+    renamed = [_at_home(one) for one in rows]
+    here = [one for one in renamed if one.site not in (other, "site") or one.kind is Kind.GAP]
+    alone = [one for one in here if one.kind is not Kind.GAP or Scope.of_gap(one.contents()).concerns(site)]
+    deployment = Deployment(5_000, 30_000)
+    both = [outcome(some, deployment) for some in (renamed, as_the_bridge_says(alone, 5))]
+    its, its_alone = (
+        [one for one in known.judgements if one.device_id.startswith(site) and one.kind == "transition"] for known in both
+    )
+    assert compared(its) == compared(its_alone)
+
+
+def _at_home(one: Row) -> Row:
+    """Return a row of a device that has one site, as part of its id."""
+    if one.site not in ("north", "south"):
+        return one
+    gateway = None if one.gateway is None else f"{one.site}/{one.gateway}"
+    return replace(one, device_id=f"{one.site}/{one.device_id}", gateway=gateway)

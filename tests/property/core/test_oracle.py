@@ -1,0 +1,72 @@
+"""Two witnesses of one meaning: the definition in the core, and a slow one that shares no code with it."""
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetpulse.core.rows import Row
+from tests.support.histories.histories import any_own_row, any_policy, any_signal, choosing, positioned, row
+from tests.support.oracle.compare import by_the_core, by_the_oracle
+
+LATENESS = st.sampled_from([1, 5, 20, 60])
+DELAYS = [[0], [0, 0, 0, 5], [0, 5, 10, 25, 70, -10, -30, -35], [0, -5, -10, -20, -30]]
+
+
+class Shape(NamedTuple):
+    """What a history is made of: few things in many orders meet more often than many things do."""
+
+    devices: str
+    kinds: list[str]
+    own: list[str]
+    flagged: list[str] | None = None  # the sequence of its first policy, of few messages
+
+
+SHAPES = {
+    "everything": Shape(
+        "abc",
+        ["heartbeat", "heartbeat", "telemetry", "error", "error", "birth", "death"],
+        ["gap", "gap", "policy", "add", "add", "decommission", "maintain", "update", "release", "tick"],
+    ),
+    "errors": Shape("a", ["error"], ["policy", "release", "release", "add"]),
+    "sequences": Shape("a", ["error"], ["release"], ["escalation", "escalation"]),
+    "wills": Shape("a", ["heartbeat", "heartbeat", "death"], ["policy", "add", "maintain", "gap"]),
+    "gateways": Shape("abc", ["heartbeat", "heartbeat", "death"], ["policy", "add", "add", "decommission", "maintain", "gap"]),
+    "outages": Shape("a", ["heartbeat", "death"], ["gap", "gap", "gap", "tick"]),
+    "service": Shape("a", ["heartbeat", "error"], ["policy", "add", "add", "decommission", "maintain", "update", "release"]),
+}
+
+
+@st.composite
+def _messages(draw: st.DrawFn, shape: Shape, steps: int, delays: list[int]) -> Row:
+    return any_signal(choosing(draw), shape.devices, steps, shape.kinds, delays)
+
+
+@st.composite
+def _own_rows(draw: st.DrawFn, shape: Shape, steps: int) -> Row:
+    return any_own_row(choosing(draw), shape.devices, steps, shape.own)
+
+
+@st.composite
+def histories(draw: st.DrawFn, shape: Shape) -> list[Row]:
+    """Return rows on a coarse grid, where deadlines, windows and ties meet often, and a tick by which most of it is judged."""
+    steps, delays = draw(st.sampled_from([10, 20, 60])), draw(st.sampled_from(DELAYS))
+    own = draw(st.lists(_own_rows(shape, steps), max_size=8, unique_by=lambda one: one.received_at_ms))
+    least, most = (draw(st.sampled_from([1, 6, 12])), 25) if shape.flagged is None else (2, 6)
+    rows = [*draw(st.lists(_messages(shape, steps, delays), min_size=least, max_size=most)), *own]
+    if draw(st.integers(0, 7)):
+        policy = any_policy(choosing(draw))
+        if shape.flagged is not None:
+            policy["rules"]["flagged_codes"] = shape.flagged
+        rows.append(row(-1, "fleet/_/_/policy", policy=policy, effective_from_s=-500))
+    rows.append(row(steps * 5 + draw(st.sampled_from([5, 100, 300])), "fleet/_/b/tick"))
+    return positioned(draw(st.permutations(rows)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@settings(max_examples=settings().max_examples // 2)
+@given(st.data(), LATENESS)
+def test_the_definition_says_what_the_oracle_says(shape: str, data: st.DataObject, lateness_s: int) -> None:
+    rows = data.draw(histories(SHAPES[shape]))
+    assert by_the_core(rows, lateness_s) == by_the_oracle(rows, lateness_s)

@@ -1,0 +1,115 @@
+"""Maintenance between any two batches changes no verdict, and Delta's two writers read each other's checkpoints."""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import pairwise, takewhile
+from pathlib import Path
+from random import Random
+
+import pytest
+from pyspark.sql import SparkSession
+
+from batch.maintenance.maintain import maintain
+from batch.maintenance.plan import Keep
+from fleetpulse.core.messages.decode import decode
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Origin, Row, hash64
+from fleetpulse.core.scenario import Scenario, scenario_policy, simulate
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.query import start
+from fleetpulse.io.tables import tables
+from fleetpulse.reports.agreement import defined, emitted
+from tests.support.histories.histories import START, row, tick
+
+pytestmark = [pytest.mark.spark, pytest.mark.extended]
+DEPLOYMENT = Deployment(30_000, 300_000)
+KEEP = Keep(None, None, None, None, None, None, None, None, replaced_ms=0)
+VERSIONS, RUNS = 48, 4
+BESIDE = 10  # of the versions land beside the running job, a batch each: so many commits of judgements are worth tidying
+
+
+def _history() -> list[Row]:
+    scenario = Scenario(11, 16, START, history_ms=150 * 60_000)  # over a midnight
+    sent = takewhile(lambda one: one.received_at_ms < START + scenario.history_ms, simulate(scenario))
+    decoded = [decode(one.topic, one.payload, one.received_at_ms, Origin.REPLAY) for one in sent]
+    policy = parse_policy(scenario_policy()).normalised()
+    ours = [row(0, "fleet/_/_/policy", policy=policy, effective_from_s=-3600), tick(9100)]
+    return sorted([*(one for one in decoded if isinstance(one, Row)), *ours], key=lambda one: one.received_at_ms)
+
+
+def _land(home: Home, rows: list[Row], number: int) -> None:
+    arrival = {"origin": "replay", "bridge": "b", "segment": number}
+    table = [{**asdict(one), "device_hash": hash64(one.device_id), **arrival} for one in rows]
+    tables.append(home, MESSAGES, tables.to_table(MESSAGES, table), "test", number)
+
+
+def _judge(
+    spark: SparkSession, home: Home, keep: Keep | None = None, beside: Sequence[Callable[[], None]] = ()
+) -> Counter[tuple[str, str]]:
+    """Let the job judge what there is, and what lands beside it; return the files that maintenance changed, by table."""
+    done: Counter[tuple[str, str]] = Counter()
+    query = start(spark, home)
+    try:
+        query.processAllAvailable()
+        for land in beside:
+            land()
+            query.processAllAvailable()
+        if keep is not None:  # it goes on with what it knew of the table before
+            done = _maintain(home, keep)
+            query.processAllAvailable()
+        assert query.isActive, query.exception()
+    finally:
+        query.stop()
+    return done
+
+
+def _maintain(home: Home, keep: Keep) -> Counter[tuple[str, str]]:
+    done: Counter[tuple[str, str]] = Counter()
+    for step in maintain(home, keep, dry_run=False):
+        done[step.table, step.did] += step.files
+    return done
+
+
+@pytest.mark.timeout(900)  # six starts of the query, on whatever machine
+def test_maintenance_between_any_two_batches_changes_no_verdict(spark: SparkSession, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(DEPLOYMENT)
+    tables.create(home, MESSAGES)
+    rows, random = _history(), Random(3)
+    edges = [0, *sorted(random.sample(range(1, len(rows)), VERSIONS - 1)), len(rows)]
+    done: Counter[tuple[str, str]] = Counter()
+    beside: list[Callable[[], None]] = []
+    for number, (begin, end) in enumerate(pairwise(edges), 1):
+        land = partial(_land, home, rows[begin:end], number)
+        if number > VERSIONS - BESIDE:
+            beside.append(land)
+        else:
+            land()
+        if number % (VERSIONS // RUNS) == 0:
+            done += _judge(spark, home, KEEP, beside)
+            done += _maintain(home, KEEP)
+    assert done[MESSAGES.name, "join"] >= VERSIONS // RUNS
+    assert done[MESSAGES.name, "delete"] >= 2 * VERSIONS // RUNS
+    assert done[JUDGEMENTS.name, "delete"] > 0, "files and old versions of the log"
+    want = defined(rows, DEPLOYMENT)
+    assert emitted(home) == want
+
+    anew = Home(tmp_path / "anew")  # a generation that reads bronze from its first version, through the pieces
+    shutil.copytree(home.path, anew.path)
+    shutil.rmtree(anew.checkpoint.parent)
+    shutil.rmtree(anew.table(JUDGEMENTS.name))
+    _judge(spark, anew)
+    assert emitted(anew) == want
+
+    _maintain(home, replace(KEEP, messages_ms=0))
+    _land(home, [tick(9200)], VERSIONS + 1)
+    _judge(spark, home)
+    assert emitted(home) == defined([*rows, tick(9200)], DEPLOYMENT)
+    for table in (JUDGEMENTS, MESSAGES):  # what both have written is what both read
+        read = spark.read.format("delta").load(str(home.table(table.name)))
+        assert read.count() == tables.query(home, f"SELECT count(*) AS n FROM {table.name}", tables=[table.name])[0]["n"]

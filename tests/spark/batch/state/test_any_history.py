@@ -1,0 +1,116 @@
+"""Laws on the real job: any history, cut anywhere, whatever is done to the state in between, is judged as the definition says."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+from pyspark.sql import SparkSession
+
+from batch.state import snapshot
+from batch.state.operations import StateOperation, bootstrap, migrate, repartition, repartition_anew, rescale, rollback
+from fleetpulse.columnar.codec.versions import WRITTEN_FORMS
+from fleetpulse.core.judgements import JudgementKind
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Row
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io.checkpoints.checkpoint import position_after
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.snapshots import find_snapshot
+from fleetpulse.reports.agreement import defined, emitted
+from tests.support.form import IS_LONG
+from tests.support.histories.histories import any_own_row, any_policy, any_signal, as_the_bridge_says, row
+from tests.support.histories.streams import judge, land
+
+pytestmark = [pytest.mark.spark, pytest.mark.extended, pytest.mark.timeout(900)]
+EXAMPLES = 5 if IS_LONG else 2  # each is a home of its own, with some starts of the job
+TOLD = 30  # transitions, at least
+
+
+def _nothing(_: StateOperation) -> None:
+    """Stop and start the job alone."""
+
+
+def _copied(work: StateOperation) -> None:
+    snapshot.take(work.spark, work.home, None, work.say)
+    bootstrap(work, find_snapshot(work.home))
+
+
+def _rescaled(work: StateOperation) -> None:
+    rescale(work, work.home.key_groups() % 5 + 1)
+
+
+def _repartitioned(work: StateOperation) -> None:
+    repartition(work, position_after(work.home.checkpoint).partitions % 4 + 1)
+
+
+def _repartitioned_anew(work: StateOperation) -> None:
+    repartition_anew(work, position_after(work.home.checkpoint).partitions % 4 + 1)
+
+
+def _migrated(work: StateOperation) -> None:
+    migrate(work, next(form for form in WRITTEN_FORMS if form != work.home.generation().form))
+
+
+def _there_and_back(work: StateOperation) -> None:
+    _rescaled(work)
+    rollback(work)
+
+
+VERBS: tuple[Callable[[StateOperation], None], ...] = (
+    _nothing,
+    _copied,
+    _rescaled,
+    _repartitioned,
+    _repartitioned_anew,
+    _migrated,
+    _there_and_back,
+)
+
+
+def _telling(random: Random) -> tuple[list[Row], Deployment]:
+    """Return a history in which devices change their modes, and how it is judged."""
+    for _ in range(100):
+        rows, deployment = _history(random), Deployment(random.choice([1, 5, 20, 60]) * 1_000, 30_000)
+        told = sum(count for one, count in defined(rows, deployment).items() if one[0] == JudgementKind.TRANSITION)
+        if told > TOLD:
+            return rows, deployment
+    raise AssertionError("hardly any history tells of that many changes")
+
+
+def _history(random: Random) -> list[Row]:
+    """Return some hundred rows of all kinds in the order of ``received_at``."""
+    own = [any_own_row(random.choice, "abc", 60) for _ in range(12)]
+    known = {one.received_at_ms: one for one in own}.values()  # each at an instant of its own, as the bridge stamps them
+    rows = [*(any_signal(random.choice, "abc", 60) for _ in range(90)), *known]
+    rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(random.choice), effective_from_s=-500))
+    return as_the_bridge_says(rows)
+
+
+@pytest.mark.parametrize("seed", range(EXAMPLES))
+def test_any_history_is_judged_as_the_definition_says_whatever_is_done_between_batches(spark: SparkSession, seed: int) -> None:
+    random, said = Random(seed), list[str]()
+    rows, deployment = _telling(random)
+    mine = Random(0).sample(VERBS, len(VERBS))[seed::EXAMPLES]  # among them all examples do everything
+    verbs = list(zip(sorted(random.sample(range(1, len(rows)), len(mine))), mine, strict=True))
+    folder = Path(tempfile.mkdtemp(prefix="fleetpulse-any-"))
+    try:
+        home = Home(folder / "home")
+        home.prepare(deployment)
+        tables.create(home, MESSAGES)
+        edges = [0, *(at for at, _ in verbs), len(rows)]
+        for number, (begin, end) in enumerate(pairwise(edges), 1):
+            if end > begin:
+                land(home, rows[begin:end], number)
+            judge(spark, home)
+            if number <= len(verbs):
+                verbs[number - 1][1](StateOperation(spark, home, said.append))
+        assert emitted(home) == defined(rows, deployment)
+        ids = tables.query(home, "SELECT device_id, life, transition_no FROM transitions")
+        assert len({tuple(one.values()) for one in ids}) == len(ids)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

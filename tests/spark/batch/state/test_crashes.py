@@ -1,0 +1,341 @@
+"""A verb that dies at any of its steps, given again, finishes; and what it is given in error, it refuses and changes nothing.
+
+What a kill leaves behind is the disk as it is then: at each step the home is copied, and the copy is gone on with.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from batch.state import snapshot
+from batch.state.canary import Trial, canary
+from batch.state.operations import (
+    StateOperation,
+    bootstrap,
+    bootstrap_devices,
+    check_form,
+    migrate,
+    repartition,
+    repartition_anew,
+    rescale,
+    rollback,
+)
+from fleetpulse.columnar.snapshot.bootstrap import REGISTERED_SCHEMA
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.replay import outcome
+from fleetpulse.core.rows import Kind
+from fleetpulse.core.tables import DEVICE_SNAPSHOTS, JUDGEMENTS, MESSAGES
+from fleetpulse.io.checkpoints.checkpoint import committed, position_after
+from fleetpulse.io.checkpoints.generations import checkpoint_of, load_generations
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.lifecycle.state_reader import read_snapshot
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.snapshots import files_of, find_snapshot, snapshots, write_snapshot
+from fleetpulse.reports.agreement import defined, emitted
+from tests.support.form import IS_DEFAULT
+from tests.support.histories.histories import START
+from tests.support.histories.streams import DEPLOYMENT, copy_of, history, judge, land
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+ROWS = history(23)
+CUT = len(ROWS) * 2 // 3
+LISTED = dict.fromkeys(["ghost", *sorted({row.device_id for row in ROWS[CUT:] if row.kind is Kind.HEARTBEAT})], START)
+Verb = Callable[[StateOperation], object]
+
+
+def _listed(since_ms: dict[str, int]) -> pa.Table:
+    """Return a list of devices, by when each was registered."""
+    nothing = pa.nulls(len(since_ms), pa.string())
+    registered_us = [at_ms * 1000 for at_ms in since_ms.values()]
+    return pa.Table.from_arrays(
+        [
+            pa.array(one).cast(field.type)
+            for one, field in zip(
+                ([*since_ms], ["site"] * len(since_ms), nothing, nothing, registered_us), REGISTERED_SCHEMA, strict=True
+            )
+        ],
+        schema=REGISTERED_SCHEMA,
+    )
+
+
+def _canary(work: StateOperation) -> None:
+    check_form(work.home, 4)
+    canary(work, "migrate", Trial(4, 4, 0.5, nullcontext))
+
+
+VERBS: dict[str, Verb] = {
+    "snapshot": lambda work: snapshot.take(work.spark, work.home, None, work.say),
+    "bootstrap": lambda work: bootstrap(work, find_snapshot(work.home)),
+    "migrate": lambda work: migrate(work, 4),
+    "canary": _canary,
+    "list": lambda work: bootstrap_devices(work, lambda frontier_ms: _listed(LISTED), "a test"),
+    "repartition": lambda work: repartition(work, 3),
+    "repartition anew": lambda work: repartition_anew(work, 3),
+    "rescale": lambda work: rescale(work, 3),
+    "rollback": rollback,
+}
+
+
+@pytest.fixture(scope="module")
+def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """Return a home whose second generation has judged two thirds of a history, with a snapshot from between."""
+    home = Home(tmp_path_factory.mktemp("judged") / "home")
+    home.prepare(DEPLOYMENT)
+    tables.create(home, MESSAGES)
+    work = StateOperation(spark, home, lambda words: None)
+    land(home, ROWS[: CUT // 2], 1)
+    judge(spark, home)
+    snapshot.take(spark, home, None, work.say)
+    rescale(work, 4)
+    land(home, ROWS[CUT // 2 : CUT], 2)
+    judge(spark, home)
+    return home
+
+
+def _left(home: Home) -> str:
+    """Name all that lies below the checkpoints and in the table of snapshots, by size."""
+    folders = (home.lifecycle, home.table(DEVICE_SNAPSHOTS.name))
+    return "\n".join(sorted(f"{path} {path.stat().st_size}" for one in folders for path in one.rglob("*") if path.is_file()))
+
+
+_IN_DEFAULT = ("snapshot", "migrate", "bootstrap")  # no generation, one of the same devices, one of a snapshot
+
+
+@pytest.mark.parametrize("verb", [pytest.param(one, marks=[] if one in _IN_DEFAULT else pytest.mark.extended) for one in VERBS])
+def test_a_verb_that_was_killed_at_any_step_finishes_when_it_is_given_again(
+    spark: SparkSession, judged: Home, tmp_path: Path, verb: str
+) -> None:
+    home = copy_of(judged, tmp_path / "home")
+    images: dict[str, Home] = {}
+
+    def say(words: str) -> None:
+        if (left := _left(home)) not in images:  # otherwise it is what a kill one step before leaves behind
+            images[left] = copy_of(home, tmp_path / f"image-{len(images)}")
+
+    VERBS[verb](StateOperation(spark, home, say))
+    assert len(images) >= 2, "a step has changed something"
+    last = list(images.values())[-2]
+    for image in [last] if IS_DEFAULT else images.values():
+        before = image.generation().number
+        if before == 3 and verb not in ("bootstrap", "list"):  # it was killed behind its last step
+            with pytest.raises(FleetError, match="nothing to do"):
+                VERBS[verb](StateOperation(spark, image, lambda words: None))
+        else:
+            VERBS[verb](StateOperation(spark, image, lambda words: None))
+        statuses = [one.status for one in load_generations(image.lifecycle).known.values()]
+        assert "new" not in statuses and statuses.count("current") == 1
+        assert image.generation().number >= before
+        assert len(snapshots(image)) == 1 + (verb == "snapshot"), "none is there twice"
+    assert verb == "snapshot" or home.generation().number == 3
+    want = _gone_on(spark, home) if verb == "list" else defined(ROWS, DEPLOYMENT)  # those of a list begin lives of their own
+    assert _gone_on(spark, last) == want
+
+
+def _gone_on(spark: SparkSession, home: Home) -> Counter[tuple[object, ...]]:
+    land(home, ROWS[CUT:], 3)
+    judge(spark, home)
+    return emitted(home)
+
+
+def test_a_canary_that_says_something_else_is_removed_and_the_judgement_is_named(
+    spark: SparkSession, judged: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batch.common.progress.EVERY_S", 0)
+    said = list[str]()
+    home = copy_of(judged, tmp_path / "home")
+    before = load_generations(home.lifecycle)
+    known = set(home.table(JUDGEMENTS.name).rglob("*.parquet"))
+    changed: list[str] = []
+
+    @contextmanager
+    def stopped() -> Iterator[None]:
+        land(home, ROWS[CUT:], 3)
+        judge(spark, home)
+        for path in sorted(set(home.table(JUDGEMENTS.name).rglob("kind=transition/*.parquet")) - known)[:1]:
+            rows = pq.ParquetFile(path).read()
+            runtimes = [rows["runtime_ms"][0].as_py() + 1, *rows["runtime_ms"].to_pylist()[1:]]
+            place = rows.schema.get_field_index("runtime_ms")
+            pq.write_table(rows.set_column(place, rows.schema.field(place), pa.array(runtimes, rows.schema.types[place])), path)
+            changed.append(rows["device_id"][0].as_py())
+        yield
+
+    trial = Trial(4, 4, 0.5, stopped)
+    with pytest.raises(FleetError, match="1 judgements are missing, 1 are additional: ") as raised:
+        canary(StateOperation(spark, home, said.append), "migrate", trial)
+    assert [one for one in said if one.startswith("canary: 0 s of 0 s; generation 3 has judged ")], said
+    [device] = changed
+    assert f"transition of {device}, transition of {device}; nothing has changed" in str(raised.value)
+    record = load_generations(home.lifecycle)
+    assert record.current == before.current and {one.status for one in record.known.values()} == {
+        "retired",
+        "current",
+        "discarded",
+    }
+    assert not list(home.lifecycle.glob("told-*")) and not checkpoint_of(home.lifecycle, 3).exists()
+
+
+def test_some_of_the_devices_go_on_as_they_would_among_all(spark: SparkSession, judged: Home, tmp_path: Path) -> None:
+    home = copy_of(judged, tmp_path / "home")
+    bootstrap(StateOperation(spark, home, lambda words: None), find_snapshot(home), "site = 'north'")
+    land(home, ROWS[CUT:], 3)
+    judge(spark, home)
+    theirs = {row.device_id for row in ROWS if row.site == "north"} - {row.device_id for row in ROWS if row.site != "north"}
+    assert len(theirs) > 3
+    want = {one: count for one, count in defined(ROWS, DEPLOYMENT).items() if one[1] in theirs}
+    assert {one: count for one, count in emitted(home).items() if one[1] in theirs} == want
+    said, number, taken = list[str](), home.generation().number, find_snapshot(home)
+    bootstrap(StateOperation(spark, home, said.append), taken)
+    assert f"generations {taken.generation} and {number} have different devices; they are not compared" in said
+    assert home.generation().number > number, "all devices are back, as they were in the snapshot"
+    judge(spark, home)
+    now = snapshot.take(spark, home, None, lambda words: None)
+    rows = read_snapshot(spark, home, now.version or 0).each.filter("part = 'device'").collect()
+    assert {row.device_id: row["mode"] for row in rows} == {
+        name: one.mode for name, one in outcome(ROWS, DEPLOYMENT).devices.items()
+    }
+
+
+def test_a_list_of_devices_begins_lives_of_their_own_and_silence_counts_from_their_registration(
+    spark: SparkSession, judged: Home, tmp_path: Path
+) -> None:
+    home = copy_of(judged, tmp_path / "home")
+    beats = Counter(row.device_id for row in ROWS[CUT:] if row.kind is Kind.HEARTBEAT)
+    judged_well = {one[1] for one in defined(ROWS[CUT:], DEPLOYMENT) if one[0] == "transition"}  # some have clocks that lie
+    heard = [device for device, _ in beats.most_common() if device in judged_well][:4]
+    since_ms = {**dict.fromkeys(heard, START), "ghost": START, "fresh": ROWS[CUT - 1].received_at_ms - 40_000}
+    listed = _listed(since_ms)
+    work = StateOperation(spark, home, lambda words: None)
+    before = emitted(home)
+    with pytest.raises(FleetError, match="the list is empty"):
+        bootstrap_devices(work, lambda frontier_ms: listed.slice(0, 0), "a test")
+    bootstrap_devices(work, lambda frontier_ms: listed, "a test")
+    taken = snapshot.take(spark, home, None, work.say)
+    rows = {row.device_id: row for row in read_snapshot(spark, home, taken.version or 0).each.filter("part = 'device'").collect()}
+    assert rows.keys() == since_ms.keys()
+    assert (rows["ghost"]["mode"], rows["fresh"]["mode"]) == ("offline", "provisioned")
+    assert {round(row.life.timestamp() * 1000) for row in rows.values()} == {(taken.frontier_ms or 0) + 1}
+    land(home, ROWS[CUT:], 3)
+    judge(spark, home)
+    said = emitted(home) - before
+    assert {one[1] for one in said if one[0] == "transition"} >= set(heard)
+    assert not [one for one in said if one[1] == "ghost"], "its silence was over before the frontier"
+    ids = tables.query(home, "SELECT device_id, life, transition_no FROM judged_transitions")
+    assert len({tuple(one.values()) for one in ids}) == len(ids)
+
+
+def test_what_cannot_be_done_is_refused_with_the_reason_and_changes_nothing(
+    spark: SparkSession, judged: Home, tmp_path: Path
+) -> None:
+    home = copy_of(judged, tmp_path / "home")
+    work, before = StateOperation(spark, home, lambda words: None), load_generations(home.lifecycle)
+    refused: list[tuple[Verb, str]] = [
+        (lambda work: rescale(work, 4), "has 4 key groups already"),
+        (lambda work: rescale(work, 0), "1 to 100,000 key groups; got 0"),
+        (lambda work: repartition(work, 2), "has 2 partitions already"),
+        (lambda work: repartition_anew(work, 0), "1 to 10,000 partitions; got 0"),
+        (lambda work: migrate(work, 9), "writes the stored forms 4 and 5; got 9"),
+        (lambda work: migrate(work, 5), "writes stored form 5 already"),
+        (lambda work: rollback(work, 7), "no generation 7 to roll back to; kept are: 1"),
+        (lambda work: bootstrap(work, find_snapshot(work.home, 77)), "no snapshot of version 77; available versions: 1"),
+        (lambda work: bootstrap(work, find_snapshot(work.home, None, 5)), "no snapshot from before 1970"),
+        (lambda work: bootstrap(work, find_snapshot(work.home), "site = 'nowhere'"), "got 0 of"),
+        (lambda work: bootstrap(work, find_snapshot(work.home), "no such thing"), "is no condition on a device"),
+        (lambda work: snapshot.take(work.spark, work.home, 4711, work.say), "batch 4711 is not in the checkpoint, which keeps"),
+    ]
+    for verb, why in refused:
+        with pytest.raises(FleetError, match=why):
+            verb(work)
+    for name, verb in VERBS.items():
+        if name not in ("snapshot", "canary"):  # whether these do anything is asked before they are called
+            assert verb(StateOperation(spark, home, lambda words: None, dry=True)) is None
+    assert load_generations(home.lifecycle) == before
+    assert len(snapshots(home)) == 1
+    with home.state_held("another"), pytest.raises(FleetError, match=r"in use by another \(process"), home.state_held("me"):
+        pass
+
+
+def test_a_generation_that_differs_in_one_device_is_refused_and_the_device_is_named(
+    spark: SparkSession, judged: Home, tmp_path: Path
+) -> None:
+    home = copy_of(judged, tmp_path / "home")
+    taken = find_snapshot(home)
+    rows = read_snapshot(spark, home, taken.version or 0).each
+    device = min(row.device_id for row in rows.filter("part = 'device' AND mode = 'online'").collect())
+    others = [
+        name if name != "runtime_ms" else f"runtime_ms + int(device_id = '{device}') AS runtime_ms" for name in rows.columns
+    ]
+    write_snapshot(home, rows.selectExpr(others), taken)
+    with pytest.raises(FleetError, match=f"lost or changed: {device}; new or changed: {device}; nothing has changed"):
+        bootstrap(StateOperation(spark, home, lambda words: None), find_snapshot(home))
+    record = load_generations(home.lifecycle)
+    assert record.current == 2 and [one.status for one in record.known.values()].count("current") == 1
+    assert len(list(home.lifecycle.glob("gen-*"))) == 2, "what differs is removed"
+
+
+@pytest.mark.parametrize("only", [None, "site = 'north'"])
+def test_a_snapshot_that_is_damaged_is_named_whatever_the_state_is(
+    spark: SparkSession, judged: Home, tmp_path: Path, only: str | None
+) -> None:
+    home = copy_of(judged, tmp_path / "home")
+    taken, record = find_snapshot(home), load_generations(home.lifecycle)
+    for path in files_of(home.table(DEVICE_SNAPSHOTS.name), taken.version or 0):
+        if "part=device" in str(path):
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+            content = bytearray(path.read_bytes())
+            content[4 : len(content) // 2] = b"\xff" * (len(content) // 2 - 4)  # its pages; what it says of itself is whole
+            path.write_bytes(content)
+    with pytest.raises(FleetError, match=rf"snapshot version {taken.version} cannot be read: .*name another with --version"):
+        bootstrap(StateOperation(spark, home, lambda words: None), taken, only)
+    assert load_generations(home.lifecycle).current == record.current
+
+
+@pytest.mark.parametrize("goes_on", ["a verb", "the job"])
+def test_a_batch_that_was_said_and_not_committed_is_committed_with_the_watermark_of_its_rows(
+    spark: SparkSession, judged: Home, tmp_path: Path, goes_on: str
+) -> None:
+    home = copy_of(judged, tmp_path / "home")
+    middle = CUT + (len(ROWS) - CUT) // 2
+    land(home, ROWS[CUT:middle], 3)
+    judge(spark, home)  # it is killed before Spark's commit, and behind Delta's
+    whole = position_after(home.checkpoint)
+    commit = home.checkpoint / "commits" / str(whole.batch)
+    said = commit.read_text()
+    commit.unlink()
+    if goes_on == "a verb":
+        rescale(StateOperation(spark, home, lambda words: None), 3)
+        assert position_after(checkpoint_of(home.lifecycle, 2), whole.batch) == whole
+        assert json.loads(commit.read_text().splitlines()[1]) == json.loads(said.splitlines()[1])
+    land(home, ROWS[middle:], 4)
+    judge(spark, home)
+    assert emitted(home) == defined(ROWS, DEPLOYMENT)
+
+
+def test_state_that_is_damaged_is_no_ones_successor(spark: SparkSession, judged: Home, tmp_path: Path) -> None:
+    home = copy_of(judged, tmp_path / "home")
+    batch = committed(home.checkpoint)[-1]
+    offsets = home.checkpoint / "offsets" / str(batch)
+    whole = offsets.read_text()
+    offsets.write_text(whole.splitlines()[0] + '\n{"conf": {}}\n{"nothing": 1}\n')
+    with pytest.raises(FleetError, match="is damaged"):
+        position_after(home.checkpoint)
+    offsets.write_text(whole)
+    for path in home.checkpoint.glob("state/0/*/*.changelog"):
+        path.write_bytes(path.read_bytes()[:-20])
+    for path in home.checkpoint.glob("state/0/*/*.zip"):
+        path.write_bytes(b"no archive")
+    with pytest.raises(Exception, match=r"(?i)state|zip|checksum|read"):
+        rescale(StateOperation(spark, home, lambda words: None), 5)
+    assert home.generation().number == 2
+    bootstrap(StateOperation(spark, home, lambda words: None), find_snapshot(home), damaged=True)
+    land(home, ROWS[CUT:], 3)
+    judge(spark, home)
+    assert emitted(home) == defined(ROWS, DEPLOYMENT)
+    record = json.loads((home.lifecycle / "generations.json").read_text())
+    assert all(one["status"] != "new" for one in record["generations"])

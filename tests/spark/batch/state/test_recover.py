@@ -1,0 +1,149 @@
+"""Where a checkpoint cannot even say how far it came, a snapshot is gone on from: each verdict is said once, and none is lost."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from batch.state import snapshot
+from batch.state.operations import StateOperation, bootstrap, rescale
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.tables import MESSAGES
+from fleetpulse.io.checkpoints.checkpoint import begun, committed, position_after
+from fleetpulse.io.checkpoints.generations import load_generations, save_generations
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.home.retention_floor import promise
+from fleetpulse.io.lifecycle.state_reader import read_snapshot
+from fleetpulse.io.maintenance.readers import reader_pins
+from fleetpulse.io.tables import tables
+from fleetpulse.io.tables.snapshots import find_snapshot, write_snapshot
+from fleetpulse.reports.agreement import defined, emitted
+from tests.support.histories.streams import DEPLOYMENT, copy_of, history, judge, land
+
+pytestmark = [pytest.mark.spark, pytest.mark.extended, pytest.mark.timeout(900)]
+ROWS = history(31)
+PARTS = [len(ROWS) * part // 4 for part in range(5)]
+
+
+def _quietly(words: str) -> None:
+    """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """Return a home with a snapshot of its first generation, whose second has judged on, and has still to judge the last part."""
+    home = Home(tmp_path_factory.mktemp("judged") / "home")
+    home.prepare(DEPLOYMENT)
+    tables.create(home, MESSAGES)
+    land(home, ROWS[: PARTS[1]], 1)
+    judge(spark, home)
+    snapshot.take(spark, home, None, _quietly)
+    land(home, ROWS[PARTS[1] : PARTS[2]], 2)
+    judge(spark, home)
+    rescale(StateOperation(spark, home, _quietly), 4)
+    land(home, ROWS[PARTS[2] : PARTS[3]], 3)
+    judge(spark, home)
+    land(home, ROWS[PARTS[3] :], 4)
+    return home
+
+
+def _damage(home: Home) -> None:
+    """Overwrite the checkpoint's logs and its state, as a disk does that has lost them."""
+    for folder in ("offsets", "commits", "state"):
+        for path in (home.checkpoint / folder).rglob("*"):
+            if path.is_file():
+                path.write_bytes(b"\0" * 40)
+
+
+def _stopped_in_the_middle(home: Home) -> None:
+    """Lose the commit of the last batch, and the state."""
+    (home.checkpoint / "commits" / str(committed(home.checkpoint)[-1])).unlink()
+    for path in (home.checkpoint / "state").rglob("*.zip"):
+        path.write_bytes(b"\0" * 40)
+
+
+def _without_its_last_batches(home: Home) -> None:
+    """Lose the files of the last batches: the logs are readable, and tell of less than was said."""
+    for folder in ("offsets", "commits"):
+        for number in begun(home.checkpoint)[-2:]:
+            (home.checkpoint / folder / str(number)).unlink()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_damage, _stopped_in_the_middle, _without_its_last_batches],
+)
+def test_what_was_said_is_not_said_again_and_what_was_not_is(
+    spark: SparkSession, judged: Home, tmp_path: Path, damage: Callable[[Home], None]
+) -> None:
+    home, said = copy_of(judged, tmp_path / "home"), list[str]()
+    before = emitted(home)
+    damage(home)
+    made = bootstrap(StateOperation(spark, home, said.append), find_snapshot(home), damaged=True)
+    assert made is not None and home.generation() == replace(made, status="current")
+    [unknown] = [words for words in said if words.startswith("the stop position of generation 2 is unknown: ")]
+    assert "emitting only the missing judgements; state comparison is skipped" in unknown
+    assert said[-1].startswith("emitting the missing judgements: ")
+    assert emitted(home) == defined(ROWS, DEPLOYMENT) and before < emitted(home)
+    assert position_after(home.checkpoint).newest_ms == max(row.received_at_ms for row in ROWS)
+    judge(spark, home)
+    assert emitted(home) == defined(ROWS, DEPLOYMENT)
+    assert not list(home.lifecycle.glob("told-*")) and not list(home.lifecycle.rglob("unsaid-*"))
+    assert {need.who for need in reader_pins(home)} >= {"generation 3", "snapshot 1"}, "what nobody can go back to needs nothing"
+    predecessor = load_generations(home.lifecycle).predecessor()
+    assert predecessor is not None and predecessor.number == 1
+
+
+def test_killed_at_any_step_it_is_given_again_or_the_job_says_the_rest(spark: SparkSession, judged: Home, tmp_path: Path) -> None:
+    home, images = copy_of(judged, tmp_path / "home"), dict[str, Home]()
+    _damage(home)
+
+    def say(words: str) -> None:
+        if not words.startswith(("snapshot version", "the stop position")):  # nothing has changed there
+            images[words] = copy_of(home, tmp_path / f"image-{len(images)}")
+
+    bootstrap(StateOperation(spark, home, say), find_snapshot(home), damaged=True)
+    assert len(images) >= 4
+    for words, image in images.items():
+        if image.generation().number == 2:
+            bootstrap(StateOperation(spark, image, _quietly), find_snapshot(image), damaged=True)
+        else:
+            assert emitted(image) < defined(ROWS, DEPLOYMENT), words
+            judge(spark, image)
+        assert emitted(image) == defined(ROWS, DEPLOYMENT), words
+        statuses = [one.status for one in load_generations(image.lifecycle).known.values()]
+        assert "new" not in statuses and statuses.count("current") == 1
+
+
+def test_what_cannot_be_told_apart_is_refused_with_the_reason_and_changes_nothing(
+    spark: SparkSession, judged: Home, tmp_path: Path
+) -> None:
+    home = copy_of(judged, tmp_path / "home")
+    _damage(home)
+    taken, before = find_snapshot(home), emitted(home)
+    work = StateOperation(spark, home, _quietly)
+    with pytest.raises(FleetError, match=r"is damaged .*; .*a generation from a snapshot: ./fleet state bootstrap --damaged"):
+        bootstrap(work, taken)
+    with pytest.raises(FleetError, match="neither held nor checked before; omit --hold and --gate"):
+        bootstrap(replace(work, holds=True), taken, damaged=True)
+    assert bootstrap(replace(work, dry=True), taken, damaged=True) is None
+    rows = read_snapshot(spark, home, taken.version or 0).each
+    device = min(row.device_id for row in rows.filter("part = 'device' AND mode = 'online'").collect())
+    others = [
+        name if name != "runtime_ms" else f"runtime_ms + int(device_id = '{device}') AS runtime_ms" for name in rows.columns
+    ]
+    write_snapshot(home, rows.selectExpr(others), taken)
+    with pytest.raises(FleetError, match=rf"do not follow from it \(transition of {device}.*; name another snapshot"):
+        bootstrap(work, find_snapshot(home), damaged=True)
+    record = load_generations(home.lifecycle)
+    assert record.current == 2 and emitted(home) == before and len(list(home.lifecycle.glob("gen-*"))) == 2
+    chosen = replace(record.known[2], made_from={**record.known[2].made_from, "only": "site = 'north'"})
+    save_generations(home.lifecycle, record.with_one(chosen))
+    with pytest.raises(FleetError, match="generation 2 has other devices than snapshot version"):
+        bootstrap(work, taken, damaged=True)
+    save_generations(home.lifecycle, record)
+    promise(home, "late", (taken.at_ms or 0) + 1)
+    with pytest.raises(FleetError, match=r"the judgements since snapshot version .* are incomplete.*\(keep_late\)"):
+        bootstrap(work, taken, damaged=True)

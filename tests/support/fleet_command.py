@@ -1,0 +1,65 @@
+"""Calls of ``./fleet`` as a process, its output rows and remaining processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fleetpulse.paths import ROOT
+from tests.support.processes import kept_in_mind
+from tests.support.wait import PATIENCE_S, await_that
+
+
+def _command(*words: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "cli", *words]
+
+
+def fleet(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        _command(*words), capture_output=True, text=True, timeout=PATIENCE_S, env=environment, cwd=ROOT, check=False
+    )
+
+
+def begin(*words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return kept_in_mind(
+        subprocess.Popen(_command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT)
+    )
+
+
+def rows_of(*words: str) -> list[dict[str, Any]]:
+    done = fleet(*words)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def left_running(home: Path) -> list[str]:
+    return [
+        " ".join(process.info["cmdline"])
+        for process in psutil.process_iter(["cmdline"])
+        if process.info["cmdline"] and any(str(home) in word for word in process.info["cmdline"])
+    ]
+
+
+def await_none_left(home: Path) -> None:
+    await_that(lambda: not left_running(home), limit_s=20, what="the end of all that was started")
+
+
+def kill_at(words: str, *command: str) -> None:
+    """Kill a command and its descendants as soon as it prints a text."""
+    running = begin(*command)
+    assert running.stdout is not None
+    for line in running.stdout:
+        if words in line:
+            os.kill(running.pid, signal.SIGKILL)
+            break
+    else:
+        pytest.fail(f"it never said {words!r}")
+    assert running.wait(PATIENCE_S) == -signal.SIGKILL, "it had ended"

@@ -1,0 +1,40 @@
+"""Hypothesis strategies: random histories of a fleet, and deployments."""
+
+from hypothesis import strategies as st
+
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Row
+from tests.support.histories.histories import (
+    OWN,
+    any_own_row,
+    any_policy,
+    any_signal,
+    as_the_bridge_says,
+    choosing,
+    row,
+)
+
+OWN_BUT_ARRIVALS = tuple(one for one in OWN if one not in ("gap", "update"))
+
+
+DEPLOYMENTS = st.sampled_from([1, 5, 20, 60]).map(lambda s: Deployment(s * 1000, 30_000))
+
+
+@st.composite
+def _signals(draw: st.DrawFn) -> Row:
+    return any_signal(choosing(draw), "abc", 60)
+
+
+@st.composite
+def _own_rows(draw: st.DrawFn) -> Row:
+    return any_own_row(choosing(draw), "abc", 60)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Row]:
+    """Return rows in the order of ``received_at``."""
+    own = draw(st.lists(_own_rows(), max_size=8, unique_by=lambda one: one.received_at_ms))
+    rows = [*draw(st.lists(_signals(), min_size=1, max_size=40)), *own]
+    if draw(st.booleans()):
+        rows.append(row(-1, "fleet/_/_/policy", policy=any_policy(choosing(draw)), effective_from_s=-500))
+    return as_the_bridge_says(rows)

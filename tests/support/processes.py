@@ -1,0 +1,29 @@
+"""Registry of started processes, to end those that a failed test left."""
+
+import subprocess
+from contextlib import suppress
+
+import psutil
+
+_BEGUN: list["subprocess.Popen[str]"] = []
+
+
+def kept_in_mind(process: "subprocess.Popen[str]") -> "subprocess.Popen[str]":
+    """Register a started process, so that `end_the_begun` ends it if it still runs."""
+    _BEGUN.append(process)
+    return process
+
+
+def end_the_begun() -> None:
+    """Kill the registered processes that still run, with their descendants."""
+    left: list[psutil.Process] = []
+    while _BEGUN:
+        begun = _BEGUN.pop()
+        if begun.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                whole = psutil.Process(begun.pid)
+                left += [whole, *whole.children(recursive=True)]
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=20)

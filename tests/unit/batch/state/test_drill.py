@@ -1,0 +1,65 @@
+"""How a drill cuts a recording, and what it says of two runs that differ; tests/e2e/operations/test_drill.py runs a whole one."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from batch.state.drill import cut
+from cli.commands.batch.drill import conclude
+from fleetpulse.reports.agreement import COMPARED
+from tests.support.refusals import refused
+
+pytestmark = pytest.mark.unit
+JUDGEMENT = {**dict.fromkeys(COMPARED), "kind": "transition", "device_id": "pump-1", "transition_no": 3, "to_mode": "offline"}
+AGREED = (*JUDGEMENT.values(),)
+MOVED = (*{**JUDGEMENT, "event_time_ms": 7}.values(),)
+RECORDING = Path("recording.ndjson")
+
+
+@pytest.mark.parametrize("counts", [(7,), (700,), (1, 733), (3, 0, 9), (1,) * 20, (5_000, 1, 1, 1, 1, 1, 1)])
+def test_however_a_recording_was_landed_each_row_is_landed_once_in_order_and_in_parts_enough(
+    tmp_path: Path, counts: tuple[int, ...]
+) -> None:
+    files: list[Path] = []
+    begin = 0
+    for count in counts:
+        files.append(tmp_path / f"{begin}-{count}.parquet")
+        pq.write_table(pa.table({"row": range(begin, begin + count)}), files[-1])
+        begin += count
+    landings = cut(files, 7)
+    rows = [pq.read_table(one.path)["row"].to_pylist()[one.begin : one.end] for one in landings]
+    assert [row for some in rows for row in some] == [*range(sum(counts))]
+    assert all(rows) and len(rows) >= 7
+
+
+def test_a_recording_of_fewer_messages_than_parts_is_not_cut_into_as_many(tmp_path: Path) -> None:
+    path = tmp_path / "short.parquet"
+    pq.write_table(pa.table({"row": range(6)}), path)
+    assert len(cut([path], 7)) == 6
+
+
+@pytest.mark.parametrize("json_lines", [True, False])
+def test_each_difference_is_told_with_the_run_that_alone_has_it(capsys: pytest.CaptureFixture[str], json_lines: bool) -> None:
+    with refused("drill-differs"):
+        conclude(RECORDING, Counter([AGREED]), Counter([MOVED]), json_lines=json_lines)
+    out, err = capsys.readouterr()
+    if json_lines:
+        rows = [json.loads(line) for line in out.splitlines()]
+        sides = [("disturbed", "pump-1", "1970-01-01T00:00:00.007Z"), ("undisturbed", "pump-1", None)]
+        assert [(row["side"], row["device_id"], row["event_time"]) for row in rows] == sides
+    else:
+        assert "differences" in err
+
+
+def test_two_runs_that_agree_have_nothing_told_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    conclude(RECORDING, Counter([AGREED, AGREED]), Counter([AGREED, AGREED]), json_lines=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_recording_without_a_verdict_proves_nothing() -> None:
+    with refused("drill-without-verdicts"):
+        conclude(RECORDING, Counter(), Counter(), json_lines=False)

@@ -1,0 +1,130 @@
+"""The fate that `fleet listen` shows of a message: on arrival, and once it is judged."""
+
+from dataclasses import replace
+
+import pytest
+
+from cli.commands.inspect.listen import CANARY, REMEMBERED, Fate, Followed, Shown, fate, read_message, verdicts
+from fleetpulse.core.presence.shards import Shards
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Row
+from fleetpulse.io.mqtt.subscriber import Arrived
+from tests.support.histories.histories import START, signal
+
+pytestmark = pytest.mark.unit
+DEPLOYMENT = Deployment(60_000, 300_000)
+LISTENING = Shards.begin(START - 3_600_000).read(START - 1_000, 60_000)
+
+
+def shown(row: Row) -> Shown:
+    return Shown(row.received_at_ms, f"fleet/site/{row.device_id}/{row.kind}", "{}", row)
+
+
+def fate_of(row: Row, listening: Shards = LISTENING) -> Fate:
+    return fate(shown(row), listening, DEPLOYMENT)[1]
+
+
+def arrived(topic: str, payload: bytes = b"{}", *, retained: bool = False) -> Arrived:
+    return Arrived(topic, payload, retained, None)
+
+
+def test_a_message_in_time_waits_until_the_lateness_has_passed_since_it_happened() -> None:
+    found = fate_of(signal(0))
+    assert found.state == "waiting" and "2023-11-14T22:14:20.000Z" in found.words
+
+
+def test_a_message_is_late_by_how_far_it_lies_behind_the_frontier_of_its_own_instant() -> None:
+    direct = fate_of(signal(0, received_s=90))
+    counts = "it counts only as a sign of life"
+    assert (direct.state, direct.words) == ("late", f"late by 30s: behind the frontier; {counts}")
+    relayed = fate_of(signal(0, received_s=90, gateway="g"))
+    assert relayed.state == "late" and relayed.words.endswith("; it counts only after ./fleet amend")
+    assert fate_of(signal(0, received_s=59.9)).state == "waiting"
+
+
+def test_the_time_of_a_gap_is_added_to_the_wait_and_an_open_one_has_no_end() -> None:
+    opened = LISTENING.open_gap(START - 900, START - 30_000, "b")
+    found = fate_of(signal(0), opened)
+    assert found.state == "waiting" and "a coverage gap is open" in found.words
+    closed = opened.close_gap(START - 800, START + 120_000, "b")
+    found = fate_of(signal(0), closed)
+    assert found.state == "waiting" and "2023-11-14T22:16:20.000Z" in found.words  # 60 s behind its end
+
+
+def test_a_message_whose_clock_is_at_fault_counts_for_its_receipt() -> None:
+    counts = "so it is judged at its received_at; pending"
+    ahead = fate_of(signal(301, received_s=0))
+    assert ahead.state == "waiting" and ahead.words.startswith(f"clock ahead by 5m1s, {counts}")
+    assert fate_of(signal(300, received_s=0)).words.startswith("pending")
+    message, known = read_message(arrived("fleet/s/d/heartbeat", b'{"ts": 1700000000}'), START, ())
+    assert known is None
+    read, found = fate(message, LISTENING, DEPLOYMENT)
+    assert found.words.startswith(f"ts is not a time, {counts}")
+    assert read.row is not None and read.row.at_ms == START
+
+
+@pytest.mark.parametrize(
+    ("message", "state"),
+    [
+        (arrived("zigbee/x"), "foreign"),
+        (arrived("replay/x"), "history"),
+        (arrived("fleet/s/d/heartbeat", retained=True), "retained"),
+        (arrived("fleet/s/d/heartbeat", b"\xff\x00"), "quarantined"),
+        (arrived("fleet/s/d/nonsense"), "quarantined"),
+        (arrived("fleet/s/d/tick"), "quarantined"),
+        (arrived(CANARY), "canary"),
+    ],
+)
+def test_what_is_known_at_once_is_said_at_once(message: Arrived, state: str) -> None:
+    _, told = read_message(message, START, ())
+    assert told is not None and told.state == state
+
+
+def test_a_waiting_message_is_given_back_once_when_the_frontier_has_reached_it() -> None:
+    followed = Followed()
+    first, second = shown(signal(10, seq=2)), shown(signal(5, seq=1))
+    assert followed.add(first) and followed.add(second)
+    assert followed.passed(lambda _: None) == []
+    assert followed.passed(lambda _: START + 4_999) == []
+    assert followed.passed(lambda _: START + 10_000) == [second, first]
+    assert followed.passed(lambda _: START + 10_000) == [] and len(followed) == 0
+
+
+def test_a_copy_is_known_while_the_message_received_first_waits() -> None:
+    followed = Followed()
+    assert followed.add(shown(signal(10, seq=1)))
+    assert not followed.add(shown(signal(10, seq=1, received_s=12)))
+    assert followed.add(shown(signal(10, seq=2)))
+
+
+def test_memory_is_bounded_and_the_message_shown_first_is_forgotten_first() -> None:
+    followed = Followed()
+    for number in range(REMEMBERED + 5):
+        followed.add(shown(signal(number, seq=number)))
+    assert len(followed) == REMEMBERED and followed.forgotten == 5
+    assert followed.passed(lambda _: START + 5_000)[0].row == signal(5, seq=5)
+
+
+def test_what_was_said_of_a_message_is_what_became_of_it() -> None:
+    names = ("moved", "plain", "late", "refused", "ahead")
+    moved, plain, late, refused, ahead = (shown(signal(1, device, seq=7)) for device in names)
+    about = {"message_kind": "heartbeat", "event_time_ms": START + 1_000, "seq": 7, "reason": "why", "late_by_ms": 1_500}
+    said = [
+        {**about, "kind": "transition", "device_id": "moved", "from_mode": "offline", "to_mode": "online", "trigger": "signal"},
+        {**about, "kind": "duplicate", "device_id": "plain"},  # said of its copy
+        {**about, "kind": "late", "device_id": "late"},
+        {**about, "kind": "after_decommission", "device_id": "refused"},
+        {**about, "kind": "clock", "device_id": "ahead"},
+        {**about, "kind": "late", "device_id": "plain", "seq": 8},  # another message
+    ]
+    became = [found for _, found in verdicts([moved, plain, late, refused, ahead], said)]
+    assert [found.state for found in became] == ["judged", "judged", "late", "unjudged", "judged"]
+    assert became[0].words == "judged: offline -> online (signal)"
+    assert became[1].words == "judged: no mode change"
+    assert "after decommission: why" in became[3].words
+    assert became[4].words == "judged at its received_at, because why: no mode change"
+
+
+def test_a_message_that_was_not_decoded_is_not_followed() -> None:
+    with pytest.raises(AssertionError):
+        Followed().add(replace(shown(signal(1)), row=None))

@@ -1,0 +1,176 @@
+"""The stored form: what was ever written is read as it was, and a fleet that is well needs little.
+
+``.venv/bin/python -m tests.unit.columnar.state.test_codec`` records a new form beside the old
+ones; older recordings do not change.
+"""
+
+import json
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from fleetpulse.columnar.codec.arrow import is_signal, signals_to_batch
+from fleetpulse.columnar.codec.versions import STORED_FORM, WRITTEN_FORMS
+from fleetpulse.columnar.fold.key_group import KeyGroup, begin
+from fleetpulse.columnar.fold.pending import waiting_to_plain
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.rows import Row
+from fleetpulse.paths import ROOT
+from tests.support.histories.histories import (
+    GRID_S,
+    any_own_row,
+    any_policy,
+    any_signal,
+    as_the_bridge_says,
+    for_every_group,
+    row,
+    signal,
+)
+from tests.support.refusals import refused
+
+pytestmark = pytest.mark.unit
+GOLDEN = ROOT / "tests" / "golden"
+FORMS = sorted(GOLDEN.glob("stored-*.bin"))
+DEPLOYMENT = Deployment(60_000, 30_000)
+SINCE = {
+    **dict.fromkeys(("session", "heard_arrival", "proved_arrival", "clock_offset_ms", "outage_ms", "outage_covered_ms")),
+    **dict.fromkeys(("timeout_ms", "death_grace_ms", "firmware", "speaks_from", "spoke_from", "moved_ms", "conflict_ms")),
+    "clock": "on_time",
+    "excused_ms": 0,
+}  # fields that form 5 adds, with their values for a device of an older form
+
+
+def folded(rows: list[Row], batches: int) -> KeyGroup:
+    chunks: dict[int, bytes] = {}
+    group = begin(rows[0].received_at_ms)
+    edges = [len(rows) * place // batches for place in range(batches + 1)]
+    for first, end in pairwise(edges):
+        some = for_every_group(rows[first:end])
+        signals = signals_to_batch(one for one in some if is_signal(one))
+        others = [one for one in some if not is_signal(one)]
+        step = group.fold(signals, others, some[-1].received_at_ms, DEPLOYMENT, chunks.__getitem__)
+        chunks |= dict(step.chunks)
+        group.summary(0)
+    return group
+
+
+def plain(group: KeyGroup) -> dict[str, Any]:
+    """Return all that a key group holds, as JSON has it."""
+    devices = [group.devices.get(place) for place in range(len(group.devices))]
+    values = {
+        "devices": [asdict(device) for device in devices if device],
+        "listening": asdict(group.shards.listenings[0]),
+        "policies": [
+            [one.effective_from_ms, one.received_at_ms, one.version, one.policy.normalised()] for one in group.policies.dated
+        ],
+        "waiting": waiting_to_plain(group.waiting),
+        "counts": group.counts,
+        "due_ms": group.due_ms,
+    }
+    return json.loads(json.dumps(values))
+
+
+def upgraded(device: dict[str, Any]) -> dict[str, Any]:
+    """Return a device as form 5 has it: its gateway's death is an outage, unless it is offline already."""
+    device = SINCE | device
+    if device.pop("gateway_died", False):
+        if device["mode"] != "offline":
+            device |= {"outage_ms": device["death_ms"], "outage_covered_ms": device["death_covered_ms"]}
+        device |= {"death_ms": None, "death_covered_ms": None}
+    return device
+
+
+def _sample() -> KeyGroup:
+    random, steps = Random(115), 80
+    choose, devices = random.choice, [f"device-{number}" for number in range(80)]
+    rows = [any_signal(choose, devices, steps) for _ in range(1_000)]
+    rows += {one.received_at_ms: one for one in (any_own_row(choose, devices, steps) for _ in range(150))}.values()
+    end = steps * GRID_S
+    rows += [
+        row(end + 0.001, "fleet/_/_/policy", policy=any_policy(choose), effective_from_s=end + 90),
+        row(end + 0.002, "fleet/_/b/gap", op="close", until_s=end),
+        row(end + 1, "fleet/_/b/gap", op="open", from_s=end - 7),
+        row(end + 4, "fleet/_/b/gap", op="close", until_s=end + 4),
+        row(end + 5, "device-0/control", op="maintain", until_s=end + 80),
+        signal(end + 25, "device-1", received_s=end + 6),
+    ]
+    return folded(as_the_bridge_says(rows), 9)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
+def test_a_recorded_form_reads_back_as_it_was(form: Path) -> None:
+    group = KeyGroup.from_bytes(form.read_bytes())
+    recorded = json.loads(form.with_suffix(".json").read_text())
+    recorded["devices"] = [upgraded(device) for device in recorded["devices"]]
+    assert plain(group) == recorded
+    for written in WRITTEN_FORMS:
+        assert plain(KeyGroup.from_bytes(group.to_bytes(written))) == recorded
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
+def test_a_recorded_form_shows_all_that_a_key_group_may_hold(form: Path) -> None:
+    recorded = json.loads(form.with_suffix(".json").read_text())
+    devices = recorded["devices"]
+    assert {device["mode"] for device in devices} >= {"online", "offline", "degraded", "flagged", "maintenance", "decommissioned"}
+    for name, none in devices[0].items():
+        assert len({json.dumps(device[name]) for device in devices}) > 1, f"{name} is {none} in all devices"
+    assert recorded["listening"]["coverage"]["gaps"]
+    assert len(recorded["policies"]) > 1
+    assert len(recorded["waiting"]["chunks"]) > 1
+    assert recorded["counts"] and recorded["due_ms"]
+
+
+def test_the_form_that_is_written_has_been_recorded() -> None:
+    assert GOLDEN / f"stored-{STORED_FORM}.bin" in FORMS
+
+
+@pytest.mark.parametrize("version", [1, STORED_FORM + 1])
+def test_a_form_of_another_version_is_refused(version: int) -> None:
+    known = f'"version":{STORED_FORM},'.encode()
+    stored = (GOLDEN / f"stored-{STORED_FORM}.bin").read_bytes()
+    assert stored.count(known) == 1
+    with refused(
+        "state-version-unsupported",
+        match=f"stored form {version} .* 4 to {STORED_FORM}",
+    ):
+        KeyGroup.from_bytes(stored.replace(known, f'"version":{version},'.encode()))
+
+
+def test_what_was_cut_off_is_not_read_as_less() -> None:
+    stored = (GOLDEN / f"stored-{STORED_FORM}.bin").read_bytes()
+    for end in (len(stored) // 3, len(stored) - 200):
+        with pytest.raises((pa.ArrowInvalid, OSError)):
+            KeyGroup.from_bytes(stored[:end])
+
+
+def test_a_fleet_that_is_well_needs_few_bytes_a_device() -> None:
+    random, devices = Random(3), 8_000
+    starts = [random.random() * 60 for _ in range(devices)]
+    boots = [f"b{random.randrange(1, 30)}" for _ in range(devices)]
+    rows = [
+        signal(
+            start + 60 * beat,
+            f"meter-{number:07d}",
+            received_s=start + 60 * beat + random.random(),
+            seq=random.randrange(10_000) * 10 + beat,
+            boot=boots[number],
+            gateway=f"gateway-{number % 7}",
+        )
+        for beat in range(4)
+        for number, start in enumerate(starts)
+    ]
+    group = folded(sorted(rows, key=lambda one: one.received_at_ms), 4)
+    assert group.devices.by_mode() == {"online": devices}
+    assert len(group.to_bytes()) <= 64 * devices
+
+
+if __name__ == "__main__":
+    at = GOLDEN / f"stored-{STORED_FORM}.bin"
+    sample = _sample()
+    at.write_bytes(sample.to_bytes())
+    at.with_suffix(".json").write_text(json.dumps(plain(sample), sort_keys=True) + "\n")

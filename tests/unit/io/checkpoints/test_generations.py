@@ -1,0 +1,334 @@
+"""The record of generations: one is current, another becomes so in one step, and what was half made is made anew."""
+
+import json
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from batch.common.spark_session import plainly_named
+from batch.state.device_filter import check_condition
+from batch.state.prune import prune
+from cli.commands.state.device_lists import read_devices
+from fleetpulse.columnar.codec.versions import STORED_FORM
+from fleetpulse.io.checkpoints.checkpoint import (
+    begun_with,
+    is_settled,
+    judged_up_to,
+    note_begin,
+    position_after,
+    query_id,
+    relocate,
+    unfinished,
+)
+from fleetpulse.io.checkpoints.generations import (
+    Generation,
+    Generations,
+    checkpoint_of,
+    discard_generation,
+    load_generations,
+    save_generations,
+)
+from fleetpulse.io.home.desired_state import RUNNING, STOPPED, get_desired, set_desired, stopped_meanwhile
+from fleetpulse.io.home.exclusive import exclusive_state_change, is_making
+from fleetpulse.io.home.home import KEY_GROUPS, Home
+from fleetpulse.io.maintenance.readers import reader_pins
+from tests.support.homes.checkpoints import begun, write_batch
+from tests.support.refusals import refused
+
+
+@pytest.fixture
+def home(home: Home) -> Home:
+    home.lifecycle.mkdir(parents=True)
+    return home
+
+
+def test_a_home_begins_with_generation_1_in_the_newest_form(home: Home) -> None:
+    assert home.generation() == Generation.first(KEY_GROUPS, STORED_FORM)
+    assert home.checkpoint == checkpoint_of(home.lifecycle, 1)
+
+
+def test_a_generation_that_is_being_made_changes_nothing_until_the_switch(home: Home) -> None:
+    made = begun(home)
+    assert (home.generation().number, home.key_groups()) == (1, KEY_GROUPS)
+    save_generations(home.lifecycle, load_generations(home.lifecycle).switched(made.number, {"batch": 7}))
+    assert (home.generation().number, home.key_groups()) == (2, 3)
+    former = load_generations(home.lifecycle).predecessor()
+    assert former is not None and (former.number, former.status, former.stands) == (1, "retired", {"batch": 7})
+
+
+def test_a_way_back_is_compared_only_where_both_generations_know_the_same_devices() -> None:
+    made_from: list[dict[str, object]] = [
+        {},
+        {"snapshot": 0, "generation": 1, "only": "site = 'north'"},
+        {"generation": 2, "batch": 9},
+        {"generation": 1, "batch": 4},
+        {"snapshot": 1, "generation": 4, "only": None},
+        {"devices": "a.csv", "generation": 5},
+    ]
+    known = {number: Generation(number, 8, 4, "a verb", source) for number, source in enumerate(made_from, 1)}
+    record = Generations(6, known)
+    assert [set(record.choices_in(number)) for number in range(8)] == [set(), set(), {2}, {2}, set(), set(), {6}, set()]
+
+
+@pytest.mark.parametrize(
+    "call", ["reflect('java.lang.System', 'exit')", "`Java_Method`('a', 'b')", "try_reflect /**/ ('a', 'b')"]
+)
+def test_a_condition_on_devices_calls_no_java(call: str) -> None:
+    check_condition("site = 'north' AND name = 'reflector'")
+    with refused("condition-calls-java"):
+        check_condition(f"site = 'north' OR {call} = 'x'")
+
+
+def test_what_was_half_made_is_removed_by_the_next_that_makes_one(home: Home) -> None:
+    left = checkpoint_of(home.lifecycle, begun(home).number)
+    (left / "state").mkdir(parents=True)
+    again = begun(home)
+    assert again.number == 3 and not left.exists()
+    discard_generation(home.lifecycle, again)
+    assert {one.number: one.status for one in load_generations(home.lifecycle).known.values()} == {
+        1: "current",
+        2: "discarded",
+        3: "discarded",
+    }
+
+
+def test_a_record_that_is_damaged_or_newer_is_refused(home: Home) -> None:
+    made = begun(home)
+    save_generations(home.lifecycle, load_generations(home.lifecycle).switched(made.number, {}))
+    path = home.lifecycle / "generations.json"
+    whole = path.read_text()
+    path.write_text(whole.replace('"form": 4,\n   "made_by": "rescale"', '"form": 6,\n   "made_by": "rescale"'))
+    with refused("state-version-unsupported"):
+        home.generation()
+    path.write_text(whole[:40])
+    with refused("generations-damaged"):
+        home.generation()
+
+
+def test_the_state_has_one_holder(home: Home) -> None:
+    assert home.state_holder() is None
+    with home.state_held("one"):
+        assert (home.state_holder() or "").startswith("one (process")
+        with refused("state-in-use"), home.state_held("two"):
+            pass
+    assert home.state_holder() is None
+
+
+def test_what_is_wanted_is_remembered_with_who_wants_it(home: Home) -> None:
+    assert get_desired(home).what == RUNNING
+    set_desired(home, STOPPED, "ann")
+    assert (get_desired(home).what, get_desired(home).by) == (STOPPED, "ann")
+    (home.path / "desired.json").write_text("no")
+    with refused("desired-state-damaged"):
+        get_desired(home)
+
+
+def test_a_checkpoint_says_where_it_stands_and_whether_all_is_said(tmp_path: Path) -> None:
+    with refused("checkpoint-empty"):
+        position_after(tmp_path)
+    write_batch(tmp_path, 4, 10, (100, 200))
+    assert (position_after(tmp_path).version, position_after(tmp_path).newest_ms, judged_up_to(tmp_path)) == (10, 201, (4, 201))
+    assert is_settled(tmp_path), "a batch judges all key groups at its newest row"
+    write_batch(tmp_path, 5, 10, (200, 200))
+    assert is_settled(tmp_path)
+    write_batch(tmp_path, 6, 12, (200, 300), committed=False)
+    assert unfinished(tmp_path) == 6 and not is_settled(tmp_path)
+    with refused("checkpoint-batch-missing"):
+        position_after(tmp_path, 3)
+    (tmp_path / "offsets" / "5").write_text('v1\n{"conf": {}}\n{"someone": "else"}')
+    with refused("checkpoint-damaged"):
+        position_after(tmp_path)
+
+
+def test_a_new_checkpoint_has_judged_what_it_was_begun_with(tmp_path: Path) -> None:
+    write_batch(tmp_path, 0, 10, (0, 0))
+    note_begin(tmp_path, 5_000)
+    assert begun_with(tmp_path) == 5_000
+    assert judged_up_to(tmp_path) == (0, 5_000)
+    assert position_after(tmp_path).newest_ms == 5_000 and is_settled(tmp_path)
+    note_begin(tmp_path, None)
+    assert begun_with(tmp_path) is None
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["begun-with.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"newest_ms": "soon"}', "\x00\x00"])
+def test_what_a_checkpoint_was_begun_with_is_refused_where_it_is_damaged(tmp_path: Path, content: str) -> None:
+    write_batch(tmp_path, 0, 10, (0, 0))
+    (tmp_path / "begun-with.json").write_text(content)
+    for read in (begun_with, judged_up_to, position_after):
+        with refused("checkpoint-damaged"):
+            read(tmp_path)
+
+
+def test_a_checkpoint_that_was_moved_names_the_schemas_in_its_own_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "a home" / "state" / "0" / "_metadata" / "v2"
+    folder.mkdir(parents=True)
+    stores = [{"storeName": "default", "stateSchemaFilePaths": ["file:/elsewhere/state/0/_stateSchema/default/0_ab"]}]
+    (folder / "0").write_text("v2\n" + json.dumps({"operatorInfo": {}, "stateStoreInfo": stores}))
+    (folder / ".0.crc").write_bytes(b"of what it was")
+    relocate(tmp_path / "a home")
+    [store] = json.loads((folder / "0").read_text().split("\n", 1)[1])["stateStoreInfo"]
+    assert store["stateSchemaFilePaths"] == [f"file:{tmp_path}/a home/state/0/_stateSchema/default/0_ab"]
+    assert not (folder / ".0.crc").exists()
+    before = (folder / "0").stat().st_mtime_ns
+    relocate(tmp_path / "a home")
+    assert (folder / "0").stat().st_mtime_ns == before
+    assert query_id(tmp_path / "a home") is None
+
+
+@pytest.mark.parametrize("content", ["", "v2\n{", 'v2\n{"operatorInfo": {}}'], ids=["empty", "no JSON", "a key is missing"])
+def test_a_checkpoint_whose_metadata_is_damaged_is_in_the_way_of_nobody_who_does_not_open_it(
+    tmp_path: Path, content: str
+) -> None:
+    home = Home(tmp_path / "a home")
+    stores = [{"stateSchemaFilePaths": ["file:/elsewhere/state/0/_stateSchema/default/0_ab"]}]
+    files = [checkpoint_of(home.lifecycle, number) / "state" / "0" / "_metadata" / "v2" / "0" for number in (1, 2)]
+    for path in files:
+        path.parent.mkdir(parents=True)
+        path.write_text("v2\n" + json.dumps({"stateStoreInfo": stores}))
+    files[0].write_text(content)
+    with refused("checkpoint-damaged", match=rf'^"{files[0]}" is not metadata of a Spark state store, .* bootstrap --damaged$'):
+        relocate(checkpoint_of(home.lifecycle, 1))
+    with plainly_named(home):  # by another path; afterwards by its own
+        pass
+    assert files[0].read_text() == content
+    [store] = json.loads(files[1].read_text().split("\n", 1)[1])["stateStoreInfo"]
+    assert store["stateSchemaFilePaths"] == [f"file:{files[1].parents[2]}/_stateSchema/default/0_ab"]
+
+
+def test_a_list_of_devices_is_read_or_refused_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "devices.csv"
+    path.write_text("device_id,site,registered_at\npump-1,oslo,2026-01-31T12:00:00Z\n")
+    [device] = read_devices(path).to_pylist()
+    assert (device["device_id"], device["site"], device["device_class"]) == ("pump-1", "oslo", None)
+    path.write_text("device_id,site,registered_at\npump-1,oslo,yesterday\n")
+    with refused("list-invalid"):
+        read_devices(path)
+    path.write_text("device_id,site,registered_at\npump-1,oslo,1769860800000\n")
+    with refused("list-invalid"):
+        read_devices(path)
+    path.write_text("device_id,site,site,registered_at\npump-1,oslo,bergen,2026-01-31T12:00:00Z\n")
+    with refused("list-invalid"):
+        read_devices(path)
+    with refused("list-missing"):
+        read_devices(tmp_path / "absent.parquet")
+
+
+def _listed(**more: Any) -> pa.Table:
+    at = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    return pa.table({"device_id": ["pump-1"], "site": ["oslo"], "registered_at": [at], **more})
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        pa.array(["2026-01-31T12:00:00Z"]),
+        pa.array(["2026-01-31T13:00:00+01:00"], pa.large_string()),
+        pa.array(["2026-01-31T12:00:00Z"]).dictionary_encode(),
+        pa.array([1_769_860_800_000], pa.timestamp("ms")),
+        pa.array([1_769_860_800], pa.timestamp("s", tz="Europe/Oslo")),
+    ],
+    ids=lambda at: str(at.type),
+)
+def test_instants_of_a_parquet_list_are_what_they_are_whatever_their_unit_and_zone(tmp_path: Path, at: pa.Array) -> None:
+    pq.write_table(_listed(registered_at=at), tmp_path / "devices.parquet")
+    [device] = read_devices(tmp_path / "devices.parquet").to_pylist()
+    assert device["registered_at"] == datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        (_listed(registered_at=[1_769_860_800_000]), r"holds timestamps, or text such as .*; got int64; cast it"),
+        (_listed(registered_at=[1_769_860_800.5]), r"holds timestamps, or text such as .*; got double; cast it"),
+        (_listed(registered_at=["yesterday"]), r"\(Failed to parse string: 'yesterday'.*registered_at like 2026"),
+        (_listed(registered_at=["2026-01-31T12:00:00"]), r"expected a zone offset.*registered_at like 2026"),
+        (_listed(device_id=[["pump-1"]]), r"\(Unsupported cast from list.*use the columns device_id, site"),
+        (_listed(device_id=[b"\xff"]), r"\(Invalid UTF8 payload\); use the columns device_id, site"),
+        (_listed().append_column("site", [["bergen"]]), r'must be unique; got "site" 2 times; keep one of them'),
+        (_listed().drop_columns(["site"]), r"has the columns device_id, .*; absent: site$"),
+    ],
+)
+def test_a_parquet_list_that_is_not_what_it_is_to_be_is_refused_where_it_is_read(
+    tmp_path: Path, table: pa.Table, why: str
+) -> None:
+    pq.write_table(table, tmp_path / "devices.parquet")
+    with refused("list-invalid", match=rf'devices.parquet" is not a valid list of devices.*{why}'):
+        read_devices(tmp_path / "devices.parquet")
+
+
+def test_what_a_killed_process_wanted_is_wanted_no_more(home: Home) -> None:
+    with stopped_meanwhile(home, "a canary"):
+        assert get_desired(home).what == STOPPED
+        word = (home.path / "desired.json").read_text()
+        with refused("stream-stopped-by-other"), stopped_meanwhile(home, "another"):
+            pass
+    assert (get_desired(home).what, get_desired(home).by) == (RUNNING, "nobody yet")
+    (home.path / "desired.json").write_text(word)  # as a killed one leaves it
+    assert get_desired(home).what == RUNNING
+
+
+def test_another_word_said_meanwhile_stays(home: Home) -> None:
+    with stopped_meanwhile(home, "a canary"):
+        set_desired(home, STOPPED, "ann")
+    assert (get_desired(home).what, get_desired(home).by) == (STOPPED, "ann")
+
+
+def test_a_job_that_was_stopped_before_stays_stopped_by_whom_it_was(home: Home) -> None:
+    before = set_desired(home, STOPPED, "ann")
+    with stopped_meanwhile(home, "a canary"):
+        assert get_desired(home) == before
+    assert get_desired(home) == before
+
+
+def test_who_acts_on_a_word_that_was_read_does_not_override_another(home: Home) -> None:
+    read = get_desired(home)
+    other = set_desired(home, STOPPED, "ann", only_if=read)
+    assert other == get_desired(home)
+    assert set_desired(home, RUNNING, "a supervisor", only_if=read) is None
+    assert get_desired(home) == other
+
+
+def test_one_makes_at_a_time_and_what_a_killed_maker_left_holds_nobody_back(home: Home) -> None:
+    left = begun(home)
+    aside = home.lifecycle / "told-0002"
+    aside.mkdir()
+    with exclusive_state_change(home, "a test", lambda words: None):
+        assert is_making(home)
+        assert f"generation {left.number}" in {need.who for need in reader_pins(home)}
+    assert not is_making(home)
+    assert f"generation {left.number}" not in {need.who for need in reader_pins(home)}
+    prune(home, 1, lambda words: None, dry=False)
+    assert not aside.exists()
+    known = load_generations(home.lifecycle).of(left.number)
+    assert known is not None and known.status == "discarded"
+
+
+def test_a_copy_of_a_checkpoint_has_the_groups_of_what_it_was_copied_from(home: Home) -> None:
+    record = load_generations(home.lifecycle)
+    for number, verb, source in ((1, "up", 0), (2, "rescale", 1), (3, "repartition", 2), (4, "repartition", 3)):
+        record = record.with_one(Generation(number, 8, 4, verb, {"generation": source}))
+    assert record.of_the_same_groups(4) == [4, 3, 2]
+    assert record.of_the_same_groups(2) == [2]
+
+
+def test_who_asked_for_a_generation_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    home.lifecycle.mkdir(parents=True)
+    monkeypatch.delenv("FLEET_ASKED_BY", raising=False)
+    monkeypatch.setenv("LOGNAME", "ada")
+    assert begun(home).asked_by == f"ada on {socket.gethostname()}"
+    monkeypatch.setenv("FLEET_ASKED_BY", "ada, fleet_rescale manual__1")
+    made = begun(home)
+    assert load_generations(home.lifecycle).known[made.number].asked_by == "ada, fleet_rescale manual__1"
+    content = json.loads((home.lifecycle / "generations.json").read_text())
+    for one in content["generations"]:
+        one.pop("asked_by")
+    (home.lifecycle / "generations.json").write_text(json.dumps(content))
+    assert load_generations(home.lifecycle).known[made.number].asked_by == ""

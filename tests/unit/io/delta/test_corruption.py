@@ -1,0 +1,144 @@
+"""A damaged file of a home is said in a sentence by every verb that reads it, and stays as it is; a fault of ours is not."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from cli import app
+from cli.entry import run
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment
+from fleetpulse.core.times import format_instant
+from fleetpulse.io.delta.corruption import DamagedError, corruption_message, open_table, reporting_corruption_of_file
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables as delta
+from fleetpulse.paths import ROOT
+from tests.support.histories.histories import START, row, signal, tick
+from tests.support.homes.homes import Judged, take_snapshot
+from tests.support.refusals import refused
+
+pytestmark = [pytest.mark.unit, pytest.mark.home(tables=Deployment(1_000, 300_000))]
+REWIND = ["rewind", "--to", format_instant(START + 50_000)]
+SNAPSHOTS, AMEND, MAINTAIN = ["state", "snapshots"], ["amend"], ["maintain", "--dry-run"]
+READ = {
+    ("device_snapshots", "log"): [SNAPSHOTS, AMEND, MAINTAIN],
+    ("device_snapshots", "parquet"): [AMEND],
+    ("messages", "log"): [REWIND, ["plan"], AMEND, MAINTAIN, ["status"]],
+    ("messages", "parquet"): [["plan"], AMEND, ["devices"]],
+    ("judgements", "log"): [REWIND, AMEND, MAINTAIN, ["late"]],
+    ("judgements", "parquet"): [REWIND, AMEND, MAINTAIN, ["transitions"]],
+}
+
+
+@pytest.fixture
+def home(home: Home) -> Home:
+    told = Judged(home)
+    policy = row(0, "fleet/_/_/policy", policy=parse_policy({"rules": {"timeout": "60s"}}).normalised(), effective_from_s=-1000)
+    told.take(policy, signal(10), tick(100))
+    told.take(signal(40, received_s=110), signal(90, received_s=110), tick(120))
+    return told.home
+
+
+def _damage(home: Home, table: str, what: str) -> None:
+    """Cut off the newest commit, or all files of rows, as a full disk leaves them."""
+    if what == "log":
+        paths = [max((home.table(table) / "_delta_log").glob("*.json"))]
+    else:
+        paths = [path for path in home.table(table).rglob("*.parquet") if "_delta_log" not in path.parts]
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:-30])
+
+
+def _files(home: Home) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in (home.path / "tables").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("table", "what", "verb"),
+    [(*key, verb) for key, verbs in READ.items() for verb in verbs],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),
+)
+def test_a_damaged_file_of_a_table_is_said_and_left_as_it_is(
+    home: Home,
+    table: str,
+    what: str,
+    verb: Sequence[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if table == "device_snapshots":
+        take_snapshot(home)
+    _damage(home, table, what)
+    before = _files(home)
+    monkeypatch.setattr(sys, "argv", ["fleet", *verb, "--home", str(home.path)])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("fleet: ") and "cannot be read: a file is damaged or missing (" in told, told
+    assert table in told and told.endswith("run the command again, and if it fails again, restore the home from a backup")
+    assert _files(home) == before
+
+
+@pytest.mark.parametrize("what", ["log", "parquet"])
+def test_a_backtest_over_damaged_bronze_ends_with_the_sentence_and_no_traceback(home: Home, tmp_path: Path, what: str) -> None:
+    _damage(home, "messages", what)
+    before = _files(home)
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[rules]\ntimeout = "2m"\n')
+    command = [sys.executable, "-m", "cli", "backtest", "--policy", str(policy), "--home", str(home.path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"{home.table('messages')}" in done.stderr and "cannot be read: a file is damaged or missing (" in done.stderr
+    assert _files(home) == before
+
+
+@pytest.mark.parametrize("full", [OSError(28, "No space left on device", "a/b"), DeltaError("Generic error: (os error 28)")])
+def test_a_full_disk_is_one_sentence_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], full: Exception
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise full
+
+    monkeypatch.setattr(sys, "argv", ["fleet", "status"])
+    monkeypatch.setattr(app, "app", refused)
+    with pytest.raises(SystemExit) as ended:
+        run()
+    where = ' ("a/b")' if isinstance(full, OSError) else ""
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        f"fleet: the disk is full{where}; free some space, as ./fleet maintain does, and run the command again\n"
+    )
+
+
+def test_a_fault_of_ours_is_no_damage(home: Home) -> None:
+    with pytest.raises(duckdb.BinderException), delta.reading(home) as tables:
+        delta.fetch(tables, "SELECT nobody FROM judgements")
+    with pytest.raises(duckdb.InvalidInputException), delta.reading(home) as tables:
+        delta.fetch(tables, "SELECT ? FROM judgements")
+    with pytest.raises(pa.ArrowInvalid) as cast:
+        pa.array(["x"]).cast(pa.int64())
+    full = DeltaError("Generic LocalFileSystem error: No space left on device (os error 28)")
+    for error in (full, cast.value, KeyError("a"), TypeError("b"), CommitFailedError("another was first"), FleetError("c")):
+        assert corruption_message(error) is None
+
+
+def test_a_file_that_is_gone_is_named(home: Home) -> None:
+    [first, *_] = delta.paths_of(home, delta.declared("messages"))
+    first.unlink()
+    with refused("file-damaged", DamagedError, match=first.name), reporting_corruption_of_file(first):
+        pq.read_table(first)
+    with refused("file-damaged", DamagedError, match=first.name):
+        delta.query(home, "SELECT count(*) FROM messages", tables=["messages"])
+    with refused("file-damaged", DamagedError):
+        open_table(home.path / "nowhere")
+    assert DeltaTable(str(home.table("messages"))).version() == open_table(home.table("messages")).version()

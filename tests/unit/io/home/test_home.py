@@ -1,0 +1,121 @@
+"""A home is used by whom it fits, and refused in one sentence otherwise."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from batch.quality.rejudge import is_whole, origin_of
+from fleetpulse.core.errors import FleetError
+from fleetpulse.core.presence.identities import DeviceIdentity
+from fleetpulse.core.replay import Deployment
+from fleetpulse.io.home.home import BRIDGE, Home
+from tests.support.refusals import refused
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize("name", ["a[b]", "per%20cent", "all*", "back\\slash"])
+def test_a_home_whose_tables_could_not_be_read_is_refused_before_it_is_made(name: str, tmp_path: Path) -> None:
+    with refused("home-path-invalid"):
+        Home(tmp_path / name).prepare(None)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_file_is_no_home_and_neither_is_what_lies_below_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with refused("home-not-a-folder"):
+            Home(path).record()
+        with refused("home-unwritable"):
+            Home(path).prepare(None)
+
+
+def test_a_folder_of_other_things_is_not_made_a_home(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with refused("home-folder-not-empty"):
+        Home(tmp_path).prepare(None)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_home_may_begin_where_its_settings_lie_and_is_taken_again(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text("")
+    Home(tmp_path).prepare(None)
+    (tmp_path / "note.txt").write_text("mine")
+    Home(tmp_path).prepare(None)
+
+
+def test_a_home_keeps_the_jitter_that_it_was_made_with(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(Deployment(60_000, 300_000, 600_000))
+    home.prepare(None)
+    assert home.deployment().verdict_jitter_ms == 600_000
+    with refused("home-deployment-differs"):
+        home.prepare(Deployment())
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '"text"', "{", '{"version": 99}'])
+def test_a_record_that_is_not_ours_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "home.json").write_text(content)
+    with pytest.raises(FleetError, match="another"):
+        Home(tmp_path).record()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_is_named_with_its_cure(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(FleetError, match="make it writable"):
+        Home(tmp_path / "home").prepare(None)
+
+
+def test_who_holds_a_home_is_seen_by_one_who_may_only_read(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    assert home.owner() is None
+    with home.locked("a test"):
+        (home.path / "lock").chmod(0o400)
+        assert home.owner() == os.getpid()
+        with refused("home-in-use"), home.locked("another"):
+            pass
+    assert home.owner() is None
+
+
+def test_a_session_at_the_broker_has_a_name_that_nobody_guesses_and_that_is_kept(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.prepare(None)
+    name = home.session(BRIDGE)
+    assert len(name) == 23
+    assert name not in (Home(tmp_path / "other").path.name, home.session("replay"))
+    assert Home(tmp_path).session(BRIDGE) == name
+    assert (home.broker / f"{BRIDGE}.session").stat().st_mode & 0o077 == 0
+
+
+def test_a_home_that_had_a_session_before_it_had_a_name_of_its_own_keeps_it(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.prepare(None)
+    (home.segments / "000000000001.arrow").touch()
+    assert home.session(BRIDGE) == "fleetpulse-bridge-1"
+
+
+def test_a_file_system_without_hard_links_is_named_as_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with refused("hard-links-missing"):
+        Home(tmp_path / "home").prepare(None)
+
+
+def test_a_home_of_version_1_says_what_that_version_judged_and_is_not_judged_again_from_its_first_row(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    assert (home.judged_by_version_1_ms(), is_whole(home)) == (None, True)
+    record = home.record()
+    del record["identity"]  # version 1 knew none
+    (home.path / "home.json").write_text(json.dumps(record))
+    assert (home.judged_by_version_1_ms(), is_whole(home)) == (0, False)
+    home.prepare(None)
+    assert (home.identity(), home.judged_by_version_1_ms(), is_whole(home)) == (DeviceIdentity.ID, 0, False)
+    assert origin_of(home, 1) is None, "there is no snapshot that this version took"

@@ -1,0 +1,107 @@
+"""Segments are whole or absent, and say where the bridge stands."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from fleetpulse.io.ingest.segments import (
+    SEGMENT_SCHEMA,
+    BridgeOffset,
+    SegmentRow,
+    list_segments,
+    position,
+    positions,
+    read_segment,
+    remove_leftovers,
+    rows_table,
+    tail_of,
+    write_segment,
+)
+from tests.support.refusals import refused
+
+ROW = SegmentRow(7, "fleet/s/d/heartbeat", b"\x00\xff", "mqtt")
+
+
+def write(folder: Path, number: int, *rows: SegmentRow, canary: int | None = None) -> Path:
+    return write_segment(folder, number, rows_table(list(rows) or [ROW]), bridge="b", last_canary_ms=canary)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    table = read_segment(write(tmp_path, 1))
+    assert table.schema.equals(SEGMENT_SCHEMA)
+    assert table.to_pylist() == [ROW._asdict()]
+    assert [path.name for path in tmp_path.iterdir()] == ["000000000001.arrow"]
+
+
+def test_segments_are_listed_in_order(tmp_path: Path) -> None:
+    for number in (10, 9, 100):
+        write(tmp_path, number)
+    assert [number for number, _ in list_segments(tmp_path)] == [9, 10, 100]
+
+
+def test_the_position_is_that_of_the_newest_row(tmp_path: Path) -> None:
+    assert position(tmp_path) is None
+    assert position(tmp_path / "none") is None
+    write(tmp_path, 1, canary=3)
+    assert position(tmp_path) == BridgeOffset(1, 7, last_canary_ms=3, tail=(7, 1))
+    line = ROW._replace(origin="replay", recording="r", line=4)
+    write(tmp_path, 2, line)
+    assert position(tmp_path) == BridgeOffset(2, 7, "r", 4, tail=(7, 1))
+    write(tmp_path, 3, line._replace(topic="replay/r", line=5))
+    assert position(tmp_path) == BridgeOffset(3, 7, "r", 5, ended=True, tail=(7, 1))
+    write_segment(tmp_path, 4, rows_table([ROW]), bridge="b", last_canary_ms=None, gap_open=True, played="r")
+    assert position(tmp_path) == BridgeOffset(4, 7, gap_open=True, played="r", tail=(7, 1))
+    left_open = frozenset({"c", "d"})
+    write_segment(tmp_path, 5, rows_table([ROW]), bridge="b", last_canary_ms=None, left_open=left_open)
+    assert position(tmp_path) == BridgeOffset(5, 7, left_open=left_open, tail=(7, 1))
+    write_segment(tmp_path, 6, rows_table([ROW]), bridge="b", last_canary_ms=None, gap_rows=left_open)
+    assert position(tmp_path) == BridgeOffset(6, 7, gap_rows=left_open, tail=(7, 1))
+
+
+@pytest.mark.parametrize("kept", [0, 8, 200])
+def test_a_torn_segment_is_refused(tmp_path: Path, kept: int) -> None:
+    path = write(tmp_path, 1)
+    path.write_bytes(path.read_bytes()[:kept])
+    with refused("segment-damaged"):
+        read_segment(path)
+
+
+def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "000000000001.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, pa.schema([("a", pa.int64())])) as writer:
+        writer.write_table(pa.table({"a": [1]}))
+    with refused("segment-version-unsupported"):
+        read_segment(path)
+    path.rename(tmp_path / "mine.arrow")
+    with refused("segment-name-invalid"):
+        list_segments(tmp_path)
+
+
+def test_leftovers_of_a_kill_are_no_segments(tmp_path: Path) -> None:
+    (tmp_path / "000000000002.tmp").write_bytes(b"half")
+    assert list_segments(tmp_path) == []
+    assert remove_leftovers(tmp_path) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write(tmp_path, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_of_one_instant_are_numbered_across_segments_and_restarts(tmp_path: Path) -> None:
+    tail, found = None, list[list[int]]()
+    for number, received in enumerate([[5, 5, 7], [7], [7, 7, 8], [9]], 1):
+        table = rows_table([ROW._replace(received_at_ms=at_ms) for at_ms in received])
+        write_segment(tmp_path, number, table, bridge="b", last_canary_ms=None, tail=tail)
+        tail = tail_of(table, tail)
+        known = position(tmp_path)
+        assert known is not None and known.tail == tail, "a bridge that starts again goes on"
+        found.append(positions(read_segment(tmp_path / f"{number:012d}.arrow")).tolist())
+    assert found == [[0, 1, 0], [1], [2, 3, 0], [0]]

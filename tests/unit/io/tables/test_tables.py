@@ -1,0 +1,219 @@
+"""How tables and checkpoints are read by the verbs that look."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from fleetpulse.core.tables import JUDGEMENTS, MESSAGES, QUARANTINE, TABLES
+from fleetpulse.io.checkpoints.checkpoint import judged_up_to
+from fleetpulse.io.delta.corruption import DamagedError
+from fleetpulse.io.delta.log import holds_table
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables as delta
+from fleetpulse.paths import ROOT
+from fleetpulse.reports import judgements
+from tests.support.refusals import refused
+
+pytestmark = pytest.mark.unit
+
+
+def transition(device_id: str, at_ms: int) -> dict[str, object]:
+    return {"kind": "transition", "device_id": device_id, "event_time_ms": at_ms, "transition_no": 1, "trigger": "signal"}
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "year=2026", "größe", "it's #1, & more"])
+def test_a_home_is_read_whatever_its_folder_is_called(name: str, tmp_path: Path) -> None:
+    home = Home(tmp_path / name)
+    delta.create(home, JUDGEMENTS)
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [transition("a", 1), transition("b", 2)]), "test", 1)
+    found = delta.query(home, "SELECT device_id, kind, epoch_ms(event_time) AS at_ms FROM transitions ORDER BY device_id")
+    assert found == [
+        {"device_id": "a", "kind": "transition", "at_ms": 1},
+        {"device_id": "b", "kind": "transition", "at_ms": 2},
+    ]
+
+
+def test_a_table_reads_as_declared_before_it_is_made_where_its_maker_was_killed_and_while_it_is_empty(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    for made in ("not at all", "a log without an entry", "whole"):
+        for table in TABLES:
+            if made == "a log without an entry":
+                log = home.table(table.name) / "_delta_log"
+                log.mkdir(parents=True)
+                (log / ".00000000000000000000.json.1c.tmp").write_text("{")
+                assert delta.files_of(home, table, table.columns[0].name) == [] and delta.stored_types(home, table) is None
+            elif made == "whole":
+                delta.create(home, table)
+                assert delta.version(home.table(table.name)) == 0
+            with delta.reading(home, [table.name]) as tables:
+                described = delta.fetch(tables, f"DESCRIBE {table.name}")
+                assert [row["column_name"] for row in described] == [column.name for column in table.columns]
+                assert delta.fetch(tables, f"SELECT * FROM {table.name}") == []
+
+
+def test_a_table_whose_log_lost_its_entries_is_damaged_and_not_made_anew(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    delta.create(home, JUDGEMENTS)
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [transition("a", 1)]), "test", 1)
+    for entry in (home.table("judgements") / "_delta_log").glob("*.json"):
+        entry.unlink()
+    with refused("file-damaged", DamagedError):
+        delta.query(home, "SELECT * FROM transitions")
+    with refused("file-damaged", DamagedError):
+        delta.create(home, JUDGEMENTS)
+
+
+def test_a_file_among_the_tables_is_none(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    (home.path / "tables").mkdir()
+    (home.path / "tables" / "judgements").write_text("")
+    assert not holds_table(home.table("judgements"))
+
+
+def test_a_file_written_before_a_column_was_added_reads_it_as_empty(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    older = delta.to_table(MESSAGES, [{"received_at_ms": 1, "kind": "tick", "device_id": "a"}]).drop_columns(["note"])
+    write_deltalake(str(home.table("messages")), older)
+    newer = delta.to_table(MESSAGES, [{"received_at_ms": 2, "kind": "tick", "device_id": "b", "note": "odd"}])
+    write_deltalake(str(home.table("messages")), newer, mode="append", schema_mode="merge")
+    found = delta.query(home, "SELECT device_id, note FROM messages ORDER BY received_at", tables=["messages"])
+    assert found == [{"device_id": "a", "note": None}, {"device_id": "b", "note": "odd"}]
+
+
+def test_an_instant_is_the_same_whether_its_file_says_utc_or_not(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    rows = delta.to_table(MESSAGES, [{"received_at_ms": 1_700_000_000_123, "kind": "tick", "device_id": "a"}])
+    bare = rows.set_column(0, "received_at", rows["received_at"].cast(pa.timestamp("us")))
+    for number, each in enumerate((rows, bare)):
+        other = Home(home.path / str(number))
+        write_deltalake(str(other.table("messages")), each)
+        found = delta.query(other, "SELECT received_at FROM messages", tables=["messages"])
+        assert found[0]["received_at"].timestamp() * 1000 == 1_700_000_000_123
+
+
+def batch(checkpoint: Path, number: int, watermark_ms: int, *, committed: bool = True) -> None:
+    for folder in ("offsets", "commits"):
+        (checkpoint / folder).mkdir(parents=True, exist_ok=True)
+    (checkpoint / "offsets" / str(number)).write_text('v1\n{"batchWatermarkMs": 0}\n{"version": 1}\n')
+    if committed:
+        (checkpoint / "commits" / str(number)).write_text(f'v1\n{{"nextBatchWatermarkMs": {watermark_ms}}}')
+
+
+def test_what_is_judged_is_what_the_newest_committed_batch_says(tmp_path: Path) -> None:
+    assert judged_up_to(tmp_path / "absent") is None
+    batch(tmp_path, 0, 0)
+    assert judged_up_to(tmp_path) == (0, 1)
+    batch(tmp_path, 1, 5_000)
+    batch(tmp_path, 2, 9_000, committed=False)
+    (tmp_path / "commits" / ".1.crc").write_text("")
+    assert judged_up_to(tmp_path) == (1, 5_001)
+
+
+def test_the_verbs_that_look_load_neither_spark_nor_pandas() -> None:
+    script = (
+        "import sys, cli.app, cli.commands.inspect.status, cli.commands.inspect.listen, cli.commands.fleet.device\n"
+        "import fleetpulse.reports.judgements\n"
+        "print(sorted({'pyspark', 'pandas', 'numba', 'py4j', 'paho'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_bridge_holds_nothing_that_only_other_verbs_need() -> None:
+    script = (
+        "import sys, cli.entry, cli.commands.run.job, streaming.bridge.bridge, fleetpulse.settings\n"
+        "print(sorted({'pyspark', 'pandas', 'numba', 'deltalake', 'duckdb', 'cli.app'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_backtest_loads_neither_spark_nor_pandas_and_spark_gets_pandas_back() -> None:
+    script = (
+        "import sys\n"
+        "from fleetpulse.io.system.process import block_imports, unblock_imports\n"
+        "block_imports('pandas')\n"
+        "import cli.commands.batch.backtest, batch.backtest\n"
+        "print(sorted({'pyspark', 'pandas', 'py4j', 'paho'} & set(sys.modules)))\n"
+        "unblock_imports('pandas')\n"
+        "import pandas"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_mirror_reads_what_is_new_and_begins_anew_when_files_are_put_together(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    mirror = delta.Mirror(home, ["judgements"])
+    mirror.refresh()
+    seen: list[list[str]] = []
+    for number, device_id in enumerate("abc", 1):
+        delta.create(home, JUDGEMENTS)
+        delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [transition(device_id, number)]), "test", number)
+        mirror.refresh()
+        mirror.refresh()
+        found = delta.fetch(mirror.connection, "SELECT device_id FROM transitions ORDER BY device_id")
+        seen.append([row["device_id"] for row in found])
+    assert seen == [["a"], ["a", "b"], ["a", "b", "c"]]
+    DeltaTable(str(home.table("judgements"))).optimize.compact()
+    mirror.refresh()
+    found = delta.fetch(mirror.connection, "SELECT device_id FROM transitions ORDER BY device_id")
+    assert [row["device_id"] for row in found] == ["a", "b", "c"]
+
+
+def test_a_mirror_keeps_the_columns_that_are_asked_for_alone(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    delta.create(home, QUARANTINE)
+    refused = {"received_at_ms": 1, "topic": "t", "payload": b"x" * 1_000, "reason": "json", "detail": "d", "bridge": "b"}
+    delta.append(home, QUARANTINE, delta.to_table(QUARANTINE, [refused]), "test", 1)
+    mirror = delta.Mirror(home, ["quarantine"], {"quarantine": ("reason",)})
+    mirror.refresh()
+    assert delta.fetch(mirror.connection, "SELECT reason, payload, detail FROM quarantine") == [
+        {"reason": "json", "payload": None, "detail": None}
+    ]
+
+
+def test_a_mirror_keeps_the_rows_that_are_asked_for_alone(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    delta.create(home, JUDGEMENTS)
+    rows = [transition("a", 1), {"kind": "summary", "key_group": 1, "counts": "{}"}]
+    delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, rows), "test", 1)
+    mirror = delta.Mirror(home, ["judgements"], rows={"judgements": "kind != 'summary'"})
+    mirror.refresh()
+    assert delta.fetch(mirror.connection, "SELECT kind, device_id FROM judgements") == [{"kind": "transition", "device_id": "a"}]
+
+
+def test_files_that_cannot_hold_a_value_are_spared_and_the_others_read(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    delta.create(home, MESSAGES)
+    for number, kind in enumerate(("gap", "heartbeat", "gap"), 1):
+        row = {"received_at_ms": number * 1_000, "kind": kind, "device_id": "d", "site": "s", "clock": "received"}
+        delta.append(home, MESSAGES, delta.to_table(MESSAGES, [row]), "test", number)
+    assert len(delta.files_of(home, MESSAGES, "kind", ["gap"])) == 2
+    found = delta.query(
+        home, "SELECT count(*) AS n FROM messages WHERE kind = 'gap'", tables=["messages"], only={"messages": ("kind", ["gap"])}
+    )
+    assert found == [{"n": 2}]
+    assert [file.rows for file in delta.files_of(home, MESSAGES, "received_at")] == [1, 1, 1]
+
+
+def test_the_first_batch_shows_how_far_it_judged_when_every_group_says_so(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.prepare(None)
+    assert judgements.frontier_ms(home, None) is None
+    delta.create(home, JUDGEMENTS)
+
+    def summary(number: int, group: int, at_ms: int | None) -> None:
+        row = {"kind": "summary", "device_id": "_", "key_group": group, "event_time_ms": at_ms}
+        delta.append(home, JUDGEMENTS, delta.to_table(JUDGEMENTS, [row]), "test", number)
+
+    summary(1, 0, 5_000)
+    assert judgements.frontier_ms(home, None) == 5_000
+    summary(2, 1, 3_000)
+    assert judgements.frontier_ms(home, None) == 3_000
+    summary(3, 2, None)
+    assert judgements.frontier_ms(home, None) is None

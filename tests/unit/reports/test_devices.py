@@ -1,0 +1,146 @@
+"""The fleet at present: what is in force at the frontier is shown, and nothing beyond it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.commands.inspect import status
+from fleetpulse.core.policy import parse_policy
+from fleetpulse.core.replay import Deployment, outcome
+from fleetpulse.core.rows import Row
+from fleetpulse.core.tables import DEVICES
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.tables import tables
+from fleetpulse.reports import devices, judgements
+from tests.support.histories.histories import START, registry_entries, row, signal, tick
+from tests.support.homes.homes import Judged, empty
+
+pytestmark = pytest.mark.unit
+RULES: dict[str, Any] = {"rules": {"timeout": "100s", "forget_after": "500s"}, "classes": {"slow": {"timeout": "300s"}}}
+IN_FORCE = row(0, "fleet/_/_/policy", policy=parse_policy(RULES).normalised(), effective_from_s=-1000)
+
+
+def _add(received_s: float, device: str, site: str = "site", **content: Any) -> Row:
+    return row(received_s, f"fleet/{site}/{device}/registry", op="add", **content)
+
+
+def _home(path: Path, *rows: Row) -> Home:
+    judged = Judged(empty(path / "home", Deployment(10_000, max_clock_lead_ms=100_000)))
+    judged.take(IN_FORCE, *rows)
+    tables.append(judged.home, DEVICES, tables.to_table(DEVICES, registry_entries(rows)), "test", 1)
+    return judged.home
+
+
+def _frontier_ms(home: Home, rows: int) -> int | None:
+    return judgements.frontier_ms(home, START + rows * 1000)
+
+
+def _listed(home: Home, newest_s: int) -> dict[str, dict[str, Any]]:
+    return {one["device_id"]: one for one in devices.devices(home, _frontier_ms(home, newest_s))}
+
+
+def _modes(home: Home, newest_s: int) -> dict[str, int]:
+    return devices.counts(home, _frontier_ms(home, newest_s))["devices"]
+
+
+def _place(one: dict[str, Any]) -> tuple[Any, ...]:
+    return one["site"], one["device_class"], one["gateway"]
+
+
+def test_a_device_is_where_the_registry_has_put_it_since_its_newest_transition(tmp_path: Path) -> None:
+    beats = [signal(at, "pump") for at in range(10, 301, 50)]
+    moved = _add(120, "pump", "north", **{"class": "slow", "gateway": "gate"})
+    ahead = _add(130, "pump", "south", effective_from_s=5000)
+    home = _home(tmp_path, _add(5, "pump"), *beats, moved, ahead, tick(320))
+    assert _place(_listed(home, 320)["pump"]) == ("north", "slow", "gate")
+    found = judgements.standing(home, "pump", START + 320_000)
+    assert found is not None
+    assert _place(found.summary) == ("north", "slow", "gate")
+
+
+def test_the_definition_says_where_one_device_is(tmp_path: Path) -> None:
+    beats = [signal(10, "pump"), signal(60, "pump", gateway="other")]
+    home = _home(tmp_path, _add(5, "pump", gateway="gate"), *beats, tick(90))
+    found = judgements.standing(home, "pump", START + 90_000)
+    assert found is not None
+    assert found.summary["gateway"] == "other", "its newest signal came through it, and changed no mode"
+
+
+def test_a_device_that_is_registered_after_it_was_forgotten_is_provisioned(tmp_path: Path) -> None:
+    again = [_add(1000, "pump", "north"), _add(1020, "pump", "east"), tick(1040)]
+    home = _home(tmp_path, signal(10, "pump"), signal(20, "gone"), *again)
+    shown = _listed(home, 1040)
+    assert (shown["gone"]["mode"], shown["pump"]["mode"]) == ("forgotten", "provisioned")
+    assert shown["pump"]["since"].timestamp() * 1000 == START + 1_000_000
+    assert (shown["pump"]["site"], shown["pump"]["transitions"], shown["pump"]["runtime_ms"]) == ("east", 0, None)
+    assert _modes(home, 1040) == {"forgotten": 1, "provisioned": 1}
+    found = judgements.standing(home, "pump", START + 1_040_000)
+    assert found is not None
+    assert (found.summary["mode"], found.summary["life_ms"]) == ("provisioned", START + 1_000_000)
+
+
+def test_a_decommissioned_device_that_is_registered_again_is_provisioned(tmp_path: Path) -> None:
+    out = row(40, "fleet/_/pump/registry", op="decommission")
+    home = _home(tmp_path, _add(5, "pump"), signal(10, "pump"), out, _add(50, "pump", "north"), tick(70))
+    shown = _listed(home, 70)["pump"]
+    assert (shown["mode"], shown["site"]) == ("provisioned", "north")
+
+
+def test_who_is_registered_for_later_is_listed_with_the_instant_and_not_counted(tmp_path: Path) -> None:
+    home = _home(tmp_path, _add(5, "now"), _add(6, "later", effective_from_s=86_400), signal(10, "pump"), tick(60))
+    shown = _listed(home, 60)
+    assert {name: one["mode"] for name, one in shown.items()} == {"now": "provisioned", "later": "unjudged", "pump": "online"}
+    assert shown["later"]["reason"] == "registered from 2023-11-15T22:13:20Z"
+    assert _modes(home, 60) == {"online": 1, "provisioned": 1}
+    assert {one["mode"] for one in devices.devices(home, None) if one["device_id"] == "now"} == {"unjudged"}
+
+
+def test_the_modes_are_those_of_the_definition(tmp_path: Path) -> None:
+    refused = _add(30, "never", effective_from_s=-50)  # it lies in what has been judged
+    rows = [_add(5, "silent"), signal(10, "pump"), refused, _add(40, "fresh", effective_from_s=45), tick(70)]
+    home = _home(tmp_path, *rows)
+    defined = outcome([IN_FORCE, *rows], home.deployment()).devices
+    shown = _listed(home, 70)
+    assert {name: one["mode"] for name, one in shown.items() if one["mode"] != "unjudged"} == {
+        name: device.mode.value for name, device in defined.items()
+    }
+    assert shown["never"]["reason"] == "effective_from lies in what has been judged"
+
+
+def test_nobody_is_seen_in_the_future_and_a_clock_that_is_ahead_is_seen_when_it_is_heard(tmp_path: Path) -> None:
+    ahead = [signal(140, "pump", received_s=40), signal(400, "pump", received_s=41), signal(500, "liar", received_s=42)]
+    home = _home(tmp_path, signal(10, "pump"), *ahead, tick(60))
+    shown = _listed(home, 60)
+    assert shown["pump"]["last_seen"].timestamp() * 1000 == START + 41_000
+    assert shown["liar"]["last_seen"].timestamp() * 1000 == START + 42_000
+    assert (shown["liar"]["mode"], shown["liar"]["reason"]) == ("online", None)
+
+
+def test_one_device_is_what_it_is_among_all(tmp_path: Path) -> None:
+    shown = [
+        signal(10, "a"),
+        signal(20, "it's"),
+        signal(500, "liar", received_s=42),
+        _add(43, "never"),
+        signal(200, "it's"),
+        tick(250),
+    ]
+    home = _home(tmp_path, *shown)
+    everybody = _listed(home, 250)
+    assert set(everybody) == {"a", "it's", "liar", "never"}
+    for device_id, known in everybody.items():
+        assert devices.devices(home, _frontier_ms(home, 250), device_id=device_id) == [known]
+    assert devices.devices(home, _frontier_ms(home, 250), device_id="nobody") == []
+
+
+def test_people_see_the_devices_whose_mode_changed_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unjudged = signal(58, "a-new")
+    home = _home(tmp_path, signal(10, "a"), signal(20, "c"), signal(30, "b"), unjudged, tick(60))
+    status.devices(home.path, last=2)
+    said = capsys.readouterr().out
+    assert [line.split()[:2] for line in said.splitlines() if " online " in line] == [["b", "online"], ["c", "online"]]
+    assert "2 of 4 devices, those with the newest mode changes; more with --last N" in said
+    status.devices(home.path, last=2, json_lines=True)
+    assert [json.loads(line)["device_id"] for line in capsys.readouterr().out.splitlines()] == ["a", "a-new", "b", "c"]

@@ -1,0 +1,92 @@
+"""Documents name only what exists: files, headings, decisions, commands and their options.
+
+tests/e2e/operations/test_documents.py runs the commands.
+"""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from typer.main import get_command
+
+from cli.app import app
+from fleetpulse.paths import ROOT
+from tests.support.documents import commands_of
+
+pytestmark = pytest.mark.unit
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+SOURCES = [path for folder in ("fleetpulse", "streaming", "batch", "cli", "bench", "dags", "tests", "infra")
+           for path in sorted((ROOT / folder).rglob("*.py"))]  # fmt: skip
+_FENCED = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+_DECISION = re.compile(r"docs/adr/\d{4}[a-z0-9-]*(?:\.md)?")
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    headings = _HEADING.findall(_FENCED.sub("", document.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_link_of_a_document_leads_to_a_file_and_its_heading(document: Path) -> None:
+    broken = list[str]()
+    for link in _LINK.findall(_FENCED.sub("", document.read_text())):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (document.parent / name).resolve() if name else document
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_each_decision_that_a_source_or_document_names_exists() -> None:
+    named = {
+        (name, str(path.relative_to(ROOT))) for path in [*DOCUMENTS, *SOURCES] for name in _DECISION.findall(path.read_text())
+    }
+    assert len(named) > 3
+    assert {one for one in named if not any((ROOT / "docs" / "adr").glob(f"{one[0].removeprefix('docs/adr/')}*"))} == set()
+    numbers = {int(path.name[:4]) for path in (ROOT / "docs" / "adr").glob("[0-9]*.md")}
+    assert numbers == set(range(1, len(numbers) + 1)), "one number, one decision"
+    cited = {
+        (int(number), str(path.relative_to(ROOT)))
+        for path in [*DOCUMENTS, *SOURCES]
+        for number in re.findall(r"\bADR (\d+)", path.read_text())
+    }
+    assert {one for one in cited if one[0] not in numbers} == set()
+
+
+def _fault_of(command: str) -> str | None:
+    """Return the fault of a command line of ``./fleet``; None if its command and options exist."""
+    words, found, name = shlex.split(command)[1:], cast("Any", get_command(app)), "fleet"
+    while words and hasattr(found, "commands") and not words[0].startswith("-"):
+        if words[0] not in found.commands and "show" in found.commands:
+            words = ["show", *words]  # as fleet device ID
+        if words[0] not in found.commands:
+            return f"{name} has no command {words[0]}"
+        name, found = words[0], found.commands[words.pop(0)]
+    if hasattr(found, "commands") or words == ["--help"]:
+        return None
+    context = found.make_context(name, [], resilient_parsing=True)
+    context.resilient_parsing = False
+    try:
+        found.make_parser(context).parse_args(list(words))
+    except Exception as error:  # noqa: BLE001 - the errors of Typer are private
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_command_of_a_document_has_the_options_that_it_is_given(document: Path) -> None:
+    found = [(command, _fault_of(command)) for command in commands_of(document) if command.startswith("./fleet")]
+    assert [one for one in found if one[1]] == []
+
+
+def test_a_command_that_does_not_exist_is_found() -> None:
+    assert "nothing" in (_fault_of("./fleet nothing") or "")
+    assert "--nothing" in (_fault_of("./fleet status --nothing") or "")
+    assert _fault_of("./fleet device ID --json") is None

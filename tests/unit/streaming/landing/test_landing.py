@@ -1,0 +1,200 @@
+"""Landing with several bridges: killed anywhere it goes on, whatever lies in a segment, and however much surfaces late."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from fleetpulse.core.rows import BRIDGE
+from fleetpulse.core.tables import MESSAGES, QUARANTINE
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.ingest.leases import Lease, read_lease, write_lease
+from fleetpulse.io.ingest.segments import SegmentRow
+from fleetpulse.io.mqtt.address import BrokerAddress
+from fleetpulse.io.mqtt.subscriber import Arrived
+from fleetpulse.io.tables import tables
+from streaming.bridge.bridge import Bridge, BridgeSettings
+from streaming.landing import landing as landing_module
+from streaming.landing.landing import Landing
+from tests.support.homes.landing import TOPIC, beat, heartbeats, land_all, landed, now_ms, write
+from tests.support.refusals import refused
+from tests.support.sequencers import Broker
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def home(home: Home) -> Home:
+    """A home with the bridges ``bridge-1`` and ``north``."""
+    home.divide({"north": ["oslo"]})
+    home.segments_of("north").mkdir(parents=True)
+    return home
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many rows a commit takes."""
+    monkeypatch.setattr(landing_module, "MAX_ROWS", 20)
+    return 20
+
+
+def test_killed_before_it_has_tidied_it_goes_on(home: Home, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    begin_ms = now_ms() - 100_000
+    write(home, "bridge-1", 1, [SegmentRow(begin_ms - 1, "fleet/_/bridge-1/tick", b'{"bridge":"bridge-1"}', "bridge")])
+    for number in range(1, 21):
+        write(home, "north", number, heartbeats(begin_ms + number * 1_000, 3 if number == 1 else 5))
+    with monkeypatch.context() as patched:
+        patched.setattr(landing_module, "tidy", killed)
+        for _ in range(2):  # lives
+            beat(home)
+            with pytest.raises(KeyboardInterrupt):
+                Landing(home).step()
+    assert 1 < landed(home) < 99
+    land_all(home)
+    assert landed(home) == 99, "with the tick"
+
+
+def test_what_another_landing_commits_while_one_begins_ends_that_one(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A straggler, whose run was killed, commits once more, just when the next one has looked how far the tables are."""
+    write(home, "bridge-1", 1, heartbeats(now_ms() - 1_000, 3))
+    straggler, looked = Landing(home), landing_module.places_of
+
+    def places_of(*asked: Any) -> dict[str, int]:
+        found = looked(*asked)
+        monkeypatch.setattr(landing_module, "places_of", looked)
+        beat(home)
+        assert straggler.step()
+        return found
+
+    monkeypatch.setattr(landing_module, "places_of", places_of)
+    beginning = Landing(home)
+    beat(home)
+    with refused("appender-superseded"):
+        beginning.step()
+    assert landed(home) == 3
+
+
+def test_more_rows_than_a_commit_takes_surface_behind_what_has_landed(home: Home, small: int) -> None:
+    begin_ms = now_ms() - 100_000
+    write(home, "bridge-1", 1, [SegmentRow(begin_ms, "fleet/_/bridge-1/tick", b'{"bridge":"bridge-1"}', "bridge")])
+    land_all(home)
+    for number in range(1, 6):
+        write(home, "north", number, heartbeats(begin_ms - 50_000 + number * 1_000, 3 * small))
+    land_all(home)
+    rows = tables.query(
+        home,
+        "SELECT epoch_ms(received_at) AS at, epoch_ms(stamped_at) AS stamped FROM messages WHERE bridge = 'north' ORDER BY 1, 2",
+        tables=["messages"],
+    )
+    assert len(rows) == 15 * small
+    assert [row["stamped"] for row in rows] == sorted(row["stamped"] for row in rows), "their order stays"
+    assert begin_ms < rows[0]["at"] <= rows[-1]["at"] <= begin_ms + 30
+
+
+@pytest.mark.parametrize("payload", [b"garbage", b"[]", b"\xff", b"[" * 5_000, b'{"op":"open"}'])
+@pytest.mark.parametrize("origin", ["mqtt", "replay", "command"])
+def test_a_gap_that_is_none_of_ours_stops_nobody(home: Home, payload: bytes, origin: str) -> None:
+    begin_ms = now_ms() - 100_000
+    write(home, "north", 1, [SegmentRow(begin_ms, "fleet/_/north/gap", payload, origin), *heartbeats(begin_ms + 1, 1)])
+    write(home, "bridge-1", 1, heartbeats(begin_ms, 1))
+    land_all(home)
+    found = tables.query(home, "SELECT count(*) AS rows FROM quarantine", tables=[QUARANTINE.name])[0]["rows"]
+    assert landed(home) + found == 3
+    assert landed(home) >= 2
+
+
+def test_history_is_promised_as_far_as_it_has_come(home: Home) -> None:
+    """A home that has been lived in: its bridge promised something long ago, and plays a recording of this morning."""
+    long_ago_ms, first_ms = now_ms() - 86_400_000, now_ms() - 3_600_000
+    write(home, "bridge-1", 1, [SegmentRow(long_ago_ms, "fleet/_/bridge-1/tick", b'{"bridge":"bridge-1"}', "bridge")])
+    write_lease(home.segments_of("bridge-1"), Lease(long_ago_ms + 5, long_ago_ms + 5, (), stopped=True))
+    bridge = Bridge(
+        BridgeSettings(
+            home.segments,
+            home.commands,
+            home.run("bridge"),
+            BrokerAddress("127.0.0.1", 1),
+            "session",
+            "secret",
+            replay=True,
+            live_after_replay=False,
+            others={"north": home.segments_of("north")},
+        )
+    )
+    broker = Broker()
+    for line in range(5):
+        bridge.intake.arrived(broker.line(line, first_ms + line // 2), now_ms())
+    assert bridge.flush()
+    lease = read_lease(home.segments)
+    assert lease is not None and lease.through_ms == first_ms + 1, "the next line may share the instant of the last"
+    bridge.intake.arrived(broker.line(5, end=True), now_ms())
+    assert bridge.flush()
+    bridge.flush()
+    landing = Landing(home)
+    for _ in range(10):
+        landing.step()
+    assert (
+        tables.query(home, "SELECT count(*) AS rows FROM messages WHERE origin = 'replay'", tables=[MESSAGES.name])[0]["rows"]
+        == 5
+    )
+
+
+def test_a_recorded_line_may_have_the_topic_of_a_recording(home: Home) -> None:
+    begin_ms = now_ms() - 1_000
+    rows = [
+        SegmentRow(begin_ms, "replay/other", b"{}", "replay", recording="r", line=0),
+        SegmentRow(begin_ms, "replay/r", b"", "replay", recording="r", line=1),
+    ]
+    write(home, "bridge-1", 1, rows)
+    write(home, "north", 1, heartbeats(begin_ms, 1))
+    land_all(home)
+    refused = tables.query(home, "SELECT topic, reason FROM quarantine", tables=[QUARANTINE.name])
+    assert refused == [{"topic": "replay/other", "reason": "topic"}]
+
+
+def test_a_canary_with_half_a_character_is_a_message_as_any(home: Home) -> None:
+    bridge = Bridge(BridgeSettings(home.segments, home.commands, home.run("bridge"), BrokerAddress("127.0.0.1", 1), "s", "r"))
+    bridge.intake.go_live(now_ms())
+    bridge.intake.arrived(
+        Arrived(bridge.intake.canary_topic, json.dumps({"nonce": "a-\ud800"}).encode(), False, (1, 1)), now_ms()
+    )
+    assert len(bridge.intake.waiting) == 1
+
+
+def test_landing_goes_on_when_its_table_has_got_a_property_or_was_joined_beside_it(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    landing, path = Landing(home), str(home.table(MESSAGES.name))
+    beside = [
+        lambda: DeltaTable(path).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"}),
+        lambda: DeltaTable(path).optimize.compact(target_size=1 << 27),
+        lambda: DeltaTable(path).create_checkpoint(),
+    ]
+    for number, change in enumerate(beside, 1):
+        write(home, BRIDGE, number, heartbeats(number * 1_000, 5))
+        assert landing.step() == 1
+        change()
+    write(home, BRIDGE, 4, heartbeats(4_000, 5))
+    assert landing.step() == 1
+    assert (landed(home), Landing(home).places) == (20, landing.places)
+
+
+def test_a_recorded_gap_that_does_not_say_how_far_we_were_is_told_by_the_row_before_it(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    gap = "fleet/_/bridge-1/gap"
+    said = [{}, {"after": 7}, {"after": 99_000}]  # the second names a row of the home that it was recorded in
+    opened = [json.dumps({"op": "open", "from": 5000, **one}).encode() for one in said]
+    opened += [b'{"op":"close","until":5000}', b"{"]
+    rows = [SegmentRow(9_000, TOPIC, b"{}", "mqtt")]
+    rows += [SegmentRow(10_000 + at, gap, payload, "replay", "r", at) for at, payload in enumerate(opened)]
+    write(home, BRIDGE, 1, rows)
+    assert Landing(home).step() == 1
+    found = tables.query(home, "SELECT body FROM messages WHERE kind = 'gap' ORDER BY received_at", tables=["messages"])
+    bodies = [json.loads(one["body"]) for one in found]
+    assert [one.get("after") for one in bodies] == [9_000, 10_000, 99_000, None]

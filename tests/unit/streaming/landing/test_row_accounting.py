@@ -1,0 +1,281 @@
+"""What landing takes from the segments is in bronze or in quarantine: it is counted, and a look finds what is missing."""
+
+import time
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from batch.quality.derived_tables import DerivedTables
+from batch.quality.run import FAILED, PASSED, SKIPPED, Finding, run
+from fleetpulse.core.replay import Deployment, replay
+from fleetpulse.core.tables import MESSAGES, QUARANTINE, Table
+from fleetpulse.io.home.home import Home
+from fleetpulse.io.ingest.segments import SegmentRow
+from fleetpulse.io.quality.suite_inputs import opened
+from fleetpulse.io.tables import tables as delta
+from fleetpulse.io.tables.row_accounting import IngestCounters, read_counters
+from streaming.landing import landing as landing_module
+from streaming.landing.landing import Landing
+from tests.support.homes.landing import heartbeats, land_all, landed, write
+from tests.support.homes.maintained import DAY_MS, DAYS, KEEP, four_days, run_maintain
+from tests.support.homes.quality import NAMED, eventful, judged_home, state_rows
+
+pytestmark = [
+    pytest.mark.unit,
+    pytest.mark.timeout(600),  # the library alone takes seconds to import
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # that library's own
+]
+BRIDGE = "bridge-1"
+DEPLOYMENT = Deployment(30_000, 20_000)
+BEGIN_MS = 1_700_000_000_000
+REFUSED = 2  # of a segment as `mixed` makes them
+
+
+def mixed(number: int) -> list[SegmentRow]:
+    """Return six rows: three signals, two that are refused, and the line after a recording's last."""
+    at_ms = BEGIN_MS + 1_000 * number
+    return [
+        *heartbeats(at_ms, 3),
+        SegmentRow(at_ms + 3, "fleet/oslo/d/heartbeat", b"{", "mqtt"),
+        SegmentRow(at_ms + 4, "replay/other", b"{}", "replay", f"r{number}", 0),
+        SegmentRow(at_ms + 5, f"replay/r{number}", b"", "replay", f"r{number}", 1),
+    ]
+
+
+def counted(home: Home) -> IngestCounters | None:
+    return read_counters(DeltaTable(str(home.table(MESSAGES.name))))
+
+
+def quarantined(home: Home) -> int:
+    return delta.query(home, "SELECT count(*) AS rows FROM quarantine", tables=[QUARANTINE.name])[0]["rows"]
+
+
+def killed_before(table: str, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Land a step in a life that ends before its commit to a table."""
+    append = delta.append_of
+
+    def append_or_die(its: Home, to: object, *more: object) -> None:
+        if getattr(to, "name", "") == table:
+            raise KeyboardInterrupt
+        append(its, to, *more)  # pyright: ignore[reportArgumentType]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(landing_module.tables, "append_of", append_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            Landing(home).step()
+
+
+def findings(home: Home) -> dict[str, Finding]:
+    """Return what a look says of conservation."""
+    [looked] = run(home, ["conservation"]).looked
+    return {one.expectation: one for one in looked.findings}
+
+
+def raised(home: Home) -> list[str]:
+    return sorted(name for name, one in findings(home).items() if one.outcome == FAILED)
+
+
+def why_skipped(home: Home) -> str:
+    found = findings(home).values()
+    assert {one.outcome for one in found} == {SKIPPED}
+    return {one.why for one in found}.pop()
+
+
+# ---- how landing counts
+
+
+def test_what_is_taken_is_a_message_or_refused_and_the_line_after_a_recordings_last_is_neither(home: Home) -> None:
+    write(home, BRIDGE, 1, mixed(1))
+    Landing(home).step()
+    assert counted(home) == IngestCounters(5, REFUSED)
+    assert (landed(home), quarantined(home)) == (3, REFUSED)
+
+
+def test_who_starts_again_counts_on(home: Home) -> None:
+    for number in range(1, 4):
+        write(home, BRIDGE, number, mixed(number))
+        Landing(home).step()
+    life = Landing(home)
+    assert life.step() == 0
+    write(home, BRIDGE, 4, mixed(4))
+    assert life.step() == 1
+    assert counted(home) == life.counted == IngestCounters(20, 4 * REFUSED)
+    assert raised(home) == []
+
+
+@pytest.mark.parametrize("table", [QUARANTINE.name, MESSAGES.name])
+def test_rows_are_counted_once_wherever_it_is_killed(home: Home, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(home, BRIDGE, 1, mixed(1))
+    Landing(home).step()
+    write(home, BRIDGE, 2, mixed(2))
+    for _ in range(2):  # lives
+        killed_before(table, home, monkeypatch)
+    assert counted(home) == IngestCounters(5, REFUSED)
+    assert quarantined(home) == (2 * REFUSED if table == MESSAGES.name else REFUSED)
+    assert raised(home) == [], "quarantine may be a step ahead"
+    write(home, BRIDGE, 3, mixed(3))
+    land_all(home)
+    assert counted(home) == IngestCounters(15, 3 * REFUSED)
+    assert raised(home) == []
+
+
+def test_the_rows_of_several_bridges_are_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare(None)
+    home.divide({"north": ["oslo"]})
+    home.segments_of("north").mkdir(parents=True)
+    monkeypatch.setattr(landing_module, "MAX_ROWS", 4)  # so that a segment lands in parts
+    now_ms = time.time_ns() // 1_000_000
+    for number in range(1, 4):
+        write(home, BRIDGE, number, [row._replace(received_at_ms=now_ms - 9_000 + 10 * number) for row in mixed(number)])
+        behind = [row._replace(received_at_ms=row.received_at_ms - BEGIN_MS + now_ms - 80_000) for row in mixed(number)]
+        write(home, "north", number, behind)  # it surfaces behind what has landed
+        land_all(home)
+    assert counted(home) == IngestCounters(30, 6 * REFUSED)
+    assert (landed(home), quarantined(home), raised(home)) == (18, 6 * REFUSED, [])
+
+
+def test_a_home_that_is_older_than_the_numbers_begins_with_what_its_tables_hold(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(IngestCounters, "numbers", lambda _: {})
+        write(home, BRIDGE, 1, mixed(1))
+        Landing(home).step()
+        write(home, BRIDGE, 2, mixed(2))
+        killed_before(MESSAGES.name, home, monkeypatch)  # quarantine is ahead, and not yet counted
+        assert counted(home) is None
+        assert why_skipped(home).startswith("bronze has no count of the rows taken")
+    assert (landed(home), quarantined(home)) == (3, 2 * REFUSED)
+    Landing(home).step()
+    assert counted(home) == IngestCounters(10, 2 * REFUSED)
+    assert raised(home) == []
+
+
+# ---- what a look says of it
+
+
+def test_a_message_lost_without_a_trace_in_any_verdict_is_missed_by_conservation_alone(tmp_path: Path) -> None:
+    history = eventful(5)
+    said, state = replay(history, DEPLOYMENT), state_rows(history, DEPLOYMENT)
+
+    def is_in_no_verdict(place: int) -> bool:
+        without = history[:place] + history[place + 1 :]
+        return replay(without, DEPLOYMENT) == said and state_rows(without, DEPLOYMENT).equals(state)
+
+    lost = next(place for place in range(1, len(history) - 1) if is_in_no_verdict(place))
+    home = judged_home(tmp_path / "home", history[:lost] + history[lost + 1 :], DEPLOYMENT, said)
+    all_of_it = IngestCounters(len(history) + 1, 1)
+    delta.append_of(home, MESSAGES, delta.from_columns(MESSAGES, {}, 0), all_of_it.numbers())
+    report = run(home)
+    assert [(one.suite, one.expectation) for one in report.findings() if one.outcome != "passed"] == [
+        ("conservation", "no message is lost")
+    ]
+    [found] = report.shut()
+    assert found.sentence() == f'suite "conservation": 1 row fails "no message is lost", first: taken {all_of_it.taken}'
+    says = {"quarantined": 1, "in_messages": len(history) - 1, "removed_messages": 0, "in_quarantine": 1, "removed_quarantine": 0}
+    assert [one for _, one in found.examples] == [says]
+
+
+def test_a_lost_file_of_quarantine_and_rows_of_another_writer_are_found(home: Home) -> None:
+    write(home, BRIDGE, 1, mixed(1))
+    Landing(home).step()
+    DeltaTable(str(home.table(QUARANTINE.name))).delete("reason = 'json'")
+    assert raised(home) == ["none is lost from quarantine"]
+    delta.append(home, MESSAGES, delta.to_table(MESSAGES, [{"received_at_ms": BEGIN_MS}]), "another", 1)
+    assert raised(home) == ["no message is made up", "none is lost from quarantine"]
+
+
+def test_what_lands_while_somebody_looks_is_not_held_against_anybody(home: Home) -> None:
+    write(home, BRIDGE, 1, mixed(1))
+    Landing(home).step()
+    suite = NAMED["conservation"]
+    with opened(home) as tables:
+        write(home, BRIDGE, 2, mixed(2))
+        Landing(home).step()
+        worked = DerivedTables(home, tables, None, None)
+        worked.make(suite)
+        [row] = tables.arrow(suite.rows).to_pylist()
+    assert (row["taken"], row["in_messages"], row["in_quarantine"]) == (5, 3, REFUSED)
+
+
+def test_joined_files_are_no_fewer_rows_and_what_retention_removes_is_counted(tmp_path: Path) -> None:
+    home = four_days(tmp_path / "home")
+    all_of_it = IngestCounters(landed(home), 0)
+    delta.append_of(home, MESSAGES, delta.from_columns(MESSAGES, {}, 0), all_of_it.numbers())
+    assert [step.did for step in run_maintain(home)].count("join") == DAYS
+    assert {one.outcome for one in findings(home).values()} == {PASSED}
+    for days in (2, 1):  # the second removes beside what the first left
+        assert [step.did for step in run_maintain(home, replace(KEEP, messages_ms=days * DAY_MS))].count("remove") == 1
+        assert {one.outcome for one in findings(home).values()} == {PASSED}
+    assert 0 < landed(home) < all_of_it.taken
+    assert counted(home) == all_of_it
+    DeltaTable(str(home.table(MESSAGES.name))).delete("kind = 'policy'")
+    assert raised(home) == ["no message is lost"]
+
+
+def test_what_retention_removes_from_quarantine_is_counted(home: Home) -> None:
+    for number in (1, 2):
+        write(
+            home, BRIDGE, number, [row._replace(received_at_ms=row.received_at_ms + number * 3 * DAY_MS) for row in mixed(number)]
+        )
+        Landing(home).step()
+    steps = run_maintain(home, replace(KEEP, quarantine_ms=DAY_MS))
+    assert [(step.table, step.rows) for step in steps if step.did == "remove"] == [(QUARANTINE.name, REFUSED)]
+    assert (quarantined(home), raised(home)) == (REFUSED, [])
+    DeltaTable(str(home.table(QUARANTINE.name))).delete("reason = 'json'")
+    assert raised(home) == ["none is lost from quarantine"]
+
+
+def test_a_home_that_begins_to_count_behind_its_first_retention_begins_with_what_is_left(tmp_path: Path) -> None:
+    home = four_days(tmp_path / "home")
+    run_maintain(home, replace(KEEP, messages_ms=DAY_MS))
+    left = landed(home)
+    assert left < Landing(home).counted.taken
+    write(home, BRIDGE, 1, [row._replace(received_at_ms=row.received_at_ms + 99 * DAY_MS) for row in mixed(1)])
+    Landing(home).step()
+    assert landed(home) == left + 3
+    assert {one.outcome for one in findings(home).values()} == {PASSED}
+
+
+def test_what_lands_between_the_openings_of_two_tables_is_not_held_against_anybody(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(home, BRIDGE, 1, mixed(1))
+    Landing(home).step()
+    open_now = delta.newest
+    numbers = count(2)
+
+    def land_and_open(its: Home, table: Table) -> DeltaTable | None:
+        with monkeypatch.context() as patched:
+            patched.setattr(delta, "newest", open_now)
+            write(its, BRIDGE, number := next(numbers), mixed(number))
+            Landing(its).step()
+        return open_now(its, table)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(delta, "newest", land_and_open)
+        with opened(home) as tables:
+            DerivedTables(home, tables, None, None).make(NAMED["conservation"])
+            [row] = tables.arrow(NAMED["conservation"].rows).to_pylist()
+    assert row["taken"] > 10
+    assert [row[name] for name in row if name.startswith("no")] == [True] * 3
+
+
+def test_retention_while_somebody_looks_is_not_held_against_anybody(tmp_path: Path) -> None:
+    home = four_days(tmp_path / "home")
+    delta.append_of(home, MESSAGES, delta.from_columns(MESSAGES, {}, 0), IngestCounters(landed(home), 0).numbers())
+    suite = NAMED["conservation"]
+    with opened(home) as tables:
+        worked = DerivedTables(home, tables, None, None)
+        assert worked.why_not(suite) == ""
+        steps = run_maintain(home, replace(KEEP, messages_ms=DAY_MS, replaced_ms=DAY_MS))
+        assert [step.did for step in steps].count("remove") == 1
+        worked.make(suite)
+        [row] = tables.arrow(suite.rows).to_pylist()
+        assert worked.why_no_more(suite) == ""
+    assert row["taken"] == row["in_messages"] > landed(home)
+    assert [row[name] for name in row if name.startswith("no")] == [True] * 3
